@@ -174,7 +174,8 @@ class TcpStore:
                 await self._process.answer_to(late.number, self._read_timeout_s - silence_s)
         except Refusal as refusal:
             if _NOT_UNDERSTOOD in str(refusal):
-                raise self._no_store(str(refusal)) from None
+                words = await first_words(self.endpoint)
+                raise self._no_store(f"it says {words}" if words else str(refusal)) from None
             raise RendezvousConnectionError(
                 f"the rendezvous endpoint {self.endpoint} closed the connection: {refusal}"
             ) from None
