@@ -191,7 +191,10 @@ def test_a_node_that_stays_unfit_leaves_with_the_code_for_another_try(launch: La
 
 WORKER = """
 say("round", os.environ["GROUP_WORLD_SIZE"])
+open("../said-" + os.environ["RANK"], "w").close()
 if os.path.exists("sick"):
+    while not all(os.path.exists(f"../said-{rank}") for rank in range(3)):
+        time.sleep(0.01)
     os.rename("sick", "unfit")
     raise ValueError("bad memory")
 while not os.path.exists("../end"):
