@@ -109,8 +109,16 @@ async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(n
     node.group.generation, node.group.assigned.round = 2, 2  # its workers have no pages yet
     await anyio.sleep(0.05)
     assert node.pages.phase == NONE
-    node.begin()
+    node.group.phase, node.group.exits.alive = Phase.SPAWNING, set()
+    words = node.begin()
+    await anyio.sleep(0.05)
+    assert not node.said, "none of them has saved: they are being started"
+    node.group.phase, node.group.exits.alive = Phase.RUNNING, {0}
     await node.until(lambda: (node.pages.phase, node.pages.save_at) == (SAVE, 1))
+    assert not node.said
+    words[SAVED_AT] = 1
+    await node.until(lambda: node.said)
+    assert node.said == [r.Saved("n1", 5)]
 
 
 async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_not(node: Node) -> None:

@@ -131,8 +131,9 @@ class Notices:
         return 0 if self._group.assigned is None else self._group.assigned.round
 
     def _is_in(self, round_: int) -> bool:
-        """Whether the pages are those of the workers of that round."""
-        return self._round == round_ and self._pages.generation == self._group.generation
+        """Whether the workers of that round have begun, and the pages are theirs."""
+        is_its = self._round == round_ and self._pages.generation == self._group.generation
+        return is_its and self._group.phase is not Phase.SPAWNING
 
     async def _settled(self) -> dict[int, int]:
         """How far the ranks are, once that changes no more: none goes beyond its next call."""
