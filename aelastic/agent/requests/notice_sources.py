@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 # What the clouds give at the least: Google 30 s; AWS 120 s, Azure 30 s.
 DEADLINE_S = 30.0
 FILE_INTERVAL_S = 1.0
+WRITTEN_S = 0.1  # after it was made
 TEXT_BYTES_MAX = 4096
 # A program that ends is started again, later each time, until it has run for as long.
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 60.0
@@ -65,6 +66,9 @@ class NoticeSources:
         before: str | None = None
         while True:
             text = _read(path)
+            if text == "" != before:
+                await anyio.sleep(WRITTEN_S)  # who makes it may be about to write it
+                text = _read(path)
             if text != before:
                 said = Asked(None) if text is None else said_by(text) or Asked(DEADLINE_S)
                 if text is not None and text.strip() and said_by(text) is None:
