@@ -190,8 +190,9 @@ class Job:
         """Waits until so many lines begin so, and gives their words."""
 
         def found() -> list[str]:
+            has_ended = self.process.poll() is not None  # then all is there that comes
             lines = [line for line in self.lines if line.startswith(beginning)]
-            if len(lines) < count and self.process.poll() is not None:
+            if len(lines) < count and has_ended:
                 pytest.fail(f"the job ended (code {self.process.returncode}) without {beginning!r}:\n{self.story}")
             return lines if len(lines) >= count else []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import threading
 import time
@@ -51,8 +52,9 @@ def test_an_endpoint_without_a_server_is_named_while_we_wait_and_in_the_end(laun
         agents = [one.start(), other.start()]
         for agent in agents:
             assert agent.wait() == EXIT_FAILURE
-            assert agent.has_said(rf"looking for the coordinator \(10 s\): .*{nowhere}.*refused"), agent.story
-            assert "no coordinator for 11 s: " in error_of(agent)
+            # A busy machine may be half a second late.
+            assert agent.has_said(rf"looking for the coordinator \(1[01] s\): .*{nowhere}.*refused"), agent.story
+            assert re.search(r"no coordinator for 1\d s: ", error_of(agent))
             assert nowhere in error_of(agent)
 
 
@@ -208,11 +210,12 @@ def stream_port(agent: Agent) -> int:
 
     def coordinates(port: int) -> bool:
         try:
-            return bool(answer_to(port, OLD_HELLO, 1.0))
+            return bool(answer_to(port, OLD_HELLO))
         except OSError:
-            return False  # it is the store's
+            return False
 
-    (port,) = filter(coordinates, agent.ports())
+    # The workers' store, where nobody answers yet, is not asked.
+    (port,) = filter(coordinates, agent.ports() - {agent.starts[-1].master_port})
     return port
 
 

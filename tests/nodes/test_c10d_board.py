@@ -70,11 +70,15 @@ async def until_ready(board: Board) -> None:
 
 
 def descriptors() -> set[str]:
-    return {f"{fd} {os.readlink(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+    found = ((fd, _what_is(fd)) for fd in os.listdir("/proc/self/fd"))
+    return {f"{fd} {what}" for fd, what in found if what and "/proc/" not in what}
 
 
-def _is_open(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}") and "/proc/" not in os.readlink(f"/proc/self/fd/{fd}")
+def _what_is(fd: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except FileNotFoundError:
+        return ""  # closed meanwhile
 
 
 class World:
@@ -118,9 +122,21 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The times after which something is given up, short."""
-    monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
+    """The time after which a silent store is looked at, short."""
     monkeypatch.setattr(tcp_store, "SILENCE_S", 1.5)
+
+
+@pytest.fixture
+def hurry_at_silence(hurry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that says nothing is given up soon, too; to connect takes as long as it takes."""
+    first_words = endpoints.first_words
+
+    async def look(endpoint: Endpoint) -> str:
+        with monkeypatch.context() as patch:
+            patch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+            return await first_words(endpoint)
+
+    monkeypatch.setattr(tcp_store, "first_words", look)
 
 
 @contextmanager
@@ -432,19 +448,16 @@ async def test_a_web_server_at_the_endpoint_is_no_store(world: World) -> None:
             await board.open()
 
 
-@pytest.mark.usefixtures("hurry")
-async def test_a_server_that_hangs_up_may_be_a_store_that_starts(world: World) -> None:
+async def test_a_server_that_hangs_up_may_be_a_store_that_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
     with answering(b"") as port:
         board = world.c10d(f"127.0.0.1:{port}")
         with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} closed the connection"):
             await board.open()
 
 
-@pytest.mark.usefixtures("hurry")
-async def test_silence_is_told_and_is_no_store_in_the_end(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+@pytest.mark.usefixtures("hurry_at_silence")
+async def test_silence_is_told_and_is_no_store_in_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with silent() as sock:
         port = sock.getsockname()[1]
         board = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
@@ -457,15 +470,14 @@ async def test_silence_is_told_and_is_no_store_in_the_end(
         assert f"127.0.0.1:{port} accepts connections, but has not answered as a TCPStore" in caplog.text
 
 
-@pytest.mark.usefixtures("hurry")
+@pytest.mark.usefixtures("hurry_at_silence")
 async def test_a_store_that_takes_its_time_to_start_is_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
     with silent() as sock:
         board = world.c10d(f"127.0.0.1:{sock.getsockname()[1]}")
         looked = anyio.Event()
-        first_words = endpoints.first_words
+        first_words = tcp_store.first_words  # type: ignore[attr-defined]
 
         async def look(endpoint: Endpoint) -> str:
             words = await first_words(endpoint)
@@ -699,9 +711,8 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
 
 
 @pytest.mark.cold
-@pytest.mark.usefixtures("hurry")
+@pytest.mark.usefixtures("hurry_at_silence")
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.5)
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
     record = await server.campaign(A, None, 0)

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import time
+from typing import Any
 
 import pytest
 from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
@@ -221,13 +222,16 @@ def test_a_node_that_has_finished_waits_no_longer_than_the_exit_barrier(
 
 # Waiting in vain.
 
+# In an agent: what is waited for is said well before it is given up.
+TELLS_OFTEN = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 3.0\n"
+
 
 def test_too_few_nodes_learn_which_came_and_exit_with_the_code_for_trying_again(
     launch: Launcher, etcds: EtcdServers
 ) -> None:
     etcd = Meeting("etcd-v3", etcds.of("distro").endpoint)
-    conf = {"join_timeout": 11}
-    with team_of(launch, c10d(), "3", conf=conf) as one, team_of(launch, etcd, "3", conf=conf) as other:
+    more: dict[str, Any] = {"conf": {"join_timeout": 11}, "wrapper": TELLS_OFTEN}
+    with team_of(launch, c10d(), "3", **more) as one, team_of(launch, etcd, "3", **more) as other:
         agents = [*one.start_many(2), *other.start_many(2)]
         host = socket.gethostname()
         for agent in agents:

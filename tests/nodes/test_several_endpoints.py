@@ -57,10 +57,21 @@ def test_a_job_begins_and_is_found_while_one_host_is_away(launch: Launcher) -> N
         job.finish(round_)
 
 
+# Agents whose time begins when the process that serves endpoints is there.
+READY = """
+from aelastic.rdzv.agent_link import AgentLink
+begin = AgentLink._begin
+async def begin_when_ready(self, tasks):
+    await self._board._template._process.make_ready()
+    await begin(self, tasks)
+AgentLink._begin = begin_when_ready
+"""
+
+
 def test_without_a_majority_the_endpoints_that_are_missing_are_named(launch: Launcher) -> None:
     names = endpoints()
     with team_of(launch, Meeting("c10d", ",".join(names)), "3", conf=CONF | {"join_timeout": 4}) as job:
-        agent = job.start()
+        agent = job.start(wrapper=READY)
         assert agent.wait() == EXIT_FAILURE
         missing = [said for name in names if (said := f"{name} (connection refused)") in agent.stderr]
         assert len(missing) == 2, "it serves one of them, the first that it can"

@@ -85,8 +85,8 @@ import socket
 for _ in range(20):
     socket.create_connection((host, port), timeout=10).close()
 import threading
-threading.Timer(0.2, lambda: open("connected", "w").close()).start()
 assert not os.path.exists("connected")
+threading.Timer(0.2, lambda: open("connected", "w").close()).start()
 store = connect()
 store.set("key", "value")
 say("got", store.get("key").decode())
@@ -211,8 +211,15 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
     """
     (launch.folder / "job" / "torch" / "lib").mkdir(parents=True)
     (launch.folder / "job" / "torch" / "lib" / "libtorch_cpu.so").touch()
-    job = launch("wait_for('go')\nopen('torch/lib/libtorch_cpu.so').close()\nwait_for('over')\n", wrapper=elsewhere)
-    job.go()
+    # Again and again: the agent may begin to watch the file after the first worker has come here.
+    job = launch(
+        """
+        while not os.path.exists("over"):
+            open("torch/lib/libtorch_cpu.so").close()
+            time.sleep(0.01)
+        """,
+        wrapper=elsewhere,
+    )
     wait_for("a store", lambda: servers(job))
     (job.folder / "over").touch()
     assert job.wait() == 0, job.story
@@ -458,11 +465,12 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(loop: str, tmp
 
 @on_each_loop
 def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher, loop: str) -> None:
+    port = str(quiet_port())  # which the kernel gives to nothing else between the first job and the third
     first = launch(
-        "say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", "0", loop=loop, name="a"
+        "say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", port, loop=loop, name="a"
     )
     (line,) = first.wait_line("port")
-    port = line.split()[1]
+    assert line == f"port {port}"
     second = launch("say('started')", "--master-port", port, loop=loop, name="b")
     assert second.wait() == 2, second.story
     assert re.search(rf"port {port} .*in use", second.stderr) and not second.lines

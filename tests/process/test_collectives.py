@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kit.launching import Launcher
+from kit.launching import DEADLINE_S, Launcher
 
 from aelastic.stacks.collectives import FlightRecorder, ras_line
 
@@ -24,14 +25,19 @@ def watch():
     while True:
         try:
             if os.read(pipe, 100):
-                with open(f"{file}{rank}", "w") as dump:
+                with open(f"written_{rank}", "w") as dump:
                     dump.write("recorded")
+                os.rename(f"written_{rank}", f"{file}{rank}")
                 return
         except BlockingIOError:
             pass
         time.sleep(0.1)
 threading.Thread(target=watch).start()
-time.sleep(0 if restart else 600)
+if restart == 0:
+    open(f"up_{rank}", "w").close()
+    wait_for(f"up_{1 - rank}")
+    open(f"hangs_{os.getpid()}", "w").close()
+    time.sleep(600)
 os._exit(0)
 """
 SHOWS = """
@@ -39,10 +45,23 @@ names = ("TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_IN
 say(*(os.environ.get(name, "none") for name in names))
 """
 HANGS = ("--hang-timeout=1", "--hang-signals=output")
+# In an agent: a worker hangs that says so.  Until then it may be starting, which a busy machine is slow to do.
+ONLY_WHO_SAYS_SO = """
+import os, time
+from aelastic.hangs import activity
+sizes_of = activity.sizes_of
+
+def sizes_that_grow(places):
+    hang = {rank for rank, place in places.items() if os.path.exists(f"hangs_{place.pid}")}
+    return {rank: size if rank in hang else time.monotonic_ns() for rank, size in sizes_of(places).items()}
+
+activity.sizes_of = sizes_that_grow
+"""
 
 
 def test_the_flight_recorders_of_all_ranks_are_fired_and_their_files_named(launch: Launcher, tmp_path: Path) -> None:
-    job = launch(RECORDS, *HANGS, "--nproc-per-node=2", "--max-restarts=1", f"--log-dir={tmp_path}/logs")
+    options = ("--nproc-per-node=2", "--max-restarts=1", f"--log-dir={tmp_path}/logs")
+    job = launch(RECORDS, *HANGS, *options, wrapper=ONLY_WHO_SAYS_SO)
     assert job.wait() == 0, job.story
     (folder,) = (tmp_path / "logs" / "latest").resolve().glob("flight_recorder_0")
     assert f"flight recorder: {folder} (2 files)" in job.stderr
@@ -68,10 +87,14 @@ async def test_a_rank_that_does_not_write_is_not_waited_for_long(
 ) -> None:
     import os
 
-    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 0.1)
+    async def run_at_once(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+        return function(*args)  # a thread may begin too late
+
     recorder = FlightRecorder()
     assert await recorder.line() == ""
     await recorder.begin(tmp_path / "fr", {0: {}})
+    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 0.1)
+    monkeypatch.setattr("aelastic.stacks.collectives.run_sync", run_at_once)
     assert await recorder.line() == ""
     os.mkfifo(tmp_path / "fr" / "rank_0.pipe")
     pipe = os.open(tmp_path / "fr" / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -131,7 +154,7 @@ def ras(request: pytest.FixtureRequest) -> Iterator[Ras]:
 
 
 async def test_ras_is_asked_once_and_what_came_in_time_counts(ras: Ras, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("aelastic.stacks.collectives.TIMEOUT_S", DEADLINE_S if ras._closes else 1.0)
     assert await ras_line({"NCCL_RAS_ADDR": ras.address}) == LINE
     assert ras.asked == b"VERBOSE STATUS\n"
 
@@ -143,7 +166,9 @@ async def test_where_no_ras_answers_nothing_is_said(env: dict[str, str]) -> None
 
 def test_in_a_hang_what_ras_says_is_logged(launch: Launcher) -> None:
     ras = Ras(ANSWER)
-    job = launch("time.sleep(0 if restart else 600)", *HANGS, "--max-restarts=1", env={"NCCL_RAS_ADDR": ras.address})
+    code = "if restart == 0:\n    open(f'hangs_{os.getpid()}', 'w').close()\n    time.sleep(600)"
+    env = {"NCCL_RAS_ADDR": ras.address}
+    job = launch(code, *HANGS, "--max-restarts=1", env=env, wrapper=ONLY_WHO_SAYS_SO)
     assert job.wait() == 0, job.story
     assert re.search(rf"aelastic: W {re.escape(LINE)}\n", job.stderr)
     ras.close()

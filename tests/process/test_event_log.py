@@ -22,7 +22,7 @@ from typing import Any, get_args
 import anyio
 import pytest
 from kit.agents import FAIL, FINISH, c10d, team_of
-from kit.launching import Launcher, wait_for
+from kit.launching import DEADLINE_S, Launcher, wait_for
 from kit.virtual_clock import on_virtual_time
 from shell.test_supervisor_on_virtual_time import FAILS, FOREVER, STUBBORN, SUCCEEDS, FakeBackend, Plan, StoreStandIn
 
@@ -452,6 +452,7 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
             await until("a warning", lambda: said(caplog))
             (disk / "big").unlink()
             await until("what was kept", lambda: len(numbers_so_far(path)) == 9)
+            await until("room for more", lambda: log._writer.settled == 10)
             log.tell(ev.Waited("after"), 0.0)
         records = records_of(path)
         kept = ["run_began", *["waited"] * 9, "records_lost", "waited"]
@@ -521,11 +522,19 @@ def signs_of_life(path: Path) -> list[Json]:
     return events(so_far(path), "alive")
 
 
-async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path) -> None:
+async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_told, append = threading.Event(), aelastic.observe.event_log._append
+
+    def append_when_told(path: Path, lines: bytes) -> int:  # else there may be a sign before the second event
+        is_told.wait(DEADLINE_S)
+        return append(path, lines)
+
+    monkeypatch.setattr("aelastic.observe.event_log._append", append_when_told)
     path = tmp_path / "events.jsonl"
     began = time.monotonic()
     async with logging_to(path, alive_interval_s=0.05) as log:
         log.tell(FORMED, 1000.0)  # the loop's clock may be any
+        is_told.set()
         await until("two signs", lambda: len(signs_of_life(path)) >= 2)
     took_ns = (time.monotonic() - began) * 1e9
     records = records_of(path)
@@ -567,10 +576,11 @@ async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
 
 
 async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -> None:
+    before = threading.enumerate()  # that of a log before this one may be about to end
     log = EventLog(tmp_path / "events.jsonl")
     await log.aclose()
     assert not os.listdir(tmp_path)
-    assert not [thread for thread in threading.enumerate() if thread.name == "event log"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "event log" and thread not in before]
 
 
 async def test_telling_costs_the_loop_next_to_nothing(tmp_path: Path) -> None:

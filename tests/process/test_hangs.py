@@ -14,7 +14,7 @@ import anyio
 import pytest
 from kit.agents import WORKER, c10d, team_of
 from kit.arguments import complaint, invoke
-from kit.launching import Launcher
+from kit.launching import Launcher, wait_for
 from kit.virtual_clock import on_virtual_time
 
 from aelastic import ExpectedOutput, Supervisor, WorkerSpec, WorkerState
@@ -39,6 +39,21 @@ GOES_ON = 2.25 * TIMEOUT_S
 ALL = Rules(hang_timeout_s=60.0, hang_signals=HANG_SIGNALS, stuck_timeout_s=60.0)
 
 
+# In an agent whose workers all hang together: nothing is seen before that.  On a busy machine they begin one after the
+# other, and the first one to be found ends the others.
+TOGETHER = """
+import os
+from aelastic.hangs import activity
+
+class Table(activity.ProcTable):
+    def __call__(self, places, rules):
+        return super().__call__(places, rules) if all(os.path.exists(f"hangs{rank}") for rank in RANKS) else {}
+
+activity.ProcTable = Table
+"""
+HANGS = 'open(f"hangs{rank}", "w").close()\n'
+
+
 # Real workers.
 
 
@@ -46,11 +61,12 @@ def test_only_those_that_hang_are_named_however_they_do(launch: Launcher) -> Non
     job = launch(
         """
         import threading
+        lock = threading.Lock()
+        lock.acquire()
+        open(f"hangs{rank}", "w").close()
         if rank == 1:
             time.sleep(600)
         if rank == 2:
-            lock = threading.Lock()
-            lock.acquire()
             lock.acquire()
         if rank == 3:
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -62,6 +78,7 @@ def test_only_those_that_hang_are_named_however_they_do(launch: Launcher) -> Non
         f"--hang-timeout={TIMEOUT_S}",
         "--shutdown-timeout=1",
         loop="asyncio",
+        wrapper=TOGETHER.replace("RANKS", "range(4)"),
     )
     assert job.wait() == TERM_CODE, job.story
     reason = f"no output, CPU use or IO for {TIMEOUT_S} s"
@@ -102,12 +119,12 @@ def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
     ]
     jobs = [
         launch(
-            code.replace("GOES_ON", str(GOES_ON)),
+            code.replace("GOES_ON", str(600 if exitcode else GOES_ON)),  # who is to be found hangs until then
             f"--hang-timeout={TIMEOUT_S}",
             f"--hang-signals={signs}",
             name=f"job{number}",
         )
-        for number, (code, signs, _, _) in enumerate(table)
+        for number, (code, signs, exitcode, _) in enumerate(table)
     ]
     for job, (code, signs, exitcode, reason) in zip(jobs, table, strict=True):
         assert job.wait() == exitcode, f"{code} with {signs}: {job.story}"
@@ -118,10 +135,11 @@ def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
 
 def test_a_hang_pays_one_restart_and_the_next_attempt_may_succeed(launch: Launcher) -> None:
     job = launch(
-        "time.sleep(0 if restart else 600)",
+        f"{HANGS}time.sleep(0 if restart else 600)",
         "--nproc-per-node=3",
         "--hang-timeout=1",
         "--max-restarts=3",
+        wrapper=TOGETHER.replace("RANKS", "range(3)"),
     )
     assert job.wait() == 0, job.story
     assert job.stderr.count("restarting worker group") == 1
@@ -165,7 +183,8 @@ async def test_a_dry_run_only_tells_once_for_each_hang_and_rank(
 
 
 def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher) -> None:
-    goes_on = PRINTS.replace("GOES_ON", "4.5")
+    goes_on, hangs = (PRINTS.replace("GOES_ON", end) for end in ("4.5", "600"))
+    until_told = 'while not os.path.exists("go"):\n    say("step")\n    time.sleep(0.1)'
     within = r"--expect-output=loss=\d:3"
     bar = 'for _ in range(23):\n    os.write(2, b"\\rloss=1")\n    time.sleep(0.2)'
     table = [
@@ -173,11 +192,13 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
         (bar, [within], 0, ""),
         (bar, [within, "--redirects=3", "--log-dir=logs"], 0, ""),
         (f"if rank == 0:\n    {bar.replace(chr(10), chr(10) + '    ')}", [within, "--nproc-per-node=2", "--expect-output-ranks=0"], 0, ""),
-        (goes_on, [within], TERM_CODE, r"no output that matches 'loss=\d' in its first 3 s"),
-        ("say('loss=1')\n" + goes_on, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\d' for 3 s"),
-        (goes_on, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),
+        (hangs, [within], TERM_CODE, r"no output that matches 'loss=\d' in its first 3 s"),
+        ("say('loss=1')\n" + hangs, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\d' for 3 s"),
+        (until_told, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),
     ]  # fmt: skip
     jobs = [launch(code, *options, name=f"job{number}") for number, (code, options, _, _) in enumerate(table)]
+    wait_for("it is reported", lambda: table[-1][-1] in jobs[-1].stderr)
+    jobs[-1].go()
     for job, (code, options, exitcode, reason) in zip(jobs, table, strict=True):
         assert job.wait() == exitcode, f"{code} with {options}: {job.story}"
         assert reason in job.stderr
@@ -218,21 +239,23 @@ def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped
     assert "rank 0 on" in job.stderr and "is stopped: no " in job.stderr
 
 
-# An agent whose workers look as if they were in uninterruptible sleep.
+# An agent whose workers look as if they were in uninterruptible sleep, once the file is there.
 STUCK = f"""
 import os
 from aelastic.hangs import activity
 from aelastic.hangs.hang_rules import Sample
 
 os.environ["{STUCK_VARIABLE}"] = "1"
-activity.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for rank in places}}
+activity.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for rank in places if os.path.exists("stuck")}}
 """
 
 
 def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(launch: Launcher) -> None:
     with team_of(launch, c10d(), "2", options=("--max-restarts=3",)) as team:
         team.start_many(1)
-        team.start(wrapper=STUCK)
+        stuck = team.start(wrapper=STUCK)
+        team.wait_round(team.agents)
+        (stuck.folder / "stuck").touch()
         for agent in team.agents:
             assert agent.wait() == TERM_CODE, team.story
             assert "in uninterruptible sleep (state D), which no signal ends, for 1 s" in agent.stderr
@@ -243,7 +266,7 @@ def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(lau
 
 def test_as_with_torchrun_the_variable_alone_asks_for_it_and_a_busy_worker_is_not_stuck(launch: Launcher) -> None:
     going = launch(COMPUTES.replace("GOES_ON", "3"), env={STUCK_VARIABLE: "1"}, name="going")
-    stuck = launch("time.sleep(600)", "--max-restarts=5", wrapper=STUCK, name="stuck")
+    stuck = launch("open('stuck', 'w').close()\ntime.sleep(600)", "--max-restarts=5", wrapper=STUCK, name="stuck")
     assert going.wait() == 0, going.story
     assert stuck.wait() == TERM_CODE, stuck.story
     assert "restarting worker group" not in stuck.stderr

@@ -15,6 +15,7 @@ from kit.verbs import verb
 
 from aelastic.agent import health_gate
 from aelastic.agent.health_gate import BUILT_IN, HealthGate, fatal_xid, holder
+from aelastic.host import proc_table
 
 MARK = "NOBODY_HAS_THIS=1"
 FLOOD = "while :; do echo flood; done"
@@ -154,6 +155,8 @@ def test_a_process_that_still_holds_a_device_is_awaited(folder: Path) -> None:
     async def held() -> tuple[str, str]:
         process = await anyio.open_process(["sleep", "600"], env={**os.environ, "HAS": "mark-7"}, stdin=None)
         try:
+            # The kernel shows it at the end of `execve`, and says that a program is started before.
+            wait_for("it has its environment", lambda: proc_table.carries(process.pid, b"HAS=mark-7"))
             return holder(b"HAS=mark-7", ("/dev/null",)), holder(b"HAS=mark-7", ("/dev/nvidia",))
         finally:
             process.kill()

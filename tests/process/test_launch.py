@@ -26,7 +26,7 @@ from kit.workers.torch_versions import SINCE
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent, procs
 from aelastic.errors import ProcessFailure
 from aelastic.launch import _get_entrypoint_name
-from aelastic.launcher import errors
+from aelastic.launcher import blocking, errors
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.launch_config import worker_spec
 from aelastic.logs_specs import DefaultLogsSpecs
@@ -372,6 +372,7 @@ def test_a_health_check_server_is_stopped_however_the_job_ends(entrypoint: str) 
 
 
 def test_the_health_check_is_told_when_the_loop_last_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocking, "_ANSWER_TIMEOUT_S", DEADLINE_S)
     callback = Delegating()
     answers: list[tuple[float, int, float]] = []
 

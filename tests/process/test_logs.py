@@ -489,7 +489,7 @@ def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_er
 async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
 ) -> None:
-    monkeypatch.setattr(pump_module, "HURRY_S", 0.3)
+    monkeypatch.setattr(pump_module, "HURRY_S", 0.3 if is_stopped else DEADLINE_S)
     reader, writer = os.pipe()
     path = tmp_path / "out.log"
     path.touch()
@@ -507,15 +507,21 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
     reading = threading.Thread(target=read_slowly, daemon=True)
     if not is_stopped:
         reading.start()
+    has_drained = anyio.Event()
+
+    async def drain() -> None:
+        await pump.drain()
+        has_drained.set()
+
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run, lambda watch: None)
         pump.end_followers(pump.sizes())
-        tasks.start_soon(pump.drain)
+        tasks.start_soon(drain)
         await anyio.wait_all_tasks_blocked()
         pump.hurry()
         pump_is_asked.set()
         with anyio.fail_after(DEADLINE_S):
-            await pump.drain()
+            await has_drained.wait()
         tasks.cancel_scope.cancel()
     assert pump.is_stalled is is_stopped
     if not is_stopped:

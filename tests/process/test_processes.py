@@ -342,8 +342,8 @@ def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     # All of both jobs is there: the store comes a little after the connections.
     job.child(GUARD), job.child(STORE), other.child(GUARD), other.child(STORE)
     others = set(other.left())
-    # Per worker: itself, a child, a shell with a child, a daemon.  Agent, guard, store.
-    assert len(job.left()) >= 2 * 5 + 3, job.left_described()
+    # Per worker: itself, a child, a shell with a child, which it starts in its own time, a daemon.  Agent, guard, store.
+    wait_for(job.left_described, lambda: len(job.left()) >= 2 * 5 + 3)
 
     job.signal(signal.SIGKILL)
 

@@ -25,6 +25,12 @@ wait_for("go")
 if rank == 0:
     say("step 4/4")
 """
+# In the agent: a machine that is busy takes longer for what its limits are not about.
+PATIENT = """
+from aelastic.agent import progress
+from aelastic.export import trainer
+progress.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
+"""
 TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
 
 
@@ -33,7 +39,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: st
     with trainer(tmp_path) as server:
         env = {**server.env, HEALTH_PORT_VARIABLE: "0"}
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
-        job = launch(STEPS, *options, loop=loop, env=env)
+        job = launch(STEPS, *options, loop=loop, env=env, wrapper=PATIENT)
         wait_for("a status", lambda: server.statuses or server.refused)
         (job.folder / "posted").touch()
         wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)
@@ -87,7 +93,10 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
             case _:
                 server.go.clear()
                 said = ""
-        job = launch("say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=env)
+        job = launch(
+            "say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=env,
+            wrapper="from aelastic.export import trainer\ntrainer.REQUEST_TIMEOUT_S = 60.0\n",
+        )  # fmt: skip
         if trouble == "slow":
             wait_for("it is asked", server.asked.is_set)
         else:
@@ -102,7 +111,8 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
 
 def test_a_token_that_was_renewed_is_read_again(launch: Launcher, tmp_path: Path) -> None:
     with trainer(tmp_path) as server:
-        job = launch("say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=server.env)
+        script = "say('step 1/2')\nwait_for('go')\nsay('step 2/2')"
+        job = launch(script, "--progress", PATTERN, env=server.env, wrapper=PATIENT)
         wait_for("a status", lambda: server.statuses)
         server.token.write_text("renewed")
         job.go()

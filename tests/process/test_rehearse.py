@@ -281,7 +281,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
             lambda: [each for each in tmp_path.glob("out/01/logs/latest/attempt_0/0/stdout.log") if each.read_text()],
         )
         log = tmp_path / "out/01/logs/latest/events.jsonl"  # written beside what goes on
-        wait_for("its workers are told", lambda: started(log))
+        wait_for("its workers are told", lambda: log.exists() and started(log))
         pids = [each["id"] for each in started(log)]
         rehearsal.send_signal(signum)
         assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
@@ -295,7 +295,8 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
 
 
 def started(log: Path) -> list[dict[str, Any]]:
-    return [each for line in log.read_text().splitlines() for each in json.loads(line).get("workers", ())]
+    whole = [line for line in log.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    return [each for line in whole for each in json.loads(line).get("workers", ())]
 
 
 OLD = "name the folder that the script saves to, and that is empty: --checkpoints DIR ("

@@ -218,7 +218,7 @@ def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: 
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
         "from aelastic.agent import start_watch\nfrom aelastic.forkserver import fork_server\n"
-        "start_watch.IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\n"
+        "start_watch.IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\nfork_server.MEASURE_INTERVAL_S = 2.0\n"
     )
     job = launch(
         STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
@@ -395,6 +395,7 @@ def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> Non
 LEARNS = f"""
 say("up", rank, restart, {MODULE!r} in sys.modules, "own" in sys.modules)
 import {MODULE}, own.inner
+open("imported", "w").close()
 wait_for(f"go{{restart}}")
 sys.exit(1 if restart == 0 else 0)
 """
@@ -407,15 +408,32 @@ fork_server.IDLE_TIMEOUT_S = 0.5
 PR_CAPBSET_DROP, CAP_SYS_NICE = 24, 23
 ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_NICE, 0, 0, 0)
 """
+# The time for imports is over a second after a worker has made its own, however late that was.
+ONCE_IMPORTED = """
+import os
+import anyio
+
+gather = learning.Imports.gather
+
+async def gather_once_imported(self):
+    while not os.path.exists("imported"):
+        await anyio.sleep(0.01)
+    return await gather(self)
+
+learning.Imports.gather = gather_once_imported
+"""
+# Imports are over when a worker says so.
+ONCE_TOLD = f"{QUICK}\nlearning.LEARN_TIMEOUT_S = 600.0"
 
 
 def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(launch: Launcher) -> None:
     for name in ("__init__", "inner"):
         launch.write(f"lib/own/{name}.py", "", preamble="")
     env = {"PYTHONPATH": str(launch.folder / "lib")}
-    job = launch(LEARNS, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=QUICK, env=env)
+    wrapper = QUICK + ONCE_IMPORTED
+    job = launch(LEARNS, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)
     job.wait_line("up", 2)
-    bare = job.child(SERVER)
+    bare = server_of(job)
     wait_for("another fork server", lambda: parked_by(job, other_than=bare))
     restart(job, 0)
     restart(job, 1)
@@ -446,9 +464,9 @@ def initialized_torch(launch: Launcher) -> dict[str, str]:
 
 def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> None:
     env = initialized_torch(launch)
-    job = launch(LAZY, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=QUICK, env=env)
+    job = launch(LAZY, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=ONCE_TOLD, env=env)
     job.wait_line("up", 2)
-    bare = job.child(SERVER)
+    bare = server_of(job)
     (job.folder / "learn").touch()
     wait_for("another fork server", lambda: parked_by(job, other_than=bare))
     restart(job, 0)
@@ -466,7 +484,7 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
     for number in range(2):
         (job.folder / f"prints{number}").touch()
     job.wait_line("up", 2)
-    bare = job.child(SERVER)
+    bare = server_of(job)
     for number in range(2):
         job.wait_line("up", 2 + 2 * number)
         (job.folder / f"joins{number}").touch()
@@ -485,7 +503,7 @@ def test_what_was_learned_is_kept_in_the_cache_folder_for_agents_to_come(launch:
     starts = []
     for _ in range(2):
         options = "--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}"
-        job = launch.command(*options, str(script), wrapper=QUICK, env=env)
+        job = launch.command(*options, str(script), wrapper=ONCE_TOLD, env=env)
         job.wait_line("up", 2)
         wait_for("what was learned is kept", lambda: [*kept.glob("*/imports.json")])
         (job.folder / "go").touch()
@@ -518,6 +536,16 @@ def parked(job: Job) -> list[int]:
     return [entry.pid for entry in here if entry.parent == job.pid and entry.session != entry.pid]
 
 
+def server_of(job: Job) -> int:
+    """The fork server: it leads the session of those that it has forked, which look like it."""
+
+    def found() -> list[int]:
+        here = [entry for pid in job.left() if (entry := proc_table.process(pid)) and SERVER in " ".join(cmdline(pid))]
+        return [entry.pid for entry in here if entry.session == entry.pid]
+
+    return int(wait_for("a fork server", found)[0])
+
+
 def restart(job: Job, number: int) -> None:
     (job.folder / f"go{number}").touch()
 
@@ -528,7 +556,7 @@ def test_a_restart_is_never_lost_with_the_fork_server(launch: Launcher, victim: 
     job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "2")
     job.wait_line("up", 2)
     wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
-    for pid in [job.child(SERVER)] if victim == "server" else parked(job):
+    for pid in [server_of(job)] if victim == "server" else parked(job):
         (stand_still if signum == signal.SIGSTOP else lambda pid: os.kill(pid, signal.SIGKILL))(pid)
     restart(job, 0)
     job.wait_line("up", 4)
@@ -573,6 +601,7 @@ servers = [each for each in children if each and {SERVER!r} in open(f"/proc/{{ea
 for who, pid in ("agent", agent), ("server", min(servers, key=lambda each: each.began).pid):
     status = dict(line.split(":", 1) for line in open(f"/proc/{{pid}}/status"))
     say("holds", who, len(os.listdir(f"/proc/{{pid}}/fd")), status["Threads"].strip(), status["VmRSS"].split()[0])
+open(f"held{{restart}}", "w").close()
 """
 # They are counted while others start; an allocator needs a while until it has found what it needs.
 GROWTH_MAX = (10, 3, 2048)
@@ -581,13 +610,12 @@ GROWTH_MAX = (10, 3, 2048)
 def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
     count = {"quick": 30, "all": 100, "soak": 1000}[EFFORT]
     module = "torch" if EFFORT == "soak" else MODULE
-    code = (
-        f"{IS_WARM.replace(MODULE, module)}\nif rank == 0:{textwrap.indent(HOLDS, '    ')}\nsys.exit(restart < {count})"
-    )
+    looks = f"if rank == 0:{textwrap.indent(HOLDS, '    ')}\nelse:\n    wait_for(f'held{{restart}}')"
+    code = f"{IS_WARM.replace(MODULE, module)}\n{looks}\nsys.exit(restart < {count})"
     job = launch(code, "--nproc-per-node", "2", "--preload", module, "--max-restarts", str(count))
     assert job.wait(100 + 2 * count) == 0, job.story
     assert all(line.endswith("True") for line in job.lines if line.startswith("up"))
-    for who in "agent", "server":  # a worker may be stopped between its two lines
+    for who in "agent", "server":
         of_one = [[int(n) for n in line.split()[2:]] for line in job.lines if line.startswith(f"holds {who} ")]
         early, late = ([max(values) for values in zip(*part, strict=True)] for part in (of_one[4:14], of_one[-10:]))
         assert all(b <= a + more for a, b, more in zip(early, late, GROWTH_MAX, strict=True)), (early, late)

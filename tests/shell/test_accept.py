@@ -124,7 +124,7 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     monkeypatch.setattr(strangers, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
-        server, port = coordinator_server(LEASE_S, anyio.Event())
+        server, port = coordinator_server(DEADLINE_S, anyio.Event())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -53,14 +53,14 @@ def sleep_long(folder: str) -> None:
     with open(path + ".new", "w") as file:
         file.write(str(os.getpid()))
     os.rename(path + ".new", path)
-    time.sleep(600)
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        time.sleep(0.1)  # a signal just before it is handled after it only
 
 
 def ignore_sigterm(folder: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: open(os.path.join(folder, "asked"), "w").close())
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline:
-        sleep_long(folder)
+    sleep_long(folder)
 
 
 def meet(queue: Any, event: Any, lock: Any, barrier: Any) -> bool:
