@@ -32,7 +32,10 @@ say(f"rank {rank} of {os.environ['WORLD_SIZE']}, restart {restart}")
 if "fail" in sys.argv and restart == 0:
     sys.exit(7)
 if sys.argv[1:] == ["long"]:
+    say("rests")
     rest()
+if sys.argv[-1].endswith("/seen"):
+    wait_for(sys.argv[-1])
 """
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 50)
@@ -85,6 +88,7 @@ def test_a_service_starts_jobs_shows_and_stops_them(service: Service) -> None:
     service.job.wait_line("rank 0 of 2, restart 1")
     wait_for("the second", lambda: service.ask("GET", "/jobs/2")[1]["state"] == "HEALTHY")
     assert len(service.ask("GET", "/jobs/2")[1]["workers"]) == 2
+    service.job.wait_line("rests", 2)  # they can save
     assert service.ask("DELETE", "/jobs/2")[0] == 200
     wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/2")[1]["end"])
     assert service.job.stdout.count("saved") == 2
@@ -173,12 +177,20 @@ def test_agents_in_tasks_of_ray_train_together_and_restart_workers_as_the_page_s
         r"^\$ python examples/ray_nodes.py (.*)", (ROOT / "docs/how-to/ray.md").read_text(), re.MULTILINE
     )
     options = shlex.split(shown.replace("--workers 8", "--workers 1").replace("/shared/", ""))
-    command = [python_with("ray"), str(EXAMPLES / "ray_nodes.py"), *options, "fail"]
+    command = [python_with("ray"), str(EXAMPLES / "ray_nodes.py"), *options, "fail", str(folder / "seen")]
     env = {"HOME": str(folder), "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
     job = Job(folder / "job", command, env, cwd=folder)
+    words = [f"rank {rank} of 2, restart 1" for rank in (0, 1)]
     try:
+        # While they run: Ray brings the output of tasks later, and what is on its way when the program ends is lost.
+        wait_for(
+            lambda: f"restarted workers\n{job.story}",
+            lambda: all(each in job.stdout for each in words) or job.process.poll() is not None,
+            LIMIT_S,
+        )
+        assert all(each in job.stdout for each in words), job.story
+        (folder / "seen").touch()
         assert job.wait(LIMIT_S) == 0, job.story
-        assert all(f"rank {rank} of 2, restart 1" in job.stdout for rank in (0, 1)), job.story
         assert "ray_nodes: the job has succeeded" in job.stdout
     finally:
         job.kill_all()

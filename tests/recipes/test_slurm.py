@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,10 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 say(f"rank {rank} of {os.environ['WORLD_SIZE']} begins at {begin}, restart {restart}, queue {os.environ.get('SLURM_RESTART_COUNT', 0)}")
 if fails == "always" or fails == "once" and restart == 0:
+    world = [Path(f"{name}.has-begun.{restart}.{each}") for each in range(int(os.environ["WORLD_SIZE"]))]
+    world[rank].touch()
+    for each in world:
+        wait_for(each)  # all have said so, or the first to fail would end one that has not
     sys.exit(7)
 wait_for("finish")
 say("finished")
@@ -93,9 +98,13 @@ def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
 
 @pytest.mark.long
 def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
-    options = ("--time=1", "--signal=B:USR1@50")
+    options = ("--time=60", "--signal=B:USR1@110")
     job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
+    cluster.wait_output(job, "begins at 0", 2)
+    # Not before: Slurm looks each half minute only, so it tells a job that has so little time when that has just begun.
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")
     cluster.wait_output(job, f"job {job} goes back into the queue")
+    cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     assert cluster.story(job).count("saved at 1") == 2
     finish(cluster)
     assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
@@ -158,7 +167,8 @@ def test_the_others_go_on_without_a_lost_node(cluster: Slurm) -> None:
     job = cluster.submit(f"{ONE_WORKER},MIN_NODES=1", SCRIPT, "train.py", "lost", "never")
     cluster.wait_output(job, " of 2 begins at 0", 2)
     for pid in cluster.processes(f"SLURM_JOB_ID={job}", "SLURM_NODEID=1"):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended with the one before
+            os.kill(pid, signal.SIGKILL)
     cluster.wait_output(job, "rank 0 of 1 begins at 1")
     finish(cluster)
     assert cluster.wait_end(job) == ("FAILED", "137:0"), cluster.story(job)

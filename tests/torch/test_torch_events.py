@@ -43,6 +43,12 @@ GROUP = "torchelastic"
 TELLS_EXITS = "exit_code" in inspect.signature(SimpleElasticAgent._construct_event).parameters
 # What `@prof` makes of the methods of torch's agent: they are not here.
 OF_METHODS = ("SimpleElasticAgent.", "LocalElasticAgent.")
+# In an agent: it waits as long for the import of torch as the tests do.
+PATIENT = f"""
+from aelastic.observe import torch_events
+torch_events.FINISH_TIMEOUT_S = {LAUNCH_TIMEOUT_S}
+torch_events.TorchEvents.close_timeout_s += {LAUNCH_TIMEOUT_S}
+"""
 
 
 def start_stories(
@@ -510,7 +516,7 @@ def test_a_forked_function_can_import_what_its_agent_imports_for_a_handler() -> 
 
 
 def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch: Launcher) -> None:
-    job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2")
+    job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2", wrapper=PATIENT)
     assert job.wait(LAUNCH_TIMEOUT_S) == 3
     events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
     states = [event["metadata"]["state"] for event in events]
@@ -524,7 +530,7 @@ def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch:
 
 def test_a_failure_of_the_agent_is_told_with_its_traceback(launch: Launcher) -> None:
     options = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={free_endpoint()}", "--rdzv-id=job"]
-    job = launch("pass", *options, "--rdzv-conf=join_timeout=1", "--event-log-handler=console")
+    job = launch("pass", *options, "--rdzv-conf=join_timeout=1", "--event-log-handler=console", wrapper=PATIENT)
     job.wait(LAUNCH_TIMEOUT_S)
     events = [json.loads(line)["metadata"] for line in job.stderr.splitlines() if line.startswith("{")]
     assert [event["state"] for event in events] == ["RENDEZVOUS", "FAILED"]

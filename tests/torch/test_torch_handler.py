@@ -609,6 +609,7 @@ async def test_a_call_that_ends_as_it_is_given_up_ends_the_thread_in_order(monke
         given_up.set()
 
     monkeypatch.setattr(ctypes.pythonapi, "PyThreadState_SetAsyncExc", give_up)
+    monkeypatch.setattr(handler_thread, "END_TIMEOUT_S", DEADLINE_S)  # it does not block
     thread = handler_thread.CallThread(close)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(thread.call, call)

@@ -10,6 +10,7 @@ import socket
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -128,9 +129,11 @@ def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
             dist.init_process_group("gloo", init_method=method, rank=rank, world_size=world_size)
             tell(method[:3], total())
             dist.destroy_process_group()
-        if rank == 0 and restart == 0:
-            os._exit(3)
         if restart == 0:
+            open(f"told{rank}", "w").close()
+            wait_for(f"told{1 - rank}")  # or the failure would end it before
+            if rank == 0:
+                os._exit(3)
             time.sleep(600)
         """,
         "--max-restarts=1",
@@ -194,9 +197,10 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
         say("saved")
         """,
     )
-    wait_for("both workers ready", lambda: len(job.wait_line("ready")) == 2, LAUNCH_TIMEOUT_S)
+    two_lines(job, "ready")
     for pid in job.left():
-        os.kill(pid, signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended with the one before
+            os.kill(pid, signal.SIGTERM)
     job.wait(LAUNCH_TIMEOUT_S)
     assert job.lines.count("saved") == 2, job.story
 
