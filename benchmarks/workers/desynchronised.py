@@ -66,7 +66,17 @@ DOES = {
 }
 
 
+def wait_for_all() -> None:
+    """Returns when all ranks have imported torch, and shows life until then: no limit counts for that."""
+    start = f"{FIFO}.{os.environ['TORCHELASTIC_RESTART_COUNT']}."
+    open(start + os.environ["RANK"], "w").close()
+    while not all(os.path.exists(f"{start}{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+        print("waits", flush=True)
+        time.sleep(0.1)
+
+
 def main() -> None:
+    wait_for_all()
     dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("DESYNCHRONISED_LIMIT_S", "1800"))))
     rank, size = dist.get_rank(), dist.get_world_size()
     halves = [dist.new_group(range(first, size, 2)) for first in (0, 1)]

@@ -135,7 +135,8 @@ class Image:
     def _copy(self, target: Path) -> None:
         """The context but for what is ignored; a file's name decides, or its folder's."""
         kept = [pattern.removeprefix("!") for pattern in self._ignored if pattern.startswith("!")]
-        for path in sorted(ROOT.rglob("*")):
+        # Other tests may remove folders meanwhile, which `os.walk` passes over.
+        for path in sorted(Path(folder, name) for folder, _, names in os.walk(ROOT) for name in names):
             name = str(path.relative_to(ROOT))
             if path.is_file() and any(fnmatch(name, each) or name.startswith(f"{each}/") for each in kept):
                 (target / name).parent.mkdir(parents=True, exist_ok=True)
