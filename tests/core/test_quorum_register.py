@@ -98,6 +98,27 @@ def test_a_read_of_what_a_majority_holds_writes_nothing() -> None:
     assert {type(action) for action in story.asked} == {ev.Look}
 
 
+def test_two_first_votes_that_come_between_each_other_leave_one_though_a_store_is_away() -> None:
+    story = Story()
+    story.down = {2}
+    one = story.core
+    writes = of_next_step(story, of_next_step(story, one.handle(ev.Asked(b"", b"one"), 0.0)))
+    story.new_client("b")
+    locks = of_next_step(story, story.core.handle(ev.Asked(b"", b"two"), 0.0))
+    # Each has come first in one store.
+    answers = [story.answer(action) for action in (locks[0], writes[1], writes[0], locks[1])]
+    assert [answer.is_done for answer in answers if isinstance(answer, ev.Written)] == [True, True, False, False]
+    for name in ("c", "d"):
+        story.new_client(name)
+        assert story.ask("", "three") == "one"
+
+
+def of_next_step(story: Story, actions: list[ev.Action]) -> list[ev.Action]:
+    """What the register of now asks for, once all that it has asked for is answered."""
+    answers = [answer for action in actions if (answer := story.answer(action))]
+    return [action for answer in answers for action in story.core.handle(answer, story.now)]
+
+
 @pytest.mark.parametrize("how", ["silent", "down"])
 @pytest.mark.parametrize("store", [0, 1, 2])
 def test_a_minority_that_does_not_answer_costs_next_to_nothing(store: int, how: str) -> None:

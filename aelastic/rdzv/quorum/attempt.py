@@ -125,7 +125,7 @@ class Attempt:
 
         A client that has sent no vote knows that there is none of its own locks.
         """
-        are_locked = [cell is not None for cell in self.seen.values() if cell is None or cell.life.name != name]
+        are_locked = [cell is not None for cell in self.seen.values() if cell is None or cell.promised.name != name]
         return len(self.seen) >= self.majority and any(are_locked) and not all(are_locked)
 
     def holds(self, basis: Basis) -> bool:
@@ -138,7 +138,9 @@ class Attempt:
     def lock_of(self, store: int) -> Cell:
         """A cell that was seen, as it is to be locked."""
         cell, basis = self.seen[store], self.basis
-        if cell is not None and store in basis.voters and not basis.is_first:
+        # A store that was locked for a first vote goes on with its life: of two tries that came between each other, one
+        # may have written its vote there, or in another of these stores, and it counts those two.
+        if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
         # A new life.  What the store is told of the basis counts for nothing, but it shows that there is one.
         return Cell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
