@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 # What the clouds give at the least: Google 30 s; AWS 120 s, Azure 30 s.
 DEADLINE_S = 30.0
 FILE_INTERVAL_S = 1.0
-WRITTEN_S = 0.1  # after it was made
+WRITTEN_S = 0.1  # a file that is empty is read again so much later
 TEXT_BYTES_MAX = 4096
 # A program that ends is started again, later each time, until it has run for as long.
 PAUSE_MIN_S, PAUSE_MAX_S = 1.0, 60.0

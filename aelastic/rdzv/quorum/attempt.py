@@ -18,7 +18,8 @@ class Basis(Record):
         vote: the newest; `None`: there is none.
         voters: the stores that count.
         needed: so many of them are to be locked.
-        is_first: there is no majority of members: all stores begin new lives.
+        is_first: there is no majority of members: all stores begin new lives, but for those that a try for a first vote
+            has locked.
     """
 
     vote: Vote | None
@@ -138,8 +139,8 @@ class Attempt:
     def lock_of(self, store: int) -> Cell:
         """A cell that was seen, as it is to be locked."""
         cell, basis = self.seen[store], self.basis
-        # A store that was locked for a first vote goes on with its life: of two tries that came between each other, one
-        # may have written its vote there, or in another of these stores, and it counts those two.
+        # A store that was locked for a first vote has forgotten nothing since, and keeps its life: the try that locked
+        # it may have written its vote in another store by now, and that vote names this life.
         if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
         # A new life.  What the store is told of the basis counts for nothing, but it shows that there is one.
