@@ -62,10 +62,14 @@ class Measure:
 
 
 def measure_start(launcher: Launcher) -> dict[str, float]:
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "pass"], check=True)
+    python_s = time.monotonic() - began
     with launcher.start("stamp.py", "exit", workers=1) as run:
         first = run.wait_stamp("started", rank=0)
         run.wait_exit()
-    return {"start_s": first.at - run.started_at}
+    start_s = first.at - run.started_at
+    return {"start_s": start_s, "start_pythons": start_s / python_s}
 
 
 def measure_group(launcher: Launcher) -> dict[str, float]:
@@ -117,7 +121,10 @@ MEASURES = (
     Measure(
         "start",
         measure_start,
-        (Figure("start_s", "command → first line of a worker that imports nothing", "s", 0.12),),
+        (
+            Figure("start_s", "command → first line of a worker that imports nothing", "s", 0.10),
+            Figure("start_pythons", "the same in starts of Python (`python -c pass`)", "starts", 6.0, False),
+        ),
     ),
     Measure(
         "group",
