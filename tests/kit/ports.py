@@ -8,19 +8,31 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from random import SystemRandom
 
-# Of the processes that run tests side by side (pytest-xdist), each has ports of its own, and gives none away again soon.
-_PROCESSES_MAX = 16
-_OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _PROCESSES_MAX
+# Of the processes that run tests side by side on a machine, each has ports of its own, and gives none away again soon.
+_PROCESSES_MAX = 24
 _given: deque[int] = deque(maxlen=500)
+
+
+@cache
+def _ours() -> tuple[int, socket.socket]:
+    """Which ports are this process's, and what holds the place while it lives: a name that the kernel gives once."""
+    for number in range(_PROCESSES_MAX):
+        place = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):  # another process has it
+            place.bind(f"\0aelastic-test-ports-{number}")
+            return number, place
+        place.close()
+    raise RuntimeError(f"{_PROCESSES_MAX} processes run tests on this machine")
 
 
 def quiet_port() -> int:
     """A free port that the kernel gives to nothing that does not ask for it (`ip(7)`, `ip_local_port_range`)."""
     while True:
-        port = SystemRandom().randrange(12_000 + _OURS, 32_000, _PROCESSES_MAX)
+        port = SystemRandom().randrange(12_000 + _ours()[0], 32_000, _PROCESSES_MAX)
         if port in _given:
             continue
         try:
