@@ -8,7 +8,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from random import SystemRandom
 
@@ -17,22 +16,24 @@ _PROCESSES_MAX = 24
 _given: deque[int] = deque(maxlen=500)
 
 
-@cache
-def _ours() -> tuple[int, socket.socket]:
+def _place() -> tuple[int, socket.socket]:
     """Which ports are this process's, and what holds the place while it lives: a name that the kernel gives once."""
     for number in range(_PROCESSES_MAX):
-        place = socket.socket(socket.AF_UNIX)
+        holder = socket.socket(socket.AF_UNIX)
         with suppress(OSError):  # another process has it
-            place.bind(f"\0aelastic-test-ports-{number}")
-            return number, place
-        place.close()
+            holder.bind(f"\0aelastic-test-ports-{number}")
+            return number, holder
+        holder.close()
     raise RuntimeError(f"{_PROCESSES_MAX} processes run tests on this machine")
+
+
+_OURS, _HOLDER = _place()  # before any test counts the descriptors of its process
 
 
 def quiet_port() -> int:
     """A free port that the kernel gives to nothing that does not ask for it (`ip(7)`, `ip_local_port_range`)."""
     while True:
-        port = SystemRandom().randrange(12_000 + _ours()[0], 32_000, _PROCESSES_MAX)
+        port = SystemRandom().randrange(12_000 + _OURS, 32_000, _PROCESSES_MAX)
         if port in _given:
             continue
         try:
