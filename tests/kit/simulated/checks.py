@@ -245,6 +245,8 @@ class Checks:
         Workers may ignore it when they are told to stop; and where nodes do not elect, those that are cut off from the
         board together with their coordinator go on (ADR 5).
         """
+        if not self._forks:
+            return
         lines = dict[Round, bool]()  # rounds to whether agents that run it, or one after it, are all excused
         for agent in self._running:
             is_excused = agent.is_frozen or (not agent.settings.has_elections and self._board.is_deaf(agent.host))
@@ -456,6 +458,9 @@ class Checks:
         running = self._running
         rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
         newest = max(rounds, key=_fence, default=None)
+        if newest is None or all(round_.fence == newest.fence for round_ in rounds):
+            self._beside_since.clear()
+            return
         board, now = self._board, self._world.now
         within_s = self.lease_s * 1.02 + 1.0 + board.asks_again_s + 2 * slow_s
         for agent in self.agents:
@@ -465,7 +470,7 @@ class Checks:
             # `min` permits that, while most nodes of that round go on without the endpoint: there is no promise against that.  Of the
             # older round's nodes less than most are no excuse.
             are_most = round_ is not None and 2 * rounds.count(round_) > len(round_.heard)
-            knows_none = newest is not None and not newest.before and are_most
+            knows_none = not newest.before and are_most
             could_not_know = agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none))
             is_beside = agent in running and round_ is not None and self._is_beside(round_, newest)
             if not is_beside or could_not_know:
@@ -476,9 +481,8 @@ class Checks:
             if now - max(since, elected_at) > within_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
-    def _is_beside(self, round_: Round, newest: Round | None) -> bool:
+    def _is_beside(self, round_: Round, newest: Round) -> bool:
         """Whether a newer one runs; of two jobs, with a wiped board between, neither can know the other."""
-        assert newest is not None
         first, last = sorted((round_.began_at, newest.began_at))
         return round_.fence < newest.fence and not first <= self._board.wiped_at <= last
 
