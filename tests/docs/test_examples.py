@@ -69,6 +69,7 @@ def test_training_goes_on_from_its_checkpoint_after_a_worker_failed(tmp_path: Pa
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.all
 def test_training_goes_on_with_another_number_of_workers(tmp_path: Path, warm: Warm) -> None:
     checkpoint = tmp_path / "digits.pt"
     for workers, until in ((2, 3), (1, 5), (3, 12)):
@@ -81,12 +82,14 @@ def test_training_goes_on_with_another_number_of_workers(tmp_path: Path, warm: W
     assert epochs(done.stdout) == list(range(6, 13))
 
 
+@pytest.mark.all
 def test_training_that_misses_its_accuracy_fails_and_says_so(tmp_path: Path, warm: Warm) -> None:
     done = train(warm, tmp_path / "digits.pt", "--epochs", "1", "--min-accuracy", "0.999")
     assert done.returncode == 1
     assert "is below --min-accuracy 0.999" in done.stderr
 
 
+@pytest.mark.all
 def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
     done = run_python(EXAMPLES / "demo.py")
     assert done.returncode == 0, done.stdout + done.stderr

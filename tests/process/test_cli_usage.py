@@ -78,6 +78,7 @@ def has_device(kind: str) -> bool:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"1"
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("word, kind", [("gpu", "cuda"), pytest.param("xpu", "xpu", marks=pytest.mark.all)])
 def test_devices_that_are_not_there_are_refused(folder: Path, word: str, kind: str) -> None:
     if has_device(kind):

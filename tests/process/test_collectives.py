@@ -164,6 +164,7 @@ async def test_where_no_ras_answers_nothing_is_said(env: dict[str, str]) -> None
     assert await ras_line(env) == ""
 
 
+@pytest.mark.all
 def test_in_a_hang_what_ras_says_is_logged(launch: Launcher) -> None:
     ras = Ras(ANSWER)
     code = "if restart == 0:\n    open(f'hangs_{os.getpid()}', 'w').close()\n    time.sleep(600)"

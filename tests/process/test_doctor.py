@@ -114,6 +114,7 @@ def test_what_a_host_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert host_checks.check_torch({"PYTHONHOME": str(tmp_path)}).level == "error"
 
 
+@pytest.mark.all
 def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)

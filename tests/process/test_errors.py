@@ -661,6 +661,7 @@ def agent(child: Path) -> str:
 
 
 class TestTorch:
+    @pytest.mark.all
     def test_ours_reads_what_torchs_record_wrote(self, tmp_path: Path) -> None:
         assert run(THEIRS + WORKER, tmp_path / "e.json").returncode == 1
         failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
@@ -681,6 +682,7 @@ class TestTorch:
     @pytest.mark.parametrize(
         "worker, above", [(OURS, THEIRS), pytest.param(THEIRS, OURS, marks=pytest.mark.all), (OURS, OURS)]
     )
+    @pytest.mark.all
     def test_a_cause_passes_through_nested_agents_of_either_kind(self, tmp_path: Path, worker: str, above: str) -> None:
         files = [tmp_path / f"{n}.json" for n in range(3)]
         run(worker + WORKER, files[0])

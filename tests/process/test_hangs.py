@@ -107,6 +107,7 @@ while time.monotonic() < end:
 LETS_OTHERS_COMPUTE = f"subprocess.run([sys.executable, '-c', {('import time' + COMPUTES)!r}])"
 
 
+@pytest.mark.all
 def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
     said = [f"no {word} for {TIMEOUT_S} s" for word in ("output", "CPU use")]
     table = [
@@ -250,6 +251,7 @@ activity.ProcTable = lambda: lambda places, rules: {{rank: Sample(sleep=0) for r
 """
 
 
+@pytest.mark.all
 def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(launch: Launcher) -> None:
     with team_of(launch, c10d(), "2", options=("--max-restarts=3",)) as team:
         team.start_many(1)
@@ -264,6 +266,7 @@ def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(lau
         assert "the worker cannot be killed" in team.story
 
 
+@pytest.mark.all
 def test_as_with_torchrun_the_variable_alone_asks_for_it_and_a_busy_worker_is_not_stuck(launch: Launcher) -> None:
     going = launch(COMPUTES.replace("GOES_ON", "3"), env={STUCK_VARIABLE: "1"}, name="going")
     stuck = launch("open('stuck', 'w').close()\ntime.sleep(600)", "--max-restarts=5", wrapper=STUCK, name="stuck")

@@ -46,6 +46,7 @@ def test_the_registry_costs_what_is_used() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.all
 def test_asking_torch_does_not_import_it_here(script: str) -> None:
     code = (
         "import os, sys; from aelastic.cli.arguments import parse\n"

@@ -150,6 +150,7 @@ def test_handlers_of_torchs_errors_catch_ours() -> None:
     assert str(again) == str(caught.value)
 
 
+@pytest.mark.all
 def test_torchs_record_passes_the_cause_on(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

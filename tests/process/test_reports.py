@@ -169,6 +169,7 @@ def test_the_cause_is_copied_to_the_error_file_of_the_program_that_runs_the_agen
     assert "worker.py" in message["extraInfo"]["py_callstack"]
 
 
+@pytest.mark.all
 def test_torchrun_above_an_agent_tells_the_workers_cause(launch: Launcher, tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
     above = launch("raise LookupError('far below')", prefix=torchrun)

@@ -216,6 +216,7 @@ def test_the_view_shows_the_ranks_and_is_gone_in_the_end(start: Screens) -> None
     assert screen.rows == ["working", "working"]
 
 
+@pytest.mark.all
 def test_the_view_is_there_while_the_ranks_write_all_the_time(start: Screens) -> None:
     pytest.importorskip("rich")
     job, screen = start(
@@ -359,6 +360,7 @@ PLAIN: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.all
 def test_plain_lines_have_no_control_sequence(start: Screens) -> None:
     worker = "say('working')\nwait_for('go')\nsys.exit(3)"
     plain = {name: start(worker, name=name.replace(" ", "_"), **more) for name, more in PLAIN.items()}

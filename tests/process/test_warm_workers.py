@@ -348,7 +348,13 @@ def test_generators_that_modules_keep_are_told_but_not_those_of_the_libraries(la
     assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [told]
 
 
-@pytest.mark.parametrize("modules", ["random,tempfile,uuid,numpy,numpy.random", "torch,torch.utils.data,torch._dynamo"])
+@pytest.mark.parametrize(
+    "modules",
+    [
+        "random,tempfile,uuid,numpy,numpy.random",
+        pytest.param("torch,torch.utils.data,torch._dynamo", marks=pytest.mark.all),
+    ],
+)
 def test_plain_libraries_keep_no_generators(launch: Launcher, modules: str) -> None:
     job = launch("say('up')", "--preload", modules)
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
@@ -607,6 +613,7 @@ open(f"held{{restart}}", "w").close()
 GROWTH_MAX = (10, 3, 2048)
 
 
+@pytest.mark.all
 def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
     count = {"quick": 30, "all": 100, "soak": 1000}[EFFORT]
     module = "torch" if EFFORT == "soak" else MODULE

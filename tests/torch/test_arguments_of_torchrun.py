@@ -103,6 +103,7 @@ VALUES = ["1", "SIGTERM", "fork", "node"]  # each option of torchrun that takes 
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.all
 def test_every_prefix_means_what_it_means_to_torchrun(torch_run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     from aelastic.cli.parser import _build_parser
 

@@ -483,6 +483,7 @@ def test_torch_is_imported_only_where_a_listener_is() -> None:
     assert done.stdout == "False\nTrue\n", done.stderr
 
 
+@pytest.mark.all
 def test_a_program_that_only_configures_metrics_is_told_them() -> None:
     code = """
         import asyncio, sys
@@ -528,6 +529,7 @@ def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch:
     job.assert_nothing_left()
 
 
+@pytest.mark.all
 def test_a_failure_of_the_agent_is_told_with_its_traceback(launch: Launcher) -> None:
     options = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={free_endpoint()}", "--rdzv-id=job"]
     job = launch("pass", *options, "--rdzv-conf=join_timeout=1", "--event-log-handler=console", wrapper=PATIENT)

@@ -205,6 +205,7 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
     assert job.lines.count("saved") == 2, job.story
 
 
+@pytest.mark.all
 def test_a_worker_leaves_its_process_group_and_makes_another(launch: Launcher) -> None:
     told = both(
         launch,
@@ -225,6 +226,7 @@ def test_a_worker_leaves_its_process_group_and_makes_another(launch: Launcher) -
     assert len(told) == 2 * 3 * 2
 
 
+@pytest.mark.all
 def test_groups_of_all_kinds_work_side_by_side(launch: Launcher) -> None:
     told = both(
         launch,
