@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.host.files import replace_file
-from aelastic.timeline.files import read_file, sources_of
+from aelastic.timeline.files import read_all
 from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
@@ -63,16 +63,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make(options: argparse.Namespace) -> int:
-    sources = list(dict.fromkeys(source for folder in options.folders for source in sources_of(folder)))
+    logs = read_all(options.folders)
     first: Path = options.folders[0]
     output: Path = options.output or (first if first.is_dir() else first.parent) / "timeline.html"
     trace_file: Path = options.trace or output.parent / f"{output.stem}.trace.json"
     for path in (output, trace_file):
-        if os.path.realpath(path) in map(os.path.realpath, sources):
+        if os.path.realpath(path) in {os.path.realpath(log.source) for log in logs}:
             raise InputError(f"{path} is an event log: choose another output")
     if os.path.realpath(output) == os.path.realpath(trace_file):
         raise InputError(f"{output}: the picture and the trace need two files")
-    logs = [log for source in sources for log in read_file(source)]
     if not any(log.entries for log in logs):
         damaged = sum(log.damaged for log in logs)
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")

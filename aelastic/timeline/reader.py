@@ -145,9 +145,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     record = json.loads(line)
     if not isinstance(record, dict):
         raise TypeError("not an object")
-    if isinstance(failure := record.get("failure"), dict):
-        for name in ("traceback", "stack"):
-            failure.pop(name, None)  # long, and not shown
     return record
 
 

@@ -12,7 +12,10 @@ from aelastic.cli.verbs.explaining import read_ends, run_policy
 def write(folder: Path, node: str, *records: dict[str, Any]) -> None:
     usual = {"schema": 1, "run_id": "job", "node": node, "host": node}
     (folder / node).mkdir()
-    lines = [{"time": f"2026-11-27T10:00:{at:02}+00:00", **usual, **each} for at, each in enumerate(records)]
+    lines = [
+        {"time": f"2026-11-27T10:00:{at:02}+00:00", "monotonic_ns": at * 10**9, **usual, **each}
+        for at, each in enumerate(records)
+    ]
     (folder / node / "events.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
 
 
