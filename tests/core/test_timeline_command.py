@@ -84,6 +84,15 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
     assert "no such run here; found: " in refused(capsys, folder, "--run-id", "jab")
 
 
+def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    NodeLog(socket.gethostname(), pid=2**22 + 1).write(tmp_path / "a")  # more than a kernel gives
+    # The process with this pid is another one: it began long after the log.
+    NodeLog(socket.gethostname(), pid=os.getpid()).write(tmp_path / "b")
+
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(": cut off; ") == 2
+
+
 def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agent = NodeLog(socket.gethostname(), pid=os.getpid())
     # The log of this very process must not be older than it is; an hour from now is not.
@@ -216,6 +225,3 @@ def test_a_message_tells_a_terminal_nothing(tmp_path: Path, capsys: pytest.Captu
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and len(out.splitlines()) == 4
-
-
-# A real run.
