@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aelastic.errors import EXIT_INPUT, InputError
+from aelastic.failures.error_file import printable
 from aelastic.host.files import replace_file
 from aelastic.timeline.files import read_all
 from aelastic.timeline.html import page, summary
@@ -20,8 +21,7 @@ from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import Log, runs_of
-from aelastic.timeline.text import printable
-from aelastic.ui.commands import Parser
+from aelastic.ui.commands import Parser, say
 
 DESCRIPTION = """\
 Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _make(options)
     except InputError as error:
         line = " ".join(printable(str(error)).splitlines())
-        print(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", file=sys.stderr)  # noqa: T201
+        say(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
         return EXIT_INPUT
 
 
@@ -84,10 +84,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _tell(line: str) -> None:
-    try:
-        print(" ".join(printable(line).splitlines()), flush=True)  # noqa: T201
-    except OSError:
-        pass  # stdout is closed
+    say(" ".join(printable(line).splitlines()))
 
 
 def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:
