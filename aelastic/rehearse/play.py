@@ -296,7 +296,7 @@ class Play:
     def cause(self) -> str:
         """Why it ended, in the first agent's words."""
         text = (self.folder / "agent.log").read_text(errors="replace")
-        said = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
+        said: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
         failed = [line for line in said if re.match(r"W rank \d+ failed on |error", line)]
         return failed[-1].removeprefix("W ") if failed else (said or ["no word"])[-1]
 

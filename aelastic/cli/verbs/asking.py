@@ -327,7 +327,7 @@ class _Asking:
         args, has_said = vars(self._args), False
         if args.get("now") and args["at_save"]:
             raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
-        asked = {name: args[name] for name in ("node", "at_save", "reason", "wait") if name in args}
+        asked: Said = {name: args[name] for name in ("node", "at_save", "reason", "wait") if name in args}
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
             asked["deadline_s"] = args["deadline"]
