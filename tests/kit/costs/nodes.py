@@ -6,6 +6,7 @@ Each story is told up to an event that several nodes bring about, one after the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
@@ -16,6 +17,7 @@ from kit.costs.terms import (
     NOTICE,
     act,
     asked,
+    come,
     decided,
     doubtful,
     draining,
@@ -50,10 +52,7 @@ def a_connection_opens(count: int) -> Iterator[Act]:
         yield act(term, ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
 
 
-def a_node_greets(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE, count):
-        yield greets(term, name)
+a_node_greets = come(gathered)
 
 
 def a_node_greets_with_a_node_rank(count: int) -> Iterator[Act]:
@@ -150,16 +149,10 @@ def a_node_is_back_that_has_missed_its_ranks(count: int) -> Iterator[Act]:
         yield greets(term, name)
 
 
-def a_node_of_a_round_that_went_on_is_back(count: int) -> Iterator[Act]:
-    term = running(count, room=MORE)
-    for name in names(MORE, count):
-        yield greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, 0, count))
-
-
-def a_newcomer_greets(count: int) -> Iterator[Act]:
-    term = running(count, room=MORE)
-    for name in names(MORE, count):
-        yield greets(term, name)
+a_node_of_a_round_that_went_on_is_back = come(
+    partial(running, room=MORE), lambda count, _: m.Past(m.Standing.BUSY, 1, 0, 0, count)
+)
+a_newcomer_greets = come(partial(running, room=MORE))
 
 
 def a_spare_greets(count: int) -> Iterator[Act]:
@@ -231,10 +224,7 @@ def another_node_is_back_after_its_connection_broke(count: int) -> Iterator[Act]
 # A new coordinator.
 
 
-def a_node_takes_its_seat(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for rank, name in enumerate(names(MORE, count), count):
-        yield greets(term, name, past=past(rank, count + MORE + 1))
+a_node_takes_its_seat = come(taking_over, lambda count, rank: past(rank, count + MORE + 1))
 
 
 def a_node_takes_its_seat_where_many_have_finished(count: int) -> Iterator[Act]:
@@ -279,12 +269,7 @@ def a_node_has_heard_the_verdict(count: int) -> Iterator[Act]:
         yield act(term, ev.Closed(term.conns[name]))
 
 
-def a_node_comes_after_the_verdict(count: int) -> Iterator[Act]:
-    term = published(count)
-    for name in names(MORE, count):
-        yield greets(term, name)
-
-
+a_node_comes_after_the_verdict = come(published)
 a_node_shows_something = says(running, lambda name: r.Fetched(name, names(1)[0], "ask", "", "text"))
 a_node_wants_to_see_something_of_one = says(running, lambda name: r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
 a_node_holds_its_ranks = says(draining, lambda name: r.Frozen(name, NOTICE, 7, 2, 0))

@@ -55,6 +55,17 @@ def says(begin: Callable[[int], Term], message_of: Callable[[Name], Any], before
     return story
 
 
+def come(begin: Callable[[int], Term], past_of: Callable[[int, int], m.Past | None] = lambda *_: None) -> Story:
+    """Nodes greet, one after the other; `past_of` says, by the size of the job and the rank, what they bring along."""
+
+    def story(count: int) -> Iterator[Act]:
+        term = begin(count)
+        for rank, name in enumerate(names(MORE, count), count):
+            yield greets(term, name, past=past_of(count, rank))
+
+    return story
+
+
 def last_says(begin: Callable[[int], Term], message_of: Callable[[Name], Any]) -> Story:
     """The last node of all says something, which is measured."""
 
