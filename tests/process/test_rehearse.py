@@ -246,6 +246,7 @@ def test_a_job_is_rehearsed_where(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.all
+@pytest.mark.long
 def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -> None:
     parts = {"each": "if names and step == 30: time.sleep(1000)"}
     job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
