@@ -183,16 +183,16 @@ def doubtful(count: int) -> Term:
     return term
 
 
-def past(rank: int, size: int, standing: m.Standing = m.Standing.BUSY, **others: Any) -> m.Past:
-    return m.Past(standing, 7, 0, rank, size, 0, **others)
+def past(rank: int, size: int, **others: Any) -> m.Past:
+    return m.Past(m.Standing.BUSY, 7, 0, rank, size, 0, **others)
 
 
-def taking_over(count: int, standing: m.Standing = m.Standing.BUSY, departed: int = 0) -> Term:
+def taking_over(count: int, departed: int = 0) -> Term:
     """So many nodes of a round are back, of which another coordinator had begun it."""
     size = count + departed + MORE + 1
     term = Term((1, size))
     gone = tuple(range(count, count + departed))
     for rank, name in enumerate(names(count)):
-        join(term, name, past=past(rank, size, standing, departed=gone if rank == 0 else ()))
+        join(term, name, past=past(rank, size, departed=gone if rank == 0 else ()))
     assert term.coordinator.phase is Phase.TAKING_OVER
     return term
