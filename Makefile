@@ -87,7 +87,6 @@ bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures 
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
 	$(BIN)/python benchmarks/many_nodes.py $(ARGS)
 	$(BIN)/python benchmarks/logs.py $(ARGS)
-	$(BIN)/python benchmarks/timers.py $(ARGS)
 	$(BIN)/python benchmarks/watching.py $(ARGS)
 
 bench-goodput: $(INSTALLED)  ## measure effective training time under faults against torchrun, an hour

@@ -14,7 +14,6 @@ All launchers take turns in one run.  Writes `<date>-goodput.json` (every run, f
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import statistics
 import sys
@@ -22,12 +21,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs import free_port, is_healthy
-from one_node import HERE, MeasurementError, describe_machine
+from one_node import HERE, MeasurementError
 from pods import ETCD, FIRST_STEP_LIMIT_S, ON_ETCD, ON_THREE, Pods, Training, agent_command, launchers
+from report import Report, describe_machine
 from training_time import ANNOUNCED, KINDS, Pause, counted_each_second, pauses, progress, schedule, share
 
 THEIRS = "torchrun"
@@ -196,8 +195,7 @@ def pauses_table(runs: list[Run], nodes: int) -> Iterator[str]:
         yield f"| {kind} | " + " | ".join(cells) + " |"
 
 
-def as_markdown(date: str, options: argparse.Namespace, machine: dict[str, str], runs: list[Run]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+def write_report(options: argparse.Namespace, machine: dict[str, str], runs: list[Run]) -> None:
     method = (
         f"The same training of a worker on each node, step {options.step_ms:g} ms, checkpoint every "
         f"{options.checkpoint_every} steps, and a fault every {options.fault_every:g} s for {options.duration:g} s, "
@@ -209,24 +207,15 @@ def as_markdown(date: str, options: argparse.Namespace, machine: dict[str, str],
         "that no later round did again; × nodes: a step counts as much as the share of the nodes that took part in it. "
         f"Medians of {options.seeds} schedules; all agents on one machine."
     )
-    lines = [f"# Effective training time under faults, {date}", "", f"{method} {facts}.", "", *shares_table(runs), ""]
-    lines += ["Training stood, on average for each fault of the kind; the longest pause:", ""]
+    lines = [*shares_table(runs), "", "Training stood, on average for each fault of the kind; the longest pause:", ""]
     for nodes in sorted({run.nodes for run in runs}):
         lines += [*pauses_table(runs, nodes), ""]
     lines += [f"- {run.launcher}, {run.nodes} nodes, seed {run.seed}: {run.failed}" for run in runs if run.failed]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def write_report(options: argparse.Namespace, machine: dict[str, str], runs: list[Run]) -> None:
-    date, kind = datetime.now(UTC).date().isoformat(), "-announced" if options.announced else ""
-    options.out.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in vars(options).items() if not isinstance(value, Path | None)}
-    report = {"date": date, "machine": machine, "settings": settings, "runs": [asdict(run) for run in runs]}
-    text = as_markdown(date, options, machine, runs)
-    (options.out / f"{date}-goodput{kind}.json").write_text(json.dumps(report, ensure_ascii=False) + "\n")
-    (options.out / f"{date}-goodput{kind}.md").write_text(text)
-    print("\n" + text)
-    print(f"written to {options.out / f'{date}-goodput{kind}'}.json and .md")
+    Report("Effective training time under faults", method, machine).write(
+        options.out, f"goodput{'-announced' if options.announced else ''}", lines,
+        settings=settings, runs=[asdict(run) for run in runs],
+    )  # fmt: skip
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

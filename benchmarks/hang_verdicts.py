@@ -15,7 +15,6 @@ Writes `<date>-hang-verdicts.json` (every single job) and a readable `.md` of th
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import re
@@ -27,12 +26,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from arguments import Arguments
 from jobs import free_port
-from one_node import HERE, describe_machine
+from one_node import HERE
+from report import Report, describe_machine
 
 HOWS = ("C", "C without the GIL", "Python", "disk", "asleep", "lock", "left", "branch", "groups")
 TIMEOUT_S = 3.0
@@ -134,16 +133,11 @@ def named_within_s(culprit: int = 37) -> float:
         return time.monotonic() - stood_still - MANY_TIMEOUT_S
 
 
-def as_markdown(date: str, machine: dict[str, str], outcomes: list[Outcome], many_s: float) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+def table(outcomes: list[Outcome], many_s: float) -> list[str]:
     counts = Counter(outcome.verdict for outcome in outcomes)
     is_met = counts["right"] >= RIGHT_MIN_SHARE * len(outcomes) and not counts["wrong"]
     found = f"right on every node: {counts['right']}, wrong on any: {counts['wrong']}, not: {counts['cannot tell']}"
     lines = [
-        f"# Which rank hangs, {date}",
-        "",
-        f"{len(outcomes)} seeded jobs of 2 or 3 agents and 4 to 8 ranks with gloo, that stand still. {facts}.",
-        "",
         f"Named {found} (target: 57 of 60 right, none wrong): {'ok' if is_met else 'MISSED'}.",
         "",
         f"8 agents with 8 workers each: every agent names the rank {many_s:.2f} s after the time-out (target: 3 s).",
@@ -154,7 +148,7 @@ def as_markdown(date: str, machine: dict[str, str], outcomes: list[Outcome], man
     for how in HOWS:
         of_it = Counter(outcome.verdict for outcome in outcomes if outcome.plan.how == how)
         lines.append(f"| {how} | {of_it.total()} | {of_it['right']} | {of_it['wrong']} | {of_it['cannot tell']} |")
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def main() -> int:
@@ -168,14 +162,12 @@ def main() -> int:
         outcome = run(plan)
         outcomes.append(outcome)
         print(plan.seed, plan.how, outcome.verdict, f"{outcome.took_s:.1f} s", outcome.texts[0], flush=True)
-    date = datetime.now(UTC).date().isoformat()
-    options.out.mkdir(parents=True, exist_ok=True)
     many_s = named_within_s()
-    text = as_markdown(date, machine, outcomes, many_s)
-    record = {"date": date, "machine": machine, "many_s": many_s, "outcomes": [asdict(outcome) for outcome in outcomes]}
-    (options.out / f"{date}-hang-verdicts.json").write_text(json.dumps(record, indent=1) + "\n")
-    (options.out / f"{date}-hang-verdicts.md").write_text(text)
-    print(text)
+    method = f"{len(outcomes)} seeded jobs of 2 or 3 agents and 4 to 8 ranks with gloo, that stand still."
+    Report("Which rank hangs", method, machine).write(
+        options.out, "hang-verdicts", table(outcomes, many_s),
+        many_s=many_s, outcomes=[asdict(outcome) for outcome in outcomes],
+    )  # fmt: skip
     return 0
 
 

@@ -10,22 +10,19 @@ Writes `<date>-logs.json` (every single figure) and a readable `.md` of the same
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from arguments import Arguments
-from one_node import HERE, LIMIT_S, Figure, Launcher, Measure, MeasurementError, Run, describe_machine, take_in_turn
+from one_node import HERE, LIMIT_S, Launcher, Measure, MeasurementError, Run, take_in_turn
+from report import Figure, Report, Row, describe_machine, judge
 
 WORKERS = 2
 LINE_BYTES = 100
@@ -75,7 +72,14 @@ MEASURES = (
         "flood",
         measure_flood,
         (
-            Figure("flood_mib_s", f"{WORKERS} workers × {FLOOD_MIB} MiB of 100-byte lines", "MiB/s", 200, False),
+            Figure(
+                "flood_mib_s",
+                f"{WORKERS} workers × {FLOOD_MIB} MiB of 100-byte lines",
+                "MiB/s",
+                200,
+                False,
+                is_least=True,
+            ),
             Figure("flood_cpu_ms_mib", "CPU time of the agent for a MiB of them", "ms", 0.25),
         ),
     ),
@@ -96,7 +100,6 @@ MEASURES = (
         ),
     ),
 )
-MORE_IS_BETTER = {"flood_mib_s"}
 
 
 # --- the console ------------------------------------------------------------------------------------------------------
@@ -187,50 +190,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    caption: str
-    unit: str
-    torchrun: float
-    aelastic: float
-    ratio: float
-    target: str
-    verdict: str
-
-
-def judge(figure: Figure, torchrun: list[float], aelastic: list[float]) -> Row:
-    """The medians, their ratio, and whether the target is met."""
-    theirs, ours = statistics.median(torchrun), statistics.median(aelastic)
-    ratio = ours / theirs
-    target = verdict = ""
-    if figure.target is not None:
-        judged, unit = (ratio, "") if figure.is_ratio else (ours, f" {figure.unit}")
-        more = figure.key in MORE_IS_BETTER
-        target = f"{'ratio ' if figure.is_ratio else ''}{'≥' if more else '≤'} {figure.target:g}{unit}"
-        is_met = judged >= figure.target if more else judged <= figure.target
-        verdict = "ok" if is_met else "MISSED"
-    return Row(figure.caption, figure.unit, theirs, ours, ratio, target, verdict)
-
-
-def as_markdown(date: str, repeats: int, machine: dict[str, str], rows: list[Row]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    lines = [
-        f"# Logs, {date}",
-        "",
-        f"`--tee 3`, console read through pipes. Medians of {repeats} runs, torchrun and aelastic in turn. {facts}.",
-        "",
-        "| what | torchrun | aelastic | ratio | target | |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.caption} | {row.torchrun:.3g} {row.unit} | {row.aelastic:.3g} {row.unit} | {row.ratio:.3f} "
-        f"| {row.target} | {row.verdict} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
@@ -249,18 +209,10 @@ def main() -> int:
             print(f"bench: {measure.key}: {error}", file=sys.stderr)
             return 1
         samples |= taken
-        rows += [
-            judge(figure, taken[figure.key]["torchrun"], taken[figure.key]["aelastic"]) for figure in measure.figures
-        ]
-    date = datetime.now(UTC).date().isoformat()
-    text = as_markdown(date, options.repeat, machine, rows)
-    report = {"date": date, "machine": machine, "repeat": options.repeat, "samples": samples}
-    report["rows"] = [asdict(row) for row in rows]
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{date}-logs.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    (options.out / f"{date}-logs.md").write_text(text)
-    print("\n" + text)
-    print(f"written to {options.out / f'{date}-logs'}.json and .md")
+        rows += [judge(figure, taken[figure.key]) for figure in measure.figures]
+    method = f"`--tee 3`, console read through pipes. Medians of {options.repeat} runs, torchrun and aelastic in turn."
+    report = Report("Logs", method, machine)
+    report.write(options.out, "logs", report.compared(rows), repeat=options.repeat, samples=samples)
     return 0
 
 

@@ -21,13 +21,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from arguments import Arguments
 from jobs import HERE, Job, SkippedError, etcd, free_port, open_job, store
-from one_node import Figure, Launcher, Measure, MeasurementError, describe_machine, take_in_turn
+from one_node import Launcher, Measure, MeasurementError, take_in_turn
+from report import Figure, Report, Row, describe_machine, judge
 
 SETTLE_S = 2.0  # a launcher starts helpers in its first moments; what a running job does is measured after them
 LEASE_S = 5.0  # aelastic's default
@@ -196,30 +195,6 @@ COMPARED = frozenset({"form"})
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
-    caption: str
-    torchrun: str
-    aelastic: str
-    ratio: float | None
-    target: str
-    verdict: str
-
-
-def judge(figure: Figure, taken: dict[str, list[float]]) -> Row:
-    """The medians, the ratio where there are two of them, and whether the target is met."""
-    ours = statistics.median(taken["aelastic"])
-    theirs = statistics.median(taken["torchrun"]) if taken.get("torchrun") else None
-    ratio = ours / theirs if theirs else None
-    target, verdict = "", ""
-    if figure.target is not None:
-        target = f"ratio ≤ {figure.target:g}" if figure.is_ratio else f"≤ {figure.target:g} {figure.unit}"
-        judged = ratio if figure.is_ratio else ours
-        verdict = "ok" if judged is not None and judged <= figure.target else "MISSED"
-    told = THEIRS.get(figure.key, "") if theirs is None else f"{theirs:.3g} {figure.unit}"
-    return Row(figure.caption, told, f"{ours:.3g} {figure.unit}", ratio, target, verdict)
-
-
 def judge_growth(samples: dict[str, dict[str, list[float]]]) -> list[Row]:
     """How much more processor time more agents take, at best: what else runs on the machine slows all of it down."""
     rows = []
@@ -233,44 +208,6 @@ def judge_growth(samples: dict[str, dict[str, list[float]]]) -> list[Row]:
             verdict = "ok" if growth <= most else "MISSED"
             rows.append(Row(caption, "", f"× {growth:.2f}", None, f"≤ × {most:.1f}", verdict))
     return rows
-
-
-def as_markdown(date: str, repeats: int, machine: dict[str, str], rows: list[Row]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    method = (
-        f"Medians of at most {repeats} runs each, all agents on one machine; ratios are of "
-        "torchrun and aelastic in turn. "
-        "Where torchrun never gets over it, it was not waited for. Agents in one process are the rendezvous alone; "
-        "torchrun's figures there are of 128 of its rendezvous handlers, measured once."
-    )
-    lines = [
-        f"# Several nodes, {date}",
-        "",
-        f"{method} {facts}.",
-        "",
-        "| what | torchrun | aelastic | ratio | target | |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.caption} | {row.torchrun} | {row.aelastic} | {'' if row.ratio is None else f'{row.ratio:.3f}'} "
-        f"| {row.target} | {row.verdict} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def write_report(
-    folder: Path, repeats: int, machine: dict[str, str], samples: dict[str, dict[str, list[float]]], rows: list[Row]
-) -> None:
-    date = datetime.now(UTC).date().isoformat()
-    folder.mkdir(parents=True, exist_ok=True)
-    report = {"date": date, "machine": machine, "repeat": repeats}
-    report |= {"rows": [asdict(row) for row in rows], "samples": samples}
-    text = as_markdown(date, repeats, machine, rows)
-    (folder / f"{date}-many-nodes.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    (folder / f"{date}-many-nodes.md").write_text(text)
-    print("\n" + text)
-    print(f"written to {folder / f'{date}-many-nodes'}.json and .md")
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -299,8 +236,16 @@ def main() -> int:
             is_complete = False
             continue
         samples |= taken
-        rows += [judge(figure, taken[figure.key]) for figure in measure.figures]
-    write_report(options.out, options.repeat, machine, samples, rows + judge_growth(samples))
+        rows += [judge(figure, taken[figure.key], THEIRS.get(figure.key, "")) for figure in measure.figures]
+    method = (
+        f"Medians of at most {options.repeat} runs each, all agents on one machine; ratios are of "
+        "torchrun and aelastic in turn. "
+        "Where torchrun never gets over it, it was not waited for. Agents in one process are the rendezvous alone; "
+        "torchrun's figures there are of 128 of its rendezvous handlers, measured once."
+    )
+    report = Report("Several nodes", method, machine)
+    lines = report.compared(rows + judge_growth(samples))
+    report.write(options.out, "many-nodes", lines, repeat=options.repeat, samples=samples)
     return 0 if is_complete else 1
 
 

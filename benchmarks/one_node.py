@@ -11,25 +11,20 @@ Writes `<date>-one-node.json` (every single figure) and a readable `.md` of the 
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import select
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib import metadata
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from arguments import Arguments
+from report import Figure, Report, Row, describe_machine, judge
 
 HERE = Path(__file__).parent
 LIMIT_S = 60.0  # for anything a launcher should do; above it the run is called off
@@ -39,17 +34,6 @@ IDLE_S = 10.0  # wake-ups are counted that long
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number a measure yields; `target` bounds aelastic's share of torchrun's figure, or its figure itself."""
-
-    key: str
-    caption: str
-    unit: str
-    target: float | None = None
-    is_ratio: bool = True
 
 
 @dataclass(frozen=True)
@@ -331,89 +315,6 @@ def status_field(folder: Path, pattern: str, name: str) -> int:
     return total
 
 
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Row:
-    caption: str
-    unit: str
-    torchrun: float
-    aelastic: float
-    ratio: float | None  # none where torchrun has nothing to compare with
-    target: str
-    verdict: str
-
-
-def judge(figure: Figure, torchrun: list[float], aelastic: list[float]) -> Row:
-    """The medians, their ratio, and whether the target is met."""
-    theirs, ours = statistics.median(torchrun), statistics.median(aelastic)
-    ratio = ours / theirs if theirs else None
-    if figure.target is None:
-        target, verdict = "", ""
-    else:
-        target = f"ratio ≤ {figure.target:g}" if figure.is_ratio else f"≤ {figure.target:g} {figure.unit}"
-        judged = ratio if figure.is_ratio else ours
-        verdict = "ok" if judged is not None and judged <= figure.target else "MISSED"
-    return Row(figure.caption, figure.unit, theirs, ours, ratio, target, verdict)
-
-
-def describe_machine() -> dict[str, str]:
-    memory_kib = status_field(Path("/proc"), "meminfo", "MemTotal")
-    return {
-        "cores": str(len(os.sched_getaffinity(0))),
-        "memory": f"{memory_kib / 2**20:.1f} GiB",
-        "kernel": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": version_of("torch"),
-        "aelastic": version_of("aelastic"),
-        "load before": f"{os.getloadavg()[0]:.2f}",
-    }
-
-
-def version_of(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def as_markdown(date: str, repeats: int, machine: dict[str, str], rows: list[Row]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    lines = [
-        f"# One node, {date}",
-        "",
-        f"Medians of {repeats} runs each (idle: at most 3), torchrun and aelastic in turn. {facts}.",
-        "",
-        "| what | torchrun | aelastic | ratio | target | |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row.caption} | {row.torchrun:.3g} {row.unit} | {row.aelastic:.3g} {row.unit} "
-        f"| {'' if row.ratio is None else f'{row.ratio:.3f}'} | {row.target} | {row.verdict} |"
-        for row in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def write_report(
-    folder: Path,
-    repeats: int,
-    machine: dict[str, str],
-    samples: dict[str, dict[str, list[float]]],
-    rows: list[Row],
-) -> None:
-    date = datetime.now(UTC).date().isoformat()
-    folder.mkdir(parents=True, exist_ok=True)
-    report: dict[str, Any] = {"date": date, "machine": machine, "repeat": repeats}
-    report |= {"rows": [asdict(row) for row in rows], "samples": samples}
-    text = as_markdown(date, repeats, machine, rows)
-    (folder / f"{date}-one-node.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    (folder / f"{date}-one-node.md").write_text(text)
-    print("\n" + text)
-    print(f"written to {folder / f'{date}-one-node'}.json and .md")
-
-
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
@@ -437,10 +338,10 @@ def main() -> int:
             print(f"bench: {measure.key}: {error}", *getattr(error, "__notes__", []), sep="\n", file=sys.stderr)
             return 1
         samples |= taken
-        rows += [
-            judge(figure, taken[figure.key]["torchrun"], taken[figure.key]["aelastic"]) for figure in measure.figures
-        ]
-    write_report(options.out, options.repeat, machine, samples, rows)
+        rows += [judge(figure, taken[figure.key]) for figure in measure.figures]
+    method = f"Medians of {options.repeat} runs each (idle: at most 3), torchrun and aelastic in turn."
+    report = Report("One node", method, machine)
+    report.write(options.out, "one-node", report.compared(rows), repeat=options.repeat, samples=samples)
     return 0
 
 

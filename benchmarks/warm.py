@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from arguments import Arguments
-from one_node import HERE, Launcher, MeasurementError, descendants, describe_machine, proportional_mib
+from one_node import HERE, Launcher, MeasurementError, descendants, proportional_mib
+from report import describe_machine
 
 PRELOAD = ("--preload", "torch,torch.distributed")
 MANY = 8

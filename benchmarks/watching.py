@@ -12,7 +12,6 @@ Writes `<date>-watching.json` (every single figure) and a readable `.md` of the 
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import socket
@@ -26,11 +25,12 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from arguments import Arguments
-from one_node import HERE, SETTLE_S, MeasurementError, Run, describe_machine, wakeups
+from jobs import free_port
+from one_node import HERE, SETTLE_S, MeasurementError, Run, resident_mib, wakeups
+from report import Report, describe_machine
 
 WORKERS = 8
 TARGET_SHARE = 0.01  # of a core, more than the bare agent takes
@@ -63,10 +63,8 @@ def measure(contestant: Contestant, seconds: float) -> Cost:
         before_s, woken, began = cpu_s(run.pid), wakeups([run.pid]), time.monotonic()
         run.stays_for(seconds)
         took = time.monotonic() - began
-        memory = next(line for line in Path(f"/proc/{run.pid}/status").read_text().splitlines() if "VmRSS" in line)
-        return Cost(
-            (cpu_s(run.pid) - before_s) / took, (wakeups([run.pid]) - woken) / took, int(memory.split()[1]) / 1024
-        )
+        woken = wakeups([run.pid]) - woken
+        return Cost((cpu_s(run.pid) - before_s) / took, woken / took, resident_mib([run.pid]))
 
 
 def cpu_s(pid: int) -> float:
@@ -159,32 +157,17 @@ def http_client(port: int) -> Iterator[None]:
         asking.join()
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def as_markdown(date: str, repeats: int, machine: dict[str, str], costs: dict[str, Cost]) -> str:
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+def table(costs: dict[str, Cost]) -> list[str]:
     added = costs["everything"].cpu_share - costs["bare"].cpu_share
     verdict = "ok" if added < TARGET_SHARE else "MISSED"
-    lines = [
-        f"# Watching, {date}",
-        "",
-        f"An idle agent with {WORKERS} sleeping workers; medians of {repeats} runs, in turn. {facts}.",
-        "",
-        "| what | torchrun | aelastic, bare | aelastic, everything on |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| what | torchrun | aelastic, bare | aelastic, everything on |", "|---|---|---|---|"]
     shown = [costs[name].shown() for name in ("torchrun", "bare", "everything")]
     captions = ("processor time, share of a core", "wake-ups", "memory (RSS)")
     lines += [f"| {caption} | {' | '.join(values)} |" for caption, *values in zip(captions, *shown, strict=True)]
-    lines += ["", f"Added by everything: {added:.2%} of a core (target < {TARGET_SHARE:.0%}): {verdict}."]
-    return "\n".join(lines) + "\n"
+    return [*lines, "", f"Added by everything: {added:.2%} of a core (target < {TARGET_SHARE:.0%}): {verdict}."]
 
 
 def main() -> int:
@@ -211,15 +194,11 @@ def main() -> int:
         )
         for name, taken in samples.items()
     }
-    date = datetime.now(UTC).date().isoformat()
-    text = as_markdown(date, options.repeat, machine, costs)
-    report = {"date": date, "machine": machine, "repeat": options.repeat, "seconds": options.seconds}
-    report["samples"] = {name: [asdict(cost) for cost in taken] for name, taken in samples.items()}
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{date}-watching.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    (options.out / f"{date}-watching.md").write_text(text)
-    print("\n" + text)
-    print(f"written to {options.out / f'{date}-watching'}.json and .md")
+    method = f"An idle agent with {WORKERS} sleeping workers; medians of {options.repeat} runs, in turn."
+    every = {name: [asdict(cost) for cost in taken] for name, taken in samples.items()}
+    Report("Watching", method, machine).write(
+        options.out, "watching", table(costs), repeat=options.repeat, seconds=options.seconds, samples=every
+    )
     return 0
 
 

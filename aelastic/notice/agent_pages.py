@@ -25,6 +25,7 @@ class NoticePage:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._fd, BYTES)
         self._write(FORM, FORM_1)
@@ -46,6 +47,7 @@ class NoticePage:
 
     def close(self) -> None:
         os.close(self._fd)
+        self.path.unlink(missing_ok=True)
 
 
 class NoticePages:
@@ -58,7 +60,6 @@ class NoticePages:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pages: dict[int, NoticePage] = {}  # by local rank
-        self._paths: dict[int, Path] = {}
         self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
@@ -66,11 +67,9 @@ class NoticePages:
         self.close()
         self.generation = generation
         for rank in local_ranks:
-            path = self._folder / f"notice_{generation}_{rank}"
             with suppress(OSError):
-                self._pages[rank] = NoticePage(path)
-                self._paths[rank] = path
-        return {rank: str(path) for rank, path in self._paths.items()}
+                self._pages[rank] = NoticePage(self._folder / f"notice_{generation}_{rank}")
+        return {rank: str(page.path) for rank, page in self._pages.items()}
 
     def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
         """Holds all ranks at their next call, names the call at which they save, or lets them go on.
@@ -102,6 +101,4 @@ class NoticePages:
     def close(self) -> None:
         for page in self._pages.values():
             page.close()
-        for path in self._paths.values():
-            path.unlink(missing_ok=True)
-        self._pages, self._paths, self.phase, self.save_at = {}, {}, NONE, 0
+        self._pages, self.phase, self.save_at = {}, NONE, 0

@@ -85,34 +85,27 @@ class Rehearsals:
         return f"{last - begins.number + 1} steps in {took_s:.3g} s{'' if code == 0 else ', as far as it came'}"
 
     def _check(self, play: Play, code: int | None) -> None:
-        step, metric, before = self._script.step, self._metric, self._files.before
+        step, metric, before, why = self._script.step, self._metric, self._files.before, ""
         if code:
-            raise CannotError(f"undisturbed, it fails: {play.cause}")
-        if len({each.round for each in play.workers}) > 1:
-            raise CannotError(f"undisturbed, it was started again: {play.cause}")
-        if step is None and code is None:
-            raise CannotError(
-                f"undisturbed, it takes more than {self._for_s:g} s: name more (--for), or add --progress"
-            )
-        if play.last() < 0 and step is None:
-            raise CannotError(
-                "undisturbed, it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
-            )
-        if play.last() < 0:
-            raise CannotError(f"undisturbed, it shows no step that matches '{step and step.pattern}' (--progress)")
-        if play.goes_back:
+            why = f"it fails: {play.cause}"
+        elif len({each.round for each in play.workers}) > 1:
+            why = f"it was started again: {play.cause}"
+        elif step is None and code is None:
+            why = f"it takes more than {self._for_s:g} s: name more (--for), or add --progress"
+        elif play.last() < 0:
+            no_calls = "it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
+            why = f"it shows no step that matches '{step.pattern}' (--progress)" if step else no_calls
+        elif play.goes_back:
             newest, then = play.goes_back
-            raise CannotError(
-                f"undisturbed, its steps go back from {newest} to {then}: let --progress take a number that grows"
-            )
-        if play.no_number:
-            raise CannotError(f"undisturbed, {play.no_number!r} is no number: let --metric take no more than that")
-        if metric and not play.metrics(play.round):
-            raise CannotError(f"undisturbed, it shows no number that matches '{metric.pattern}' (--metric)")
-        if changed := [*overwritten(before, play.stamps), *(each.name for each in before.keys() - play.stamps.keys())]:
-            raise CannotError(
-                f"undisturbed, it has changed {changed[0]}, which was there: say where it saves (--checkpoints)"
-            )
+            why = f"its steps go back from {newest} to {then}: let --progress take a number that grows"
+        elif play.no_number:
+            why = f"{play.no_number!r} is no number: let --metric take no more than that"
+        elif metric and not play.metrics(play.round):
+            why = f"it shows no number that matches '{metric.pattern}' (--metric)"
+        elif gone := [*overwritten(before, play.stamps), *(each.name for each in before.keys() - play.stamps.keys())]:
+            why = f"it has changed {gone[0]}, which was there: say where it saves (--checkpoints)"
+        if why:
+            raise CannotError("undisturbed, " + why)
 
     def run(self, name: str) -> Judged:
         """One of `cases`."""

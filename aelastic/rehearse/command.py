@@ -20,6 +20,7 @@ from aelastic.rehearse.play import Script
 from aelastic.ui.commands import Parser, say, seconds
 
 EXIT_CANNOT = 3
+EXIT_CODES = {"ok": 0, "failed": EXIT_FAILURE, "cannot": EXIT_CANNOT}
 _WITH_VALUE = {"--metric", "--checkpoints", "--for", "--only", "--output"}
 
 
@@ -107,17 +108,17 @@ def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) 
         found.append(judged)
         say(f"{len(found):2} {names[len(found) - 1]:<31} {verdict:<5}{judged.text}", to)
 
-    def end(code: str, text: str) -> None:
+    def end(code: str, text: str) -> int:
         each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
         said = json.dumps({"code": code, "text": text, "rehearsals": each, "folder": str(apart)}, indent=2)
         (apart / RESULT).write_text(said)
         say(said if options.json else text)
+        return EXIT_CODES[code]
 
     try:
         tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
-        end("cannot", f"aelastic: {error}; its logs are in {apart}")
-        return EXIT_CANNOT
+        return end("cannot", f"aelastic: {error}; its logs are in {apart}")
     for name in names[1:]:
         judged = rehearsals.run(name)
         tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
@@ -126,14 +127,13 @@ def _rehearse(rehearsals: Rehearsals, options: argparse.Namespace, apart: Path) 
     failed = [each for each in found if each.holds is False]
     untested = sum(each.holds is None for each in found)
     tested = len(names) - 1 - untested
+    if not tested:
+        return end("cannot", f"aelastic: nothing could be tested; logs, and what the script has saved: {apart}")
     text = f"{len(failed)} of {tested} do not hold" if failed else f"all {tested} hold"
     text += f", {untested} not tested" if untested else ""
-    if not tested:
-        end("cannot", f"aelastic: nothing could be tested; logs, and what the script has saved: {apart}")
-        return EXIT_CANNOT
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
-    end("failed" if failed else "ok", "\n".join([text, *advice, f"logs, and what the script has saved: {apart}"]))
-    return EXIT_FAILURE if failed else 0
+    text = "\n".join([text, *advice, f"logs, and what the script has saved: {apart}"])
+    return end("failed" if failed else "ok", text)
 
 
 def _table(found: Mapping[str, Judged]) -> Iterator[str]:

@@ -293,16 +293,12 @@ class Play:
         return [each for each in self.workers if each.round == newest]
 
     @property
-    def said(self) -> list[str]:
-        """The first agent's own lines."""
-        text = (self.folder / "agent.log").read_text(errors="replace")
-        return [line.partition("aelastic: ")[2] for line in text.splitlines() if line.startswith("aelastic: ")]
-
-    @property
     def cause(self) -> str:
-        """Why it ended, in the agent's words."""
-        failed = [line for line in self.said if re.match(r"W rank \d+ failed on |error", line)]
-        return failed[-1].removeprefix("W ") if failed else (self.said or ["no word"])[-1]
+        """Why it ended, in the first agent's words."""
+        text = (self.folder / "agent.log").read_text(errors="replace")
+        said: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
+        failed = [line for line in said if re.match(r"W rank \d+ failed on |error", line)]
+        return failed[-1].removeprefix("W ") if failed else (said or ["no word"])[-1]
 
     @property
     def asks(self) -> bool:

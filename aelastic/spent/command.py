@@ -13,7 +13,7 @@ from pathlib import Path
 from aelastic.errors import InputError
 from aelastic.observe.time_spent import WORDS
 from aelastic.spent.bill import Bill, bill_of
-from aelastic.timeline.files import read_file, sources_of
+from aelastic.timeline.files import read_all
 from aelastic.timeline.text import counted, duration
 from aelastic.ui.commands import Parser, say, seconds
 
@@ -37,8 +37,7 @@ def run_spent(argv: Sequence[str]) -> int:
     parser.add_argument("--save", type=a_save, metavar="S", help="what a save takes (default: as drains have shown)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
     args = parser.parse_args(argv)
-    sources = dict.fromkeys(source for path in args.events for source in sources_of(path))
-    logs = [log for source in sources for log in read_file(source)]
+    logs = read_all(args.events)
     ids = [*dict.fromkeys(log.run_id for log in logs if log.entries)]
     if not ids:
         raise InputError(f"{', '.join(map(str, args.events))}: no record of a job")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from aelastic.failures.error_file import printable
 from aelastic.timeline.boxes import Box, Lines, agent_boxes, fold_all, worker_boxes
 from aelastic.timeline.model import Mark, MarkKind, NodeStory, Restart, Story
-from aelastic.timeline.text import duration, printable
+from aelastic.timeline.text import duration
 
 Json: TypeAlias = dict[str, Any]
 

@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aelastic.errors import EXIT_INPUT, InputError
+from aelastic.failures.error_file import printable
 from aelastic.host.files import replace_file
-from aelastic.timeline.files import read_file, sources_of
+from aelastic.timeline.files import read_all
 from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import Log, runs_of
-from aelastic.timeline.text import printable
-from aelastic.ui.commands import Parser
+from aelastic.ui.commands import Parser, say
 
 DESCRIPTION = """\
 Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _make(options)
     except InputError as error:
         line = " ".join(printable(str(error)).splitlines())
-        print(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", file=sys.stderr)  # noqa: T201
+        say(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
         return EXIT_INPUT
 
 
@@ -63,16 +63,15 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _make(options: argparse.Namespace) -> int:
-    sources = list(dict.fromkeys(source for folder in options.folders for source in sources_of(folder)))
+    logs = read_all(options.folders)
     first: Path = options.folders[0]
     output: Path = options.output or (first if first.is_dir() else first.parent) / "timeline.html"
     trace_file: Path = options.trace or output.parent / f"{output.stem}.trace.json"
     for path in (output, trace_file):
-        if os.path.realpath(path) in map(os.path.realpath, sources):
+        if os.path.realpath(path) in {os.path.realpath(log.source) for log in logs}:
             raise InputError(f"{path} is an event log: choose another output")
     if os.path.realpath(output) == os.path.realpath(trace_file):
         raise InputError(f"{output}: the picture and the trace need two files")
-    logs = [log for source in sources for log in read_file(source)]
     if not any(log.entries for log in logs):
         damaged = sum(log.damaged for log in logs)
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
@@ -85,10 +84,7 @@ def _make(options: argparse.Namespace) -> int:
 
 
 def _tell(line: str) -> None:
-    try:
-        print(" ".join(printable(line).splitlines()), flush=True)  # noqa: T201
-    except OSError:
-        pass  # stdout is closed
+    say(" ".join(printable(line).splitlines()))
 
 
 def _say(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
@@ -51,6 +51,16 @@ def sources_of(folder: Path) -> Iterator[Path]:
             f"{folder}: no event log here ({FILE_NAME}, up to {DEPTH_MAX} folders deep); "
             "agents write one into --log-dir"
         )
+
+
+def read_all(paths: Iterable[Path]) -> list[Log]:
+    """The logs in files and folders; a file that is named twice is read once.
+
+    Raises:
+        InputError: one cannot be read, is of another version, or has no log in it.
+    """
+    sources = dict.fromkeys(source for path in paths for source in sources_of(path))
+    return [log for source in sources for log in read_file(source)]
 
 
 def read_file(source: Path) -> list[Log]:

@@ -166,7 +166,8 @@ class NodeReader:
         failure = entry.fields.get("failure")
         headline, exitcode = "", None
         if isinstance(failure, dict):
-            headline, exitcode = _headline(failure), failure.get("exitcode")
+            message = str(failure.get("message") or "").strip()
+            headline, exitcode = message.partition("\n")[0].strip() or "failed", failure.get("exitcode")
         self._node.lives.append(
             replace(
                 life, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline,
@@ -184,11 +185,6 @@ class NodeReader:
 
 def _kind_of(told: object) -> str:
     return told if told in {"warm", "cold"} and isinstance(told, str) else ""
-
-
-def _headline(failure: dict[str, object]) -> str:
-    message = str(failure.get("message") or "").strip()
-    return message.partition("\n")[0].strip() or "failed"
 
 
 def _is_of_a_start(entry: Entry) -> bool:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
+from aelastic.failures.error_file import printable
 from aelastic.timeline.model import RESTART_PHASES, NodeStory, Story
-from aelastic.timeline.text import printable
 
 Json: TypeAlias = dict[str, Any]
 

@@ -77,7 +77,6 @@ class Log:
     first_ns: int = 0  # of its monotonic clock
     entries: list[Entry] = field(default_factory=list[Entry])
     damaged: int = 0  # lines that were left out
-    is_torn: bool = False  # its last line is not finished
     alive_at: float | None = None  # when its agent was seen alive, as wall time
     is_dead: bool = False  # its agent was not found
 
@@ -128,14 +127,14 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
                 log = logs[node] = Log(source, run_id, host, began, monotonic_ns)
         except UnknownVersionError:
             raise
-        except (ValueError, TypeError, RecursionError, OverflowError):
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
             damaged += not is_torn
             continue
         # An interval on the monotonic clock; in whole nanoseconds, since a float cannot hold as many.
         wall = log.began.timestamp() + max(monotonic_ns - log.first_ns, 0) / 1e9
         log.entries.append(Entry(wall, str(record.get("event", "")), record))
     found = list(logs.values()) or [Log(source)]
-    found[0].damaged, found[-1].is_torn = damaged, is_torn
+    found[0].damaged = damaged
     return found
 
 
@@ -145,9 +144,6 @@ def _parse(line: bytes) -> dict[str, Any]:
     record = json.loads(line)
     if not isinstance(record, dict):
         raise TypeError("not an object")
-    if isinstance(failure := record.get("failure"), dict):
-        for name in ("traceback", "stack"):
-            failure.pop(name, None)  # long, and not shown
     return record
 
 
@@ -166,10 +162,7 @@ def _whole(value: object, name: str) -> int:
 
 
 def _moment(record: dict[str, Any]) -> datetime:
-    text = record.get("time")
-    if not isinstance(text, str):
-        raise TypeError("a time that is no text")
-    moment = datetime.fromisoformat(text)
+    moment = datetime.fromisoformat(record["time"])
     if moment.tzinfo is None:
         raise ValueError("a time without its zone")
     return moment

@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 import html
-import re
 
-# Control characters, and those that turn the direction of what follows.
-_UNPRINTABLE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
-)
-
-
-def printable(text: str) -> str:
-    """Text from a log for people: without invisible characters and control sequences of terminals."""
-    return _UNPRINTABLE.sub("\ufffd", text)
+from aelastic.failures.error_file import printable
 
 
 def safe(text: object) -> str:

@@ -33,7 +33,8 @@ def seconds(text: str, least: float = 1.0) -> float:
 
 def say(text: str, to: TextIO | None = None) -> None:
     """Writes lines to stdout, or another stream, at once; a reader that has gone is none of our business."""
+    to = sys.stdout if to is None else to
     with suppress(OSError):
-        to = to or sys.stdout
-        to.write(f"{printable(text)}\n")
-        to.flush()
+        if to is not None:  # else it is closed
+            to.write(f"{printable(text)}\n")
+            to.flush()

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import pytest
 from kit.costs import groups, nodes, rounds, workers
-from kit.costs.terms import names
+from kit.costs.terms import Story, names
 from kit.visits import Act, Name, Visits, median, visits
 
 import aelastic
@@ -32,8 +32,6 @@ from aelastic.rdzv.member import member_events
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.quorum.register import Register
 from aelastic.rdzv.survivors.election import Election
-
-Story = Callable[[int], Iterator[Act]]
 
 FEW, MANY = 50, 500  # of which one does something
 SMALL, LARGE = 12, 120  # where all is visited, which takes as long
@@ -57,9 +55,15 @@ BOUNDED = {
 }
 
 
-def stories(*modules: object) -> list[Story]:
-    told = [inspect.getmembers(module, inspect.isgeneratorfunction) for module in modules]
-    return [story for each in told for _, story in each if story.__module__ in {m.__name__ for m in modules}]  # type: ignore[attr-defined]
+def stories(*modules: object) -> dict[str, Story]:
+    return {
+        name: story for module in modules for name, story in inspect.getmembers(module, inspect.isgeneratorfunction)
+    }
+
+
+def for_each_story(*modules: object) -> pytest.MarkDecorator:
+    told = stories(*modules)
+    return pytest.mark.parametrize("story", told.values(), ids=told)
 
 
 def cores() -> set[str]:
@@ -80,21 +84,21 @@ def _no_invariants() -> Iterator[None]:
     check_invariants()
 
 
-@pytest.mark.parametrize("story", stories(nodes, workers), ids=lambda story: story.__name__)
+@for_each_story(nodes, workers)
 def test_an_event_of_one_costs_the_same_however_many_there_are(story: Story) -> None:
     few, many = cost(story, FEW), cost(story, MANY)
     assert many.steps <= 1.1 * few.steps + STEPS
     assert many.held_bytes <= few.held_bytes + HELD_BYTES
 
 
-@pytest.mark.parametrize("story", stories(rounds, groups), ids=lambda story: story.__name__)
+@for_each_story(rounds, groups)
 def test_an_event_for_all_costs_as_much_for_each_of_many_as_of_a_few(story: Story) -> None:
     few, many = cost(story, SMALL), cost(story, LARGE)
     assert many.steps <= 1.1 * LARGE / SMALL * few.steps
     assert many.held_bytes <= 2 * LARGE / SMALL * few.held_bytes
 
 
-@pytest.mark.parametrize("story", stories(nodes, workers, rounds, groups), ids=lambda story: story.__name__)
+@for_each_story(nodes, workers, rounds, groups)
 def test_the_invariants_hold_in_each_story(story: Story) -> None:
     check_invariants()
     for act in story(12):
@@ -131,7 +135,7 @@ def test_each_core_is_measured_by_each_of_its_events(monkeypatch: pytest.MonkeyP
         return handle(core, event, now)
 
     monkeypatch.setattr(Machine, "handle", noting)
-    for story in stories(nodes, workers, rounds, groups):
+    for story in stories(nodes, workers, rounds, groups).values():
         for act in story(12):
             handled.add((type(act.core), type(act.event)))
             act.core.handle(act.event, act.now)

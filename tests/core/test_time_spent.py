@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.effort import SPENT_JOBS
 from kit.stories.spent_logs import Job
 from kit.stories.timelines import logs_of
 
@@ -15,9 +16,9 @@ from aelastic.spent.bill import bill_of, in_tenths
 from aelastic.timeline.reader import in_order, read_logs
 
 
-@pytest.mark.parametrize("part", range(10))
-def test_each_share_is_what_it_was(part: int) -> None:
-    for seed in range(20 * part, 20 * part + 20):
+@pytest.mark.parametrize("first", range(0, SPENT_JOBS, 20))
+def test_each_share_is_what_it_was(first: int) -> None:
+    for seed in range(first, first + 20):
         job = Job(seed)
         logs, spent = logs_of(*job.logs), TimeSpent(GAP_S)
         bill = bill_of(logs, (2.0, "gpu-"), None)
@@ -33,7 +34,7 @@ def test_each_share_is_what_it_was(part: int) -> None:
         assert bill.cost == pytest.approx(whole / 3600 * 2 * 2 * job.count, rel=0.1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(SPENT_JOBS // 10))
 def test_a_log_that_is_cut_anywhere_adds_up(seed: int) -> None:
     job, rng = Job(seed), random.Random(seed)
     data = [b"".join(node.lines) for node in job.logs]

@@ -26,15 +26,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "logs"
 
 
-def refused(capsys: pytest.CaptureFixture[str], *argv: str | Path) -> str:
-    """What is said of a bad command, which is one line and changes nothing."""
-    assert main([str(each) for each in argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1
-    assert err.startswith("aelastic.timeline: error: ") and err.endswith(" (see python -m aelastic.timeline --help)\n")
-    return err.removeprefix("aelastic.timeline: error: ")
-
-
 def test_the_picture_and_the_trace_of_all_nodes_lie_in_the_folder(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -81,7 +72,15 @@ def test_of_several_runs_the_last_is_drawn_unless_another_is_chosen(
     assert "run      later: " in said and "1 other runs found; use --run-id to choose one: job" in said
     assert main([str(folder), "--run-id", "job"]) == 0
     assert "run      job: 20.2 s: trained 92.1 %" in capsys.readouterr().out
-    assert "no such run here; found: " in refused(capsys, folder, "--run-id", "jab")
+
+
+def test_a_log_whose_agent_is_gone_is_cut_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    NodeLog(socket.gethostname(), pid=2**22 + 1).write(tmp_path / "a")  # more than a kernel gives
+    # The process with this pid is another one: it began long after the log.
+    NodeLog(socket.gethostname(), pid=os.getpid()).write(tmp_path / "b")
+
+    assert main([str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(": cut off; ") == 2
 
 
 def test_a_log_whose_agent_lives_goes_on_until_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,68 +153,52 @@ def test_a_damaged_log_is_drawn_as_far_as_it_can_be_read(folder: Path, capsys: p
     assert "note     node-b: still running or cut off; " in said
 
 
-# What is refused.
+# What is refused, of a folder that has all of this.
+REFUSED = {
+    "nowhere": "nowhere: no such file or folder",
+    "\x1b[31mred": "red: no such file or folder",
+    "fifos/events.jsonl": "is neither a folder nor an event log",
+    "": "arguments are required: LOGDIR",
+    "logs --bogus": "unrecognized arguments: --bogus",
+    "fifos": "fifos: no event log here (events.jsonl, up to 3 folders deep)",
+    "empty": "no record of a run (0 damaged lines)",
+    "damaged": "no record of a run (2 damaged lines)",
+    "newer": "/newer/events.jsonl: schema version 2; this aelastic reads version 1",
+    "logs --run-id jab": "no such run here; found: ",
+    "logs -o empty": "empty cannot be written: Is a directory",
+    "logs --trace empty": "empty cannot be written: Is a directory",
+    "logs -o no/x": "cannot be written: No such file or directory",
+    "logs --trace no/x": "cannot be written: No such file or directory",
+    "logs -o logs/node-a/latest/events.jsonl": "is an event log",
+    "logs -o x --trace x": "need two files",
+}
 
 
-def test_what_is_no_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "fifo")
-
-    assert refused(capsys, tmp_path / "nowhere").startswith(f"{tmp_path}/nowhere: no such file or folder")
-    assert "is neither a folder nor an event log" in refused(capsys, tmp_path / "fifo")
-    assert "arguments are required: LOGDIR" in refused(capsys)
-    assert "unrecognized arguments: --bogus" in refused(capsys, tmp_path, "--bogus")
-
-
-def test_a_folder_without_a_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "events.jsonl")  # reading it would never end
-    too_deep = tmp_path / "1" / "2" / "3" / "4"
-    a_crash()[0].write(too_deep)
-
-    assert "no event log here (events.jsonl, up to 3 folders deep)" in refused(capsys, tmp_path)
-
-
-def test_a_log_of_nothing_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "events.jsonl").write_bytes(b"")
-    assert "no record of a run (0 damaged lines)" in refused(capsys, tmp_path)
-
-    (tmp_path / "events.jsonl").write_bytes(b"\x7fELF\n\n{}\n")
-    assert "no record of a run (2 damaged lines)" in refused(capsys, tmp_path)
-
-
-def test_an_unknown_version_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = folder / "node-a" / "job_1a2b" / "events.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"schema": 1', b'"schema": 2'))
-
-    assert refused(capsys, folder).startswith(f"{log}: schema version 2; this aelastic reads version 1")
-    assert not list(folder.glob("timeline*"))
-
-
-@pytest.mark.parametrize("option", ["-o", "--trace"])
-def test_an_output_that_cannot_be_written_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_is_refused_is_said_in_one_line(
+    folder: Path, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / "a-folder").mkdir()
+    monkeypatch.chdir(folder.parent)
+    a_crash()[0].write(Path("fifos/1/2/3/4"))  # too deep
+    os.mkfifo("fifos/events.jsonl")  # reading it would never end
+    newer = b"".join(a_crash()[0].lines).replace(b'"schema": 1', b'"schema": 2')
+    for name, data in (("empty", b""), ("damaged", b"\x7fELF\n\n{}\n"), ("newer", newer)):
+        Path(name).mkdir()
+        Path(name, "events.jsonl").write_bytes(data)
+    before = [path.read_bytes() for path in folder.glob("*/*/events.jsonl")]
 
-    assert "a-folder cannot be written: Is a directory" in refused(capsys, folder, option, folder / "a-folder")
-    assert "cannot be written: No such file or directory" in refused(capsys, folder, option, folder / "no" / "x")
+    assert main(command.split()) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "\x1b" not in err
+    assert err.startswith("aelastic.timeline: error: ") and err.endswith(" (see python -m aelastic.timeline --help)\n")
+    assert REFUSED[command] in err
+    assert [path.read_bytes() for path in folder.glob("*/*/events.jsonl")] == before
+    if "--trace" not in command:  # else the picture was written first
+        assert not Path("x").exists() and not Path("logs/timeline.html").exists()
 
 
-def test_outputs_that_would_overwrite_something_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = folder / "node-a" / "job_1a2b" / "events.jsonl"
-    before = log.read_bytes()
-
-    assert "is an event log" in refused(capsys, folder, "-o", folder / "node-a" / "latest" / "events.jsonl")
-    assert "need two files" in refused(capsys, folder, "-o", folder / "x", "--trace", folder / "x")
-    assert log.read_bytes() == before
-
-
-def test_a_message_tells_a_terminal_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "\x1b" not in refused(capsys, tmp_path / "\x1b[31mred")
-
+def test_what_a_log_says_tells_a_terminal_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     NodeLog("a", run_id="\x1b]0;evil\x07\nrun").write(tmp_path)
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "\x1b" not in out and "\x07" not in out and len(out.splitlines()) == 4
-
-
-# A real run.

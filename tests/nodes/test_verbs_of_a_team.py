@@ -60,6 +60,9 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
             assert said.code == 0 and said.out.count(" running  ") == 4 and said.out.count(" * ") == 1, said
             stacks = told(agent.folder, "stacks")["stacks"]
             assert sorted(stacks, key=int) == [*map(str, range(6))], stacks.keys()
+            assert logs_of(agent).code == 0
+            logs = logs_of(agent, *agents)
+            assert logs.code == 1 and "only where the job has a secret (--secret-file)" in logs.err, logs
         # A restart that is asked for on a node that does not coordinate.
         asker = next(agent for agent in agents if agent is not team.coordinator)
         round_ = team.wait_round(agents)
@@ -79,21 +82,19 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
         assert [agent.wait() for agent in rest] == [EXIT_TRY_AGAIN] * 2, team.story
 
 
+def logs_of(agent: Agent, *agents: Agent) -> Said:
+    """What an agent shows of a worker of the first of some nodes that is not its own; of none: of its own."""
+    other = next((other for other in agents if other is not agent), agent)
+    return verb(agent.folder, "logs", str(other.starts[0].rank), "--stderr")
+
+
 def test_logs_of_another_node_are_shown_where_the_job_has_a_secret(launch: Launcher, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("a secret of the tests, in one line")
-    for options in ((), ("--secret-file", str(secret))):
-        with trio(launch, *options, nnodes="2", nodes=2) as (_, agents):
-            for agent in agents:
-                mine = next(start.rank for start in agent.starts)
-                theirs = next(start.rank for other in agents if other is not agent for start in other.starts)
-                assert verb(agent.folder, "logs", str(mine), "--stderr").code == 0
-                said = verb(agent.folder, "logs", str(theirs), "--stderr")
-                if options:
-                    assert said.code == 0, said
-                else:
-                    assert said.code == 1 and "only where the job has a secret (--secret-file)" in said.err, said
+    with trio(launch, "--secret-file", str(secret), nnodes="2", nodes=2) as (_, agents):
+        for agent in agents:
+            assert logs_of(agent).code == logs_of(agent, *agents).code == 0
 
 
 def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:

@@ -20,6 +20,13 @@ def test_importing_pulls_in_neither_torch_nor_aiohttp(module: str) -> None:
     assert seen.stdout == "[]\n"
 
 
+def test_a_timeline_is_drawn_without_torch_and_without_an_event_loop() -> None:
+    code = "import sys; from aelastic.timeline.command import main; main(['nowhere']); "
+    code += "print({'torch', 'asyncio', 'anyio', 'aiohttp'} & set(sys.modules))"
+    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert seen.stdout == "set()\n" and seen.stderr.startswith("aelastic.timeline: error: nowhere: no such file")
+
+
 def test_what_only_a_failure_needs_is_imported_while_the_workers_start_or_later() -> None:
     rooms = ["aelastic.failures.exit_reason", "aelastic.failures.report"]
     code = f"import aelastic.cli.main, aelastic.supervisor, sys; print(sorted({{*{rooms}}} & set(sys.modules)))"

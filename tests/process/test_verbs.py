@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, stand_still, wait_for
+from kit.stories.timelines import boxes_of, data_of
 from kit.verbs import told, verb
 
 from aelastic import Supervisor, WorkerSpec
@@ -22,6 +23,7 @@ from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.group.events import WorkerState
 from aelastic.host import doors
 from aelastic.observe.run_events import RunEnded, WorkersStarted
+from aelastic.timeline.command import main as timeline
 
 # Steps of 10 ms; goes on from where it has saved.
 TRAINS = """
@@ -89,33 +91,18 @@ def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launc
 @pytest.mark.parametrize(
     "how, code, words",
     [
-        ((), -signal.SIGTERM, "; all workers have ended"),
-        (("--now",), -signal.SIGTERM, "; all workers have ended"),
-        (("--at-save",), EXIT_TRY_AGAIN, "all ranks have saved: drained"),
+        ("--now", -signal.SIGTERM, "; all workers have ended"),
+        ("--at-save", EXIT_TRY_AGAIN, "all ranks have saved: drained"),
     ],
 )
-def test_a_job_is_stopped_and_says_afterwards_why(
-    launch: Launcher, how: tuple[str, ...], code: int, words: str
-) -> None:
+def test_a_job_is_stopped_and_says_afterwards_why(launch: Launcher, how: str, code: int, words: str) -> None:
     job = trains(launch)
-    assert verb(job.folder, "stop", "--reason", "enough", *how).code == 0
+    assert verb(job.folder, "stop", "--reason", "enough", how).code == 0
     assert job.wait() == code and words in job.stderr, job.story
     said = verb(job.folder, "status")
     assert said.code == 3 and ", STOPPED: aelastic why says more)" in said.err
     assert "(by root: enough)" in verb(job.folder, "why").out or os.getuid()
     job.assert_nothing_left()
-
-
-def test_the_cause_of_a_failure_is_told_while_the_job_runs_and_after_it(launch: Launcher) -> None:
-    fails = "if rank == 1 and os.path.exists('fail'):\n    raise ValueError('no data left')\n"
-    job = launch(TRAINS.replace("    step += 1\n", "    step += 1\n    " + fails.replace("\n    ", "\n        ")), *TWO)
-    job.wait_line("start", 2)
-    (job.folder / "fail").touch()
-    assert job.wait() == 1
-    code, out, _ = verb(job.folder, "why")
-    assert code == 0 and "cause    rank 1 on " in out and "ValueError: no data left" in out, out
-    assert re.search(r"^  symptom  rank 1 on \S+ exited with code 1$", out, re.MULTILINE), out
-    assert "\n  changed  by --max-restarts N\n" in f"{out}\n"
 
 
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
@@ -175,40 +162,25 @@ def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
     assert verb(launch.folder, "stop", "--job", "exp2").code == 0
-    assert jobs[1].wait() == -signal.SIGTERM
+    assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
     assert verb(launch.folder, "why", "exp2").code == 0
 
 
-@pytest.mark.parametrize(
-    "to, code, words", [(">&-", 0, ""), ("> /dev/full", 4, "aelastic: stdout cannot be written: ")]
-)
-def test_a_stdout_that_takes_nothing_is_no_refusal(launch: Launcher, to: str, code: int, words: str) -> None:
+def test_a_stdout_that_takes_nothing_is_no_refusal(launch: Launcher) -> None:
     job = trains(launch)
-    for what in ("ps", "status", "why", "stacks", "stop"):
-        command = f'"{sys.executable}" -m aelastic {what} {to}'
+    no_room = "aelastic: stdout cannot be written: "
+    for to, code, words in (("ps > /dev/full", 4, no_room), ("status >&-", 0, ""), ("stop > /dev/full", 4, no_room)):
+        command = f'"{sys.executable}" -m aelastic {to}'
         env = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder)}
         done = subprocess.run(command, shell=True, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-        assert done.returncode == code and done.stderr.startswith(words) and done.stderr.count("\n") == bool(words), (
-            done
-        )
+        assert done.returncode == code and done.stderr.startswith(words), done
+        assert done.stderr.count("\n") == bool(words), done
     assert job.wait() == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("deadline", ["NaN", "Infinity", "1e300"])
-def test_a_deadline_that_is_none_is_refused_at_the_door(launch: Launcher, deadline: str) -> None:
-    job = trains(launch)
-    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
-    for name in ("drain", "restart"):
-        conn = doors.connect(folder, doors.doors_in(folder)[0], 10.0)
-        assert conn is not None
-        with conn, conn.makefile("r") as lines:
-            conn.sendall(f'{{"verb": "{name}", "deadline_s": {deadline}, "at_save": true}}\n'.encode())
-            assert '"refused"' in lines.readline()
-    (job.folder / "end").touch()
-    assert job.wait() == 0, job.story
-
-
-def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Path) -> None:
+def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
+    launch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     script = "say('start')\nif rank == 1: raise ValueError('odd')\ntime.sleep(99)\n"
     job = launch(script, *TWO, "--max-restarts", "1", "--log-dir", "logs")
     assert job.wait() == 1
@@ -220,6 +192,13 @@ def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Pa
         del each["at"], each["cause"]
         each["after_s"], each["again_s"] = each["after_s"] > 0, each["again_s"] is not None
     assert read == lived
+    for out in (verb(job.folder, "why").out, verb(tmp_path, "why", logs).out):
+        assert "  cause    rank 1 on " in out and "ValueError: odd" in out, out
+        assert re.search(r"^  symptom  rank 1 on \S+ exited with code 1$", out, re.MULTILINE), out
+        assert "\n  changed  by a larger --max-restarts" in out, out
+    assert timeline([logs]) == 0 and "1 restart (" in capsys.readouterr().out
+    page = (job.folder / "logs" / "timeline.html").read_text()
+    assert "ValueError: odd" in page and boxes_of(data_of(page), "life", "failed")
     (other := tmp_path / "other").mkdir()
     (other / "empty").touch()
     no_log = "no event log here (events.jsonl, up to 3 folders deep); agents write one into --log-dir"
@@ -228,25 +207,30 @@ def test_why_a_job_ended_is_known_by_its_logs_too(launch: Launcher, tmp_path: Pa
         assert said.code == 2 and said.err == f"aelastic: error: {path}: {words}" and not said.out, said
         assert told(tmp_path, "why", str(path))["code"] == "usage"
     assert verb(tmp_path, "why", str(tmp_path / "nowhere")).code == 3
-    folder = verb(tmp_path, "why", logs)
-    assert folder.code == 0 and "  cause    rank 1 on " in folder.out and "ValueError: odd" in folder.out
 
 
-def test_what_is_no_request_is_closed_and_one_that_floods_too(launch: Launcher) -> None:
+def test_what_is_no_request_is_closed_one_that_floods_too_and_a_deadline_that_is_none_is_refused(
+    launch: Launcher,
+) -> None:
     job = trains(launch)
     folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
     (name,) = doors.doors_in(folder)
-    for data in (b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000):
-        conn = doors.connect(folder, name, 10.0)
+    bad = [b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000]
+    for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
+        bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
+    for data in bad:
+        conn, said = doors.connect(folder, name, 10.0), b""
         assert conn is not None
         with conn:
             try:
                 conn.sendall(data)
-                conn.shutdown(socket.SHUT_WR)
-                while conn.recv(1 << 16):
-                    pass
+                if b"deadline_s" not in data:
+                    conn.shutdown(socket.SHUT_WR)
+                while received := conn.recv(1 << 16):
+                    said += received
             except OSError:
                 pass  # it was closed before all was sent
+        assert (b'"refused"' in said) == (b"deadline_s" in data), (data, said)
     assert verb(job.folder, "status").code == 0
     (job.folder / "end").touch()
     assert job.wait() == 0, job.story
@@ -269,10 +253,9 @@ def test_an_agent_that_does_not_answer_is_no_job_that_has_ended(
     monkeypatch.setattr(asking, "ANSWER_S", 0.3)
     job = trains(launch)
     stand_still(job.pid)
-    for argv in (("status",), ("ps",), ("restart",)):
-        said = verb(job.folder, *argv)
-        assert said.code == 4 and "it is not known what follows" in said.err
-        assert told(job.folder, *argv)["code"] == "no-answer"
+    said = verb(job.folder, "restart")
+    assert said.code == 4 and "it is not known what follows" in said.err
+    assert told(job.folder, "ps")["code"] == "no-answer"
     job.signal(signal.SIGCONT)
     (job.folder / "end").touch()
     assert job.wait() == 0
@@ -308,7 +291,7 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
 
 def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Launcher) -> None:
     script = launch.write("status", "say('the script')")
-    for argv in ((str(script),), ("./status",), ("--nproc-per-node=1", "status")):
+    for argv in (("./status",), ("--nproc-per-node=1", "status")):
         done = subprocess.run(
             [sys.executable, "-m", "aelastic", *argv], cwd=script.parent, capture_output=True, text=True, check=False
         )
@@ -373,8 +356,7 @@ while not os.path.exists("end"):
 """
 
 
-@pytest.mark.parametrize("what, code", [("restart", 0), ("stop", -signal.SIGTERM)])
-def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, what: str, code: int) -> None:
+def test_a_failure_is_held_for_somebody_to_look(launch: Launcher) -> None:
     job = launch(FAILS_AT_ONCE, "--nproc-per-node", "3", "--on-failure", "hold", "--hang-timeout", "1")
     wait_for("it is held", lambda: verb(job.folder, "status").out.partition("  ")[2].startswith("held"))
     (job.folder / "held").touch()
@@ -383,13 +365,15 @@ def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, what: str, cod
     assert job.stderr.count("; held: nothing is stopped until aelastic restart or stop") == 1
     assert "--- rank 2" in verb(job.folder, "stacks").out
     assert len(job.wait_line("start", 2)) == 2
+    assert verb(job.folder, "restart").code == 0
+    wait_for("it is held again", lambda: job.stderr.count("; held: nothing is stopped") == 2)
+    job.wait_line("start", 4)
     (job.folder / "again").touch()
-    assert verb(job.folder, what).code == 0
-    if what == "restart":
-        job.wait_line("start", 5)
-        assert "ValueError: no data left" in verb(job.folder, "why").out
-        (job.folder / "end").touch()
-    assert job.wait() == code, job.story
+    assert verb(job.folder, "restart").code == 0
+    job.wait_line("start", 7)
+    assert "ValueError: no data left" in verb(job.folder, "why").out
+    assert verb(job.folder, "stop").code == 0
+    assert job.wait() == -signal.SIGTERM, job.story
     job.assert_nothing_left()
 
 
@@ -397,4 +381,3 @@ def test_a_failure_is_held_for_some_time(launch: Launcher) -> None:
     job = launch(FAILS_AT_ONCE, "--nproc-per-node", "2", "--on-failure", "hold:0.5")
     assert job.wait() == 1 and "restart or stop, or 0.5 s have passed" in job.stderr
     assert "ValueError: no data left" in job.stderr[job.stderr.index("Root Cause") :]
-    assert launch("", "--on-failure", "wait").wait() == 2

@@ -6,16 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
+from kit.servers.metadata import Metadata
 from kit.servers.recipes import ROOT, python_with
 
 from aelastic.errors import EXIT_TRY_AGAIN
@@ -33,66 +31,15 @@ say(*sys.argv[1:], os.environ["WORLD_SIZE"])
 """
 
 
-class Metadata:
-    """What an instance can ask of its cloud, by the documented paths and headers."""
-
-    def __init__(self, cloud: str) -> None:
-        self.cloud = cloud
-        self.settings = {
-            "endpoint": f"127.0.0.1:{quiet_port()}",
-            "nodes": "1",
-            "command": "train.py a b",
-            "run-id": "my-job",
-            "workers": "2",
-        }
-        self.notice = threading.Event()
-
-    def answer(self, method: str, path: str, headers: dict[str, str]) -> str | None:
-        if self.cloud == "aws":
-            if (method, path) == ("PUT", "/latest/api/token"):
-                return "a token" if "x-aws-ec2-metadata-token-ttl-seconds" in headers else None
-            known = {f"tags/instance/training-{name}": value for name, value in self.settings.items()}
-            known["local-ipv4"] = "127.0.0.1"
-            if self.notice.is_set():
-                at = datetime.now(UTC) + timedelta(seconds=100)
-                known["spot/instance-action"] = f'{{"action": "terminate", "time": "{at:%Y-%m-%dT%H:%M:%SZ}"}}'
-            allowed = headers.get("x-aws-ec2-metadata-token") == "a token"
-            return known.get(path.removeprefix("/latest/meta-data/")) if allowed else None
-        known = {f"attributes/training-{name}": value for name, value in self.settings.items()}
-        known |= {"id": "17", "network-interfaces/0/ip": "127.0.0.1"}
-        path = path.removeprefix("/computeMetadata/v1/instance/")
-        known["preempted"] = "TRUE" if self.notice.is_set() else "FALSE"
-        return known.get(path) if headers.get("metadata-flavor") == "Google" else None
-
-    @contextmanager
-    def served(self) -> Iterator[str]:
-        """Its address."""
-        metadata = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                text = metadata.answer(self.command, self.path, headers)
-                self.send_response(404 if text is None else 200)
-                self.end_headers()
-                self.wfile.write((text or "").encode())
-
-            do_PUT = do_GET  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            yield f"127.0.0.1:{server.server_port}"
-            self.notice.set()
-            server.shutdown()
-
-
 @pytest.fixture(params=list(VARIABLES))
 def metadata(request: pytest.FixtureRequest) -> Metadata:
-    return Metadata(request.param)
+    return instance_of(request.param)
+
+
+def instance_of(cloud: str) -> Metadata:
+    endpoint = f"127.0.0.1:{quiet_port()}"
+    tags = {"endpoint": endpoint, "nodes": "1", "command": "train.py a b", "run-id": "my-job", "workers": "2"}
+    return Metadata(cloud, tags)
 
 
 @contextmanager
@@ -101,8 +48,8 @@ def started(metadata: Metadata, folder: Path, worker: str = "") -> Iterator[Job]
     (folder / "venv").symlink_to(sys.prefix)
     shutil.copy(START.parent / "notice.py", folder)
     nowhere = f"127.0.0.1:{quiet_port()}"
-    with metadata.served() as at:
-        addresses = {cloud: at if cloud == metadata.cloud else nowhere for cloud in VARIABLES}
+    with metadata.served():
+        addresses = {cloud: metadata.at if cloud == metadata.cloud else nowhere for cloud in VARIABLES}
         addresses["aws"] = f"http://{addresses['aws']}"
         env = {VARIABLES[cloud]: address for cloud, address in addresses.items()} | {"NOTICE_INTERVAL": "0.1"}
         job = Job(folder / "job", [str(START)], {**env, "TRAINING_FOLDER": str(folder)})
@@ -124,7 +71,7 @@ def test_an_instance_trains_as_its_tags_say(metadata: Metadata, tmp_path: Path) 
 def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_path: Path) -> None:
     with started(metadata, tmp_path, "rest()") as job:
         job.wait_line("a b 2", 2)
-        metadata.notice.set()
+        metadata.state = "notice"
         assert job.wait() == EXIT_TRY_AGAIN, job.story
         assert job.lines.count("saved") == 2
         assert "(spot, by the notice command)" in job.stderr
@@ -133,15 +80,16 @@ def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_pa
 
 @pytest.mark.all
 def test_a_failed_workers_code_is_the_scripts(tmp_path: Path) -> None:
-    metadata = Metadata("aws")
-    metadata.settings["restarts"] = "0"
+    metadata = instance_of("aws")
+    metadata.tags["restarts"] = "0"
     with started(metadata, tmp_path, "sys.exit(7)") as job:
         assert job.wait() == 7, job.story
 
 
-@pytest.mark.parametrize("name", ["endpoint", "run-id"])
-def test_what_is_missing_is_named(metadata: Metadata, tmp_path: Path, name: str) -> None:
-    del metadata.settings[name]
+@pytest.mark.parametrize("cloud, name", [("aws", "endpoint"), ("google", "run-id")])
+def test_what_is_missing_is_named(cloud: str, name: str, tmp_path: Path) -> None:
+    metadata = instance_of(cloud)
+    del metadata.tags[name]
     with started(metadata, tmp_path) as job:
         assert job.wait() == 2
         assert job.stderr == (
@@ -150,7 +98,7 @@ def test_what_is_missing_is_named(metadata: Metadata, tmp_path: Path, name: str)
 
 
 def test_elsewhere_it_says_that_it_is_for_clouds(tmp_path: Path) -> None:
-    metadata = Metadata("none")
+    metadata = instance_of("none")
     with started(metadata, tmp_path) as job:
         assert job.wait() == 2
         assert "answers: this is no instance of AWS or Google Cloud" in job.stderr

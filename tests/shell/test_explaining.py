@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from aelastic.cli.verbs.explaining import read_ends, run_policy
 
@@ -12,7 +15,10 @@ from aelastic.cli.verbs.explaining import read_ends, run_policy
 def write(folder: Path, node: str, *records: dict[str, Any]) -> None:
     usual = {"schema": 1, "run_id": "job", "node": node, "host": node}
     (folder / node).mkdir()
-    lines = [{"time": f"2026-11-27T10:00:{at:02}+00:00", **usual, **each} for at, each in enumerate(records)]
+    lines = [
+        {"time": f"2026-11-27T10:00:{at:02}+00:00", "monotonic_ns": at * 10**9, **usual, **each}
+        for at, each in enumerate(records)
+    ]
     (folder / node / "events.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
 
 
@@ -20,7 +26,9 @@ def of(round_: int, generation: int, event: str, **fields: Any) -> dict[str, Any
     return {"event": event, "round": round_, "generation": generation, **fields}
 
 
-def test_a_node_that_has_left_the_rounds_does_not_say_how_its_last_one_ended(tmp_path: Path, capsys: Any) -> None:
+def test_a_node_that_has_left_the_rounds_does_not_say_how_its_last_one_ended(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     began = {"event": "run_began", "max_restarts": 3}
     write(
         tmp_path, "n0", began,
@@ -40,6 +48,8 @@ def test_a_node_that_has_left_the_rounds_does_not_say_how_its_last_one_ended(tmp
             (1, 1.0, "rank 1 failed on n1; restart 1 of 3"), (2, 1.0, "every worker succeeded"),
         ]  # fmt: skip
     assert [each["reason"] for each in read_ends(tmp_path)] == [each["decided"] for each in reversed(rounds)]
+    monkeypatch.setattr(sys, "stdout", None)  # as `>&-` leaves it
+    assert run_policy(["explain", str(tmp_path)]) == 0
 
 
 def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_formed(tmp_path: Path) -> None:

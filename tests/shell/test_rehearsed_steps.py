@@ -1,13 +1,20 @@
-"""At which steps a rehearsal disturbs a script, by when the undisturbed run had saved; and which files are logs."""
+"""At which steps a rehearsal disturbs a script, by when the undisturbed run had saved; which files are logs; and what is
+wrong with a command, or with an undisturbed run."""
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from aelastic.cli.verbs.asking import run_verb
+from aelastic.errors import InputError
+from aelastic.rehearse.cases import CannotError, Rehearsals
 from aelastic.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
 from aelastic.rehearse.judging import Undisturbed
+from aelastic.rehearse.play import Play, Script, Worker
 
 
 @pytest.mark.parametrize(
@@ -77,3 +84,76 @@ def test_a_file_grows_only_if_it_begins_as_it_was(tmp_path: Path) -> None:
         log.write("losses: 2]")
     (tmp_path / "state").write_text("losses: 1, 2]")
     assert {each.path.name: each.grew for each in changes(before, files.stamps())} == {"log": True, "state": False}
+
+
+# What is wrong with a command.
+WRONG = {
+    ("--metric", "["): "'[' is no regular expression",
+    ("--metric", "x"): "'x' has no group for the number",
+    ("--for", "0"): "'0': use seconds, at least 1",
+    ("--checkpoints", "full"): "--checkpoints full: there are files in it",
+    ("--output", "full"): "--output full is there: name a new folder",
+    ("--only", "kiled"): "--only kiled: no case has it in its name: a rank killed",
+    ("--output", "old"): "name the folder that the script saves to, and that is empty: --checkpoints DIR (",
+    ("--output", "none/out"): "--output none/out: there is no folder ",
+    ("--checkpoints", "train.py"): "--checkpoints train.py is no folder",
+    ("--nproc-per-node", "2", "--metric", "x (.)"): "name --metric before options of the job",
+    ("--nproc-per-node", "2", "--only", "killed"): "name --only before options of the job",
+}
+
+
+@pytest.mark.parametrize("options", WRONG)
+def test_what_is_wrong_with_a_command_is_said_in_a_line(
+    options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "full").mkdir()
+    for name in ("full/file", "train.py", *["old.pt"] * (options[-1] == "old")):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError) as said:
+        run_verb(("rehearse", *options, "--progress", r"step (\d+)", "train.py"), {}, pytest.fail)
+    assert WRONG[options] in str(said.value) and "\n" not in str(said.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+# What workers of an undisturbed run have said, how it ended, and why nothing can be compared with it.
+STEP, LOSS = r"step (\d+)", r"loss (\S+)"
+CANNOT: list[tuple[str, str, list[str], int | None, str]] = [
+    (STEP, "", ["step 1"], 1, "it fails: rank 0 failed on n0: x"),
+    (STEP, "", ["step 1", "again", "step 1"], 0, "it was started again: rank 0 failed on n0: x"),
+    ("", "", [], None, "it takes more than 9 s: name more (--for), or add --progress"),
+    ("", "", ["step 1"], 0, "it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"),
+    (STEP, "", ["stop 1"], 0, "it shows no step that matches 'step (\\d+)' (--progress)"),
+    (STEP, "", [f"step {at}" for at in (0, 1, 2, 3, 0, 1)], 0, "its steps go back from 3 to 0: let --progress take"),
+    (STEP, LOSS, ["step 1 loss 2.5,"], 0, "'2.5,' is no number: let --metric take no more than that"),
+    (STEP, r"step 1( \d+)?", ["step 1"], 0, "it shows no number that matches 'step 1( \\d+)?' (--metric)"),
+    (STEP, "", ["step 1", "writes"], 0, "it has changed train.py, which was there: say where it saves (--checkpoints)"),
+    (STEP, LOSS, ["step 1 loss 2", "step 3 loss 1", "step 5 loss 3"], 0, ""),
+    (STEP, "", ["weights of step 7", *(f"step {at}" for at in range(5))], None, ""),
+]
+
+
+@pytest.mark.parametrize("step, metric, lines, code, why", CANNOT)
+def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
+    step: str, metric: str, lines: list[str], code: int | None, why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    files = Files(tmp_path, tmp_path / "apart")
+    files.apart.mkdir()
+    script = Script((), ("train.py",), (1, 1), 1, re.compile(step) if step else None, {})
+    pattern = re.compile(metric) if metric else None
+    play = Play(script, files, pattern, files.apart / "1", 0)
+    (play.folder / "agent.log").write_text("aelastic: W rank 0 failed on n0: x\nTraceback\naelastic: I that is all\n")
+    worker = Worker(0, 1, 0, 7, tmp_path, -1)
+    play.workers.append(worker)
+    for line in lines:
+        if line == "again":
+            worker = worker._replace(round=2)
+            play.workers.append(worker)
+        if line == "writes":
+            (tmp_path / "train.py").write_text("#")
+            play.stamps = files.stamps()
+        play._take(line, worker)
+    with pytest.raises(CannotError, match=re.escape(f"undisturbed, {why}")) if why else nullcontext():
+        Rehearsals(script, files, pattern, 9.0)._check(play, code)

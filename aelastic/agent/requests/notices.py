@@ -145,8 +145,11 @@ class Notices:
 
     async def _await_saves(self, notice: r.Notice, kill_at: float) -> None:
         generation = self._group.generation
-        if notice.is_signalled and (ranks := self._handling()):
-            self._post(ev.Drained(generation, ranks, kill_at))
+        if notice.is_signalled:
+            signum = self._group.spec.drain_signal
+            ranks = tuple(each.local_rank for each in self._group.workers if proc_table.handles(each.id, signum))
+            if ranks:
+                self._post(ev.Drained(generation, ranks, kill_at))
         with anyio.CancelScope(deadline=kill_at):
             while self._group.exits.alive - self._pages.saved():  # noqa: ASYNC110  shared memory
                 await anyio.sleep(LOOK_S)
@@ -155,11 +158,6 @@ class Notices:
         if clock.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
-
-    def _handling(self) -> tuple[int, ...]:
-        """Local ranks of workers that handle the drain signal."""
-        signum = self._group.spec.drain_signal
-        return tuple(each.local_rank for each in self._group.workers if proc_table.handles(each.id, signum))
 
     async def _kill_late(self, kill_at: float) -> None:
         """Workers that have not ended by then are killed: on all nodes at once."""

@@ -106,8 +106,8 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     if os.path.isfile(argv[0]) or os.path.exists(os.path.join(argv[0], "__main__.py")):
         complain(f"aelastic: {argv[0]} is a verb here; the file of that name is ./{argv[0]}")
     try:
-        if argv[0] in _APART:
-            return _APART[argv[0]](argv[1:], environ)
+        if argv[0] not in VERBS:
+            return _run_apart(argv[0], argv[1:], environ)
         args = _parser(argv[0]).parse_args(argv[1:])
         return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
     except NoAnswerError as error:
@@ -133,16 +133,17 @@ def _refuse(argv: Sequence[str], code: int, text: str, complain: Callable[[str],
     return code
 
 
-def _policy(argv: Sequence[str], environ: Mapping[str, str]) -> int:  # noqa: ARG001  as the others
-    from aelastic.cli.verbs.explaining import run_policy
+def _run_apart(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Of a job that is over, or before it begins."""
+    if verb == "policy":
+        from aelastic.cli.verbs.explaining import run_policy
 
-    return run_policy(argv)
+        return run_policy(argv)
+    if verb == "spent":
+        from aelastic.spent.command import run_spent
 
-
-def _spent(argv: Sequence[str], environ: Mapping[str, str]) -> int:  # noqa: ARG001  as above
-    from aelastic.spent.command import run_spent
-
-    return run_spent(argv)
+        return run_spent(argv)
+    return _rehearse(argv, environ)
 
 
 def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -164,12 +165,6 @@ def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     return run_rehearsal(argv, read)
 
 
-# Of a job that is over, or before it begins.
-_APART: dict[str, Callable[[Sequence[str], Mapping[str, str]], int]] = {
-    "policy": _policy, "spent": _spent, "rehearse": _rehearse,
-}  # fmt: skip
-
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Says what is wrong in one line."""
@@ -185,14 +180,14 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 class _Asking:
-    """One command; each verb is a method."""
+    """One command; each verb that does nothing to the job is a method."""
 
     def __init__(self, verb: str, args: argparse.Namespace, folder: Path, complain: Callable[[str], None]) -> None:
         self._verb, self._args, self._folder, self._complain = verb, args, folder, complain
         self._is_silent = False  # an agent, that lives
 
     def run(self) -> int:
-        code: int = getattr(self, self._verb)()
+        code: int = self._request() if self._verb in _ACT else getattr(self, self._verb)()
         while code == 0 and getattr(self._args, "watch", False):
             time.sleep(WATCH_S)  # noqa: TID251  nothing else runs in this process
             code = self.status()
@@ -327,33 +322,21 @@ class _Asking:
                 sys.stdout.buffer.flush()
         raise AssertionError("the last answer ends it")
 
-    def drain(self) -> int:
-        return self._request(verb="cancel" if self._args.cancel else "drain", node=self._args.node)
-
-    def exclude(self) -> int:
-        return self._request(verb="exclude", node=self._args.node)
-
-    def include(self) -> int:
-        return self._request(verb="include", node=self._args.node)
-
-    def restart(self) -> int:
-        return self._request(verb="restart", at_save=self._args.at_save)
-
-    def stop(self) -> int:
-        if self._args.now and self._args.at_save:
+    def _request(self) -> int:
+        """Has something done to the job."""
+        args, has_said = vars(self._args), False
+        if args.get("now") and args["at_save"]:
             raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
-        return self._request(verb="kill" if self._args.now else "stop", at_save=self._args.at_save)
-
-    def _request(self, **asked: Any) -> int:
-        args, has_said = self._args, False
-        fields = {"deadline_s": "deadline", "reason": "reason", "wait": "wait"}
-        more = {name: value for name, of in fields.items() if (value := getattr(args, of, None)) is not None}
-        for said in self._answers(self._agent(), **asked, **more):
+        asked: Said = {name: args[name] for name in ("node", "at_save", "reason", "wait") if name in args}
+        asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
+        if "deadline" in args:
+            asked["deadline_s"] = args["deadline"]
+        for said in self._answers(self._agent(), **asked):
             if "code" in said:
                 is_over = said is NO_ANSWER and has_said
                 return self._conclude({"code": "ok", "text": "the agent has ended"} if is_over else said)
             has_said = True
-            if not args.json:
+            if not self._args.json:
                 _write(said["text"])
         raise AssertionError("the last answer ends it")
 

@@ -17,13 +17,13 @@ from aelastic.cli.converters import read_int, read_policy
 from aelastic.errors import InputError
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.host.patterns import is_found
-from aelastic.observe.event_log import SCHEMA
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.policy.rules import parse
-from aelastic.timeline.files import sources_of
+from aelastic.timeline.files import read_all
+from aelastic.timeline.reader import Entry
 from aelastic.ui.commands import Parser, say
 
 Json = dict[str, Any]
@@ -40,10 +40,11 @@ class Round:
         self.failures: dict[int, Json] = {}  # by rank
         self.hosts: set[str] = set()
 
-    def take(self, record: Json, at: float) -> None:
+    def take(self, entry: Entry) -> None:
         """What a log says of it."""
-        self.hosts.add(str(record.get("host", "")))
-        match record["event"]:
+        record, at = entry.fields, entry.wall
+        self.hosts.add(entry.text("host"))
+        match entry.kind:
             case "workers_started":
                 self.started, self.generation = self.started or at, record.get("generation", self.number)
             case "worker_ended" if record.get("failure"):
@@ -135,18 +136,19 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     rounds: dict[int, Round] = {}
     runs: dict[str, None] = {}
     budget, of_generation = 0, dict[tuple[Any, Any], int]()
-    for record in _records(paths):
-        runs[str(record.get("run_id", ""))] = None
-        if record["event"] == "run_began":
+    for entry in (entry for log in read_all(paths) for entry in log.entries):
+        record = entry.fields
+        runs[entry.text("run_id")] = None
+        if entry.kind == "run_began":
             budget = int(record.get("max_restarts", 0))
-        number, at = record.get("round"), datetime.fromisoformat(record["time"]).timestamp()
+        number = record.get("round")
         generation = record.get("node"), record.get("generation")  # each node counts its own
-        if record["event"] == "workers_started":
+        if entry.kind == "workers_started":
             of_generation[generation] = int(number or 0)
-        if record["event"] == "progressed":  # the last step may be told when the next round has formed
+        if entry.kind == "progressed":  # the last step may be told when the next round has formed
             number = of_generation.get(generation, number)
         if number:
-            rounds.setdefault(number, Round(number, at)).take(record, at)
+            rounds.setdefault(number, Round(number, entry.wall)).take(entry)
     if len(runs) > 1:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
     if not runs:
@@ -155,24 +157,6 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     for each in found:
         each.settle(is_last=each is found[-1])
     return found, budget
-
-
-def _records(paths: Sequence[Path]) -> Iterator[Json]:
-    for file in dict.fromkeys(source for path in paths for source in sources_of(path)):
-        try:
-            lines = file.read_bytes().splitlines()
-        except OSError as error:
-            raise InputError(f"{file} cannot be read: {error.strerror}") from None
-        for line in lines:
-            try:
-                record = json.loads(line)
-                is_whole = isinstance(record, dict) and {"event", "time", "schema"} <= record.keys()
-            except ValueError:
-                continue  # cut off, or damaged
-            if is_whole and record["schema"] != SCHEMA:
-                raise InputError(f"{file}: schema version {record['schema']}; this aelastic reads version {SCHEMA}")
-            if is_whole:
-                yield record
 
 
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:

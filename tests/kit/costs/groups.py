@@ -12,6 +12,7 @@ from aelastic.rdzv.member import member_events as me
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
+from kit.costs.terms import once
 from kit.costs.workers import FAILURE, NOW, WALL, group_of, member_of, timers_of
 from kit.visits import Act
 
@@ -33,12 +34,8 @@ def assigned(count: int) -> m.Assigned:
     return m.Assigned(1, 0, NodeRanks(0, 1, 0, count, 0, count, count), "host", 29500)
 
 
-def a_run_begins(count: int) -> Iterator[Act]:
-    yield Act(joining(count), g.Start(), NOW)
-
-
-def workers_are_to_be_started(count: int) -> Iterator[Act]:
-    yield Act(told(joining(count), g.Start()), assigned(count), NOW)
+a_run_begins = once(lambda count: Act(joining(count), g.Start(), NOW))
+workers_are_to_be_started = once(lambda count: Act(told(joining(count), g.Start()), assigned(count), NOW))
 
 
 def workers_are_started(count: int) -> Iterator[Act]:
@@ -51,28 +48,14 @@ def no_worker_is_started(count: int) -> Iterator[Act]:
     yield Act(group, g.SpawnCancelled(1), NOW)
 
 
-def workers_are_stopped_for_another_round(count: int) -> Iterator[Act]:
-    yield Act(group_of(count), STOPPED, NOW)
-
-
-def workers_are_stopped_for_good(count: int) -> Iterator[Act]:
-    yield Act(group_of(count), ENDED, NOW)
-
-
-def workers_are_stopped_since_the_agent_leaves(count: int) -> Iterator[Act]:
-    yield Act(group_of(count), g.StopRequested(), NOW)
-
-
-def workers_are_stopped_since_one_has_failed(count: int) -> Iterator[Act]:
-    yield Act(group_of(count), g.Exited(1, 0, FAILURE), NOW)
-
-
-def workers_are_killed_since_to_wait_cannot_help(count: int) -> Iterator[Act]:
-    yield Act(told(group_of(count), STOPPED), g.GraceOver(1, "idle"), NOW)
-
-
-def workers_are_killed_in_the_end(count: int) -> Iterator[Act]:
-    yield Act(told(group_of(count), STOPPED), g.DeadlinePassed(), LATE)
+workers_are_stopped_for_another_round = once(lambda count: Act(group_of(count), STOPPED, NOW))
+workers_are_stopped_for_good = once(lambda count: Act(group_of(count), ENDED, NOW))
+workers_are_stopped_since_the_agent_leaves = once(lambda count: Act(group_of(count), g.StopRequested(), NOW))
+workers_are_stopped_since_one_has_failed = once(lambda count: Act(group_of(count), g.Exited(1, 0, FAILURE), NOW))
+workers_are_killed_since_to_wait_cannot_help = once(
+    lambda count: Act(told(group_of(count), STOPPED), g.GraceOver(1, "idle"), NOW)
+)
+workers_are_killed_in_the_end = once(lambda count: Act(told(group_of(count), STOPPED), g.DeadlinePassed(), LATE))
 
 
 def workers_that_are_stopped_are_looked_at(count: int) -> Iterator[Act]:
@@ -92,16 +75,11 @@ def workers_that_are_watched_are_looked_at(count: int) -> Iterator[Act]:
     yield Act(rules, hang_rules.Looked({rank: hang_rules.Sample(sleep=1) for rank in range(count)}, LATE), LATE)
 
 
-def timers_are_for_a_new_generation(count: int) -> Iterator[Act]:
-    yield Act(timers_of(count), timer_rules.Started(2, {pid: pid for pid in range(count)}), NOW)
-
-
-def all_timers_expire(count: int) -> Iterator[Act]:
-    yield Act(timers_of(count), timer_rules.DeadlinePassed(), LATE + WALL)
-
-
-def a_worker_ends_and_each_timer_is_looked_at(count: int) -> Iterator[Act]:
-    yield Act(timers_of(count), timer_rules.Ended(1, 0), NOW)
+timers_are_for_a_new_generation = once(
+    lambda count: Act(timers_of(count), timer_rules.Started(2, {pid: pid for pid in range(count)}), NOW)
+)
+all_timers_expire = once(lambda count: Act(timers_of(count), timer_rules.DeadlinePassed(), LATE + WALL))
+a_worker_ends_and_each_timer_is_looked_at = once(lambda count: Act(timers_of(count), timer_rules.Ended(1, 0), NOW))
 
 
 def a_node_says_which_others_have_departed(count: int) -> Iterator[Act]:

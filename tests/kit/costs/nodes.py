@@ -6,6 +6,7 @@ Each story is told up to an event that several nodes bring about, one after the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
@@ -13,22 +14,34 @@ from aelastic.rdzv.protocol import requests as r
 from kit.costs.terms import (
     HANGS,
     MORE,
+    NOTICE,
     act,
+    asked,
+    come,
     decided,
     doubtful,
+    draining,
     due,
     gathered,
     greets,
     join,
     names,
     over,
+    pass_until,
     past,
+    published,
     running,
     said,
+    says,
     taking_over,
 )
 from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, node
 from kit.visits import Act, Name
+
+
+def all_but_one_more(count: int) -> int:
+    return count - MORE - 1
+
 
 # A round that forms.
 
@@ -39,10 +52,7 @@ def a_connection_opens(count: int) -> Iterator[Act]:
         yield act(term, ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
 
 
-def a_node_greets(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE, count):
-        yield greets(term, name)
+a_node_greets = come(gathered)
 
 
 def a_node_greets_with_a_node_rank(count: int) -> Iterator[Act]:
@@ -53,42 +63,12 @@ def a_node_greets_with_a_node_rank(count: int) -> Iterator[Act]:
         yield greets(term, name, rank=rank)  # that another has, which is asked whether it lives
 
 
-def a_node_is_alive(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Alive())
-
-
-def a_node_is_ready(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Ready(node(name)))
-
-
-def a_node_that_waits_has_prepared(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Prepared(name, m.Starts.WARM))
-
-
-def a_node_says_what_its_workers_do(count: int) -> Iterator[Act]:
-    term = running(count)
-    term.say(names(1)[0], HANGS)
-    for name in names(MORE):
-        yield said(term, name, m.Saw(name, 1, ()))
-
-
-def another_node_finds_the_same_hang(count: int) -> Iterator[Act]:
-    term = running(count)
-    term.say(names(1)[0], HANGS)
-    for name in names(MORE):
-        yield said(term, name, HANGS.replace(node_id=name))
-
-
-def a_node_that_waits_leaves(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Left(name, "SIGTERM"))
+a_node_is_alive = says(gathered, lambda _: m.Alive())
+a_node_is_ready = says(gathered, lambda name: m.Ready(node(name)))
+a_node_that_waits_has_prepared = says(gathered, lambda name: m.Prepared(name, m.Starts.WARM))
+a_node_says_what_its_workers_do = says(asked, lambda name: m.Saw(name, 1, ()))
+another_node_finds_the_same_hang = says(asked, lambda name: HANGS.replace(node_id=name))
+a_node_that_waits_leaves = says(gathered, lambda name: m.Left(name, "SIGTERM"))
 
 
 def a_connection_brings_garbage(count: int) -> Iterator[Act]:
@@ -105,10 +85,7 @@ def a_connection_breaks(count: int) -> Iterator[Act]:
         yield act(term, ev.Closed(term.conns[name], is_reset=True))
 
 
-def a_node_hangs_up(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.HungUp())
+a_node_hangs_up = says(gathered, lambda _: m.HungUp())
 
 
 def a_node_is_not_back_in_its_grace(count: int) -> Iterator[Act]:
@@ -125,9 +102,7 @@ def a_node_is_silent_for_a_lease(count: int) -> Iterator[Act]:
     for name in names(count):
         term.say(name, m.Alive())
         term.now += 1e-4
-    while (term.leader.sessions.deadline or 0) > (term.leader.deadline or 0):
-        if ev.Renew() in term.pass_deadline():
-            term.tell(RENEWED)
+    pass_until(term, lambda: (term.leader.sessions.deadline or 0) <= (term.leader.deadline or 0))
     for _ in range(MORE):
         yield due(term)
 
@@ -157,10 +132,7 @@ def an_agent_greets_that_knows_a_newer_epoch(count: int) -> Iterator[Act]:
 # A round that runs.
 
 
-def a_node_of_the_round_is_alive(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, m.Alive(1))
+a_node_of_the_round_is_alive = says(running, lambda _: m.Alive(1))
 
 
 def a_node_of_the_round_is_back(count: int) -> Iterator[Act]:
@@ -177,16 +149,10 @@ def a_node_is_back_that_has_missed_its_ranks(count: int) -> Iterator[Act]:
         yield greets(term, name)
 
 
-def a_node_of_a_round_that_went_on_is_back(count: int) -> Iterator[Act]:
-    term = running(count, room=MORE)
-    for name in names(MORE, count):
-        yield greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, 0, count))
-
-
-def a_newcomer_greets(count: int) -> Iterator[Act]:
-    term = running(count, room=MORE)
-    for name in names(MORE, count):
-        yield greets(term, name)
+a_node_of_a_round_that_went_on_is_back = come(
+    partial(running, room=MORE), lambda count, _: m.Past(m.Standing.BUSY, 1, 0, 0, count)
+)
+a_newcomer_greets = come(partial(running, room=MORE))
 
 
 def a_spare_greets(count: int) -> Iterator[Act]:
@@ -207,12 +173,7 @@ def newcomers_are_looked_at(count: int) -> Iterator[Act]:
         yield said(term, name, m.Prepared(name, m.Starts.WARM))
 
 
-def a_node_has_succeeded(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(count - MORE - 1):
-        term.say(name, m.Succeeded(name, 1))
-    for name in names(MORE, count - MORE - 1):
-        yield said(term, name, m.Succeeded(name, 1))
+a_node_has_succeeded = says(running, lambda name: m.Succeeded(name, 1), all_but_one_more)
 
 
 def a_node_of_the_round_breaks(count: int) -> Iterator[Act]:
@@ -232,28 +193,9 @@ def another_node_fails(count: int) -> Iterator[Act]:
         yield said(term, name, m.Failed(name, 1, FAILURE))
 
 
-def another_node_fails_before_all_know(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(count - MORE):
-        term.say(name, m.Failed(name, 1, FAILURE))
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Failed(name, 1, FAILURE))
-
-
-def another_node_is_ready_again(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(count - MORE - 1):
-        term.say(name, m.Ready(node(name)))
-    for name in names(MORE, count - MORE - 1):
-        yield said(term, name, m.Ready(node(name)))
-
-
-def another_node_leaves(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(count - MORE - 1):
-        term.say(name, m.Left(name, "SIGTERM"))
-    for name in names(MORE, count - MORE - 1):
-        yield said(term, name, m.Left(name, "SIGTERM"))
+another_node_fails_before_all_know = says(running, lambda name: m.Failed(name, 1, FAILURE), lambda count: count - MORE)
+another_node_is_ready_again = says(over, lambda name: m.Ready(node(name)), all_but_one_more)
+another_node_leaves = says(over, lambda name: m.Left(name, "SIGTERM"), all_but_one_more)
 
 
 def another_node_is_lost(count: int) -> Iterator[Act]:
@@ -282,10 +224,7 @@ def another_node_is_back_after_its_connection_broke(count: int) -> Iterator[Act]
 # A new coordinator.
 
 
-def a_node_takes_its_seat(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for rank, name in enumerate(names(MORE, count), count):
-        yield greets(term, name, past=past(rank, count + MORE + 1))
+a_node_takes_its_seat = come(taking_over, lambda count, rank: past(rank, count + MORE + 1))
 
 
 def a_node_takes_its_seat_where_many_have_finished(count: int) -> Iterator[Act]:
@@ -294,30 +233,10 @@ def a_node_takes_its_seat_where_many_have_finished(count: int) -> Iterator[Act]:
         yield greets(term, name, past=past(rank, count + 9 + MORE + 1))
 
 
-def a_node_with_a_seat_is_ready(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Ready(node(name)))
-
-
-def a_node_with_a_seat_has_succeeded(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Succeeded(name, 7))
-
-
-def a_node_with_a_seat_fails(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Failed(name, 7, FAILURE))
-
-
-def a_node_with_a_seat_leaves(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Left(name, "SIGTERM"))
-
-
+a_node_with_a_seat_is_ready = says(taking_over, lambda name: m.Ready(node(name)))
+a_node_with_a_seat_has_succeeded = says(taking_over, lambda name: m.Succeeded(name, 7))
+a_node_with_a_seat_fails = says(taking_over, lambda name: m.Failed(name, 7, FAILURE))
+a_node_with_a_seat_leaves = says(taking_over, lambda name: m.Left(name, "SIGTERM"))
 # While the board is away, and after the verdict.
 
 
@@ -345,48 +264,20 @@ def it_is_seen_whether_all_were_heard(count: int) -> Iterator[Act]:
 
 
 def a_node_has_heard_the_verdict(count: int) -> Iterator[Act]:
-    term = decided(count)
-    term.tell(ev.Published(True))
+    term = published(count)
     for name in names(MORE):
         yield act(term, ev.Closed(term.conns[name]))
 
 
-def a_node_comes_after_the_verdict(count: int) -> Iterator[Act]:
-    term = decided(count)
-    term.tell(ev.Published(True))
-    for name in names(MORE, count):
-        yield greets(term, name)
-
-
-def draining(count: int) -> Term:
-    """All nodes are asked to hold their ranks."""
-    term = running(count)
-    name = names(1)[0]
-    term.say(name, r.Ask(name, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
-    return term
-
-
-def a_node_shows_something(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, r.Fetched(name, names(1)[0], "ask", "", "text"))
-
-
-def a_node_wants_to_see_something_of_one(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
-
-
-def a_node_holds_its_ranks(count: int) -> Iterator[Act]:
-    term = draining(count)
-    for name in names(MORE):
-        yield said(term, name, r.Frozen(name, term.coordinator.drain.notice_id, 7, 2, 0))
+a_node_comes_after_the_verdict = come(published)
+a_node_shows_something = says(running, lambda name: r.Fetched(name, names(1)[0], "ask", "", "text"))
+a_node_wants_to_see_something_of_one = says(running, lambda name: r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
+a_node_holds_its_ranks = says(draining, lambda name: r.Frozen(name, NOTICE, 7, 2, 0))
 
 
 def a_node_has_saved(count: int) -> Iterator[Act]:
     term = draining(count)
     for name in names(count):
-        term.say(name, r.Frozen(name, term.coordinator.drain.notice_id, 7, 2, 0))
+        term.say(name, r.Frozen(name, NOTICE, 7, 2, 0))
     for name in names(MORE):
-        yield said(term, name, r.Saved(name, term.coordinator.drain.notice_id))
+        yield said(term, name, r.Saved(name, NOTICE))

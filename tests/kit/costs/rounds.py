@@ -10,69 +10,41 @@ from collections.abc import Iterator
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from kit.costs.nodes import draining
 from kit.costs.terms import (
+    DRAIN,
     HANGS,
     MORE,
+    NOTICE,
     act,
+    asked,
     decided,
     doubtful,
+    draining,
     due,
+    first_says,
     gathered,
     greets,
     join,
+    last_says,
     names,
+    once,
     over,
+    pass_until,
     past,
     running,
     said,
+    taking_over,
 )
-from kit.costs.terms import taking_over as a_takeover
 from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, node, reclaimed
 from kit.visits import Act
 
-
-def the_first_round_begins(count: int) -> Iterator[Act]:
-    term = gathered(count - 1, room=1)
-    yield greets(term, names(1, count)[0])
-
-
-def the_next_round_begins(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(count - 1):
-        term.say(name, m.Ready(node(name)))
-    yield said(term, names(count)[-1], m.Ready(node(names(count)[-1])))
-
-
-def a_failure_ends_the_round(count: int) -> Iterator[Act]:
-    term = running(count)
-    yield said(term, names(1)[0], m.Failed(names(1)[0], 1, FAILURE))
-
-
-def all_nodes_are_asked_what_their_workers_do(count: int) -> Iterator[Act]:
-    term = running(count)
-    yield said(term, names(1)[0], HANGS)
-
-
-def what_all_workers_do_is_compared(count: int) -> Iterator[Act]:
-    term = running(count)
-    term.say(names(1)[0], HANGS)
-    for name in names(count - 1):
-        term.say(name, m.Saw(name, 1, ()))
-    yield said(term, names(count)[-1], m.Saw(names(count)[-1], 1, ()))
-
-
-def all_nodes_hold_their_ranks(count: int) -> Iterator[Act]:
-    term = running(count)
-    yield said(term, names(1)[0], r.Ask(names(1)[0], "ask", r.Verb.DRAIN, "", 60.0, "spot"))
-
-
-def a_call_to_save_at_is_named(count: int) -> Iterator[Act]:
-    term = draining(count)
-    notice_id = term.coordinator.drain.notice_id
-    for name in names(count - 1):
-        term.say(name, r.Frozen(name, notice_id, 7, 2, 0))
-    yield said(term, names(count)[-1], r.Frozen(names(count)[-1], notice_id, 7, 2, 0))
+the_first_round_begins = once(lambda count: greets(gathered(count - 1, room=1), names(1, count)[0]))
+the_next_round_begins = last_says(over, lambda name: m.Ready(node(name)))
+a_failure_ends_the_round = first_says(running, m.Failed(names(1)[0], 1, FAILURE))
+all_nodes_are_asked_what_their_workers_do = first_says(running, HANGS)
+what_all_workers_do_is_compared = last_says(asked, lambda name: m.Saw(name, 1, ()))
+all_nodes_hold_their_ranks = first_says(running, DRAIN)
+a_call_to_save_at_is_named = last_says(draining, lambda name: r.Frozen(name, NOTICE, 7, 2, 0))
 
 
 def all_nodes_hear_why_the_round_is_over(count: int) -> Iterator[Act]:
@@ -137,24 +109,14 @@ def a_node_is_back_that_has_missed_who_departed(count: int) -> Iterator[Act]:
 
 def all_nodes_read_what_is_waited_for(count: int) -> Iterator[Act]:
     term = gathered(count)
-    while term.leader.deadline != term.leader._waiting_text_at:
-        for name in names(count):
-            term.say(name, m.Alive())
-        if ev.Renew() in term.pass_deadline():
-            term.tell(RENEWED)
-    yield due(term)
+    yield due(pass_until(term, lambda: term.leader.deadline == term.leader._waiting_text_at, *names(count)))
 
 
 def nodes_that_have_finished_read_what_is_waited_for(count: int) -> Iterator[Act]:
     term = running(count)
     for name in names(count // 2):
         term.say(name, m.Succeeded(name, 1))
-    while term.leader.deadline != term.leader._waiting_text_at:
-        for name in names(count):
-            term.say(name, m.Alive())
-        if ev.Renew() in term.pass_deadline():
-            term.tell(RENEWED)
-    yield due(term)
+    yield due(pass_until(term, lambda: term.leader.deadline == term.leader._waiting_text_at, *names(count)))
 
 
 def a_renewal_is_a_heartbeat_for_all(count: int) -> Iterator[Act]:
@@ -182,8 +144,7 @@ def agents_that_waited_for_an_epoch_are_welcomed(count: int) -> Iterator[Act]:
     yield act(term, reclaimed(10))
 
 
-def the_coordinator_leaves(count: int) -> Iterator[Act]:
-    yield act(gathered(count), ev.Resigned())
+the_coordinator_leaves = once(lambda count: act(gathered(count), ev.Resigned()))
 
 
 def an_agent_that_has_slept_gives_all_another_lease(count: int) -> Iterator[Act]:
@@ -194,10 +155,7 @@ def an_agent_that_has_slept_gives_all_another_lease(count: int) -> Iterator[Act]
 
 def all_are_silent_at_once(count: int) -> Iterator[Act]:
     term = gathered(count)
-    while (term.leader.sessions.deadline or 0.0) > (term.leader.deadline or 0.0):
-        if ev.Renew() in term.pass_deadline():
-            term.tell(RENEWED)
-    yield due(term)
+    yield due(pass_until(term, lambda: (term.leader.sessions.deadline or 0.0) <= (term.leader.deadline or 0.0)))
 
 
 def an_agent_that_hears_no_other_stands_back(count: int) -> Iterator[Act]:
@@ -225,19 +183,12 @@ def the_verdict_is_held(count: int) -> Iterator[Act]:
     yield due(term)
 
 
-def all_hear_the_verdict(count: int) -> Iterator[Act]:
-    yield act(decided(count), ev.Published(True))
-
-
-def all_succeed(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(count - 1):
-        term.say(name, m.Succeeded(name, 1))
-    yield said(term, names(count)[-1], m.Succeeded(names(count)[-1], 1))
+all_hear_the_verdict = once(lambda count: act(decided(count), ev.Published(True)))
+all_succeed = last_says(running, lambda name: m.Succeeded(name, 1))
 
 
 def a_round_is_taken_over(count: int) -> Iterator[Act]:
-    term = a_takeover(count)
+    term = taking_over(count)
     for rank, name in enumerate(names(MORE, count), count):
         join(term, name, past=past(rank, count + MORE + 1))
     last = names(1, count + MORE)[0]
@@ -245,18 +196,13 @@ def a_round_is_taken_over(count: int) -> Iterator[Act]:
 
 
 def a_takeover_ends_without_some(count: int) -> Iterator[Act]:
-    term = a_takeover(count)
-    while term.coordinator.deadline is not None and term.leader.deadline != term.coordinator.deadline:
-        for name in names(count):
-            term.say(name, m.Alive())
-        if ev.Renew() in term.pass_deadline():
-            term.tell(RENEWED)
-    yield due(term)
+    term = taking_over(count)
+    yield due(pass_until(term, lambda: term.coordinator.deadline in {None, term.leader.deadline}, *names(count)))
 
 
-def a_newer_round_than_that_of_all_others_shows_itself(count: int) -> Iterator[Act]:
-    term = a_takeover(count)
-    yield greets(term, names(1, count)[0], past=past(0, 2).replace(round=8))
+a_newer_round_than_that_of_all_others_shows_itself = once(
+    lambda count: greets(taking_over(count), names(1, count)[0], past=past(0, 2).replace(round=8))
+)
 
 
 def nodes_with_one_node_rank_are_told_apart(count: int) -> Iterator[Act]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as g
@@ -12,12 +13,30 @@ from aelastic.rdzv.member import member_events as me
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
-from kit.costs.terms import MORE
+from kit.costs.terms import MORE, Story, once
 from kit.stories import member as members
 from kit.visits import Act
 
 FAILURE = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError", "", 1000)
 NOW, WALL = 100.0, 5000.0
+
+
+def each(begin: Callable[[int], Any], event_of: Callable[[int], Any]) -> Story:
+    """An event of some workers, or timers, one after the other."""
+
+    def story(count: int) -> Iterator[Act]:
+        core = begin(count)
+        for number in range(MORE):
+            yield Act(core, event_of(number), NOW)
+
+    return story
+
+
+def watched(count: int) -> hang_rules.HangRules:
+    """So many workers are watched."""
+    rules = hang_rules.HangRules(hang_rules.Rules(stuck_timeout_s=60.0))
+    rules.handle(hang_rules.Began(tuple(range(count))), NOW)
+    return rules
 
 
 def group_of(count: int) -> WorkerGroup:
@@ -29,10 +48,7 @@ def group_of(count: int) -> WorkerGroup:
     return group
 
 
-def a_worker_succeeds(count: int) -> Iterator[Act]:
-    group = group_of(count)
-    for rank in range(MORE):
-        yield Act(group, g.Exited(1, rank, None), NOW)
+a_worker_succeeds = each(group_of, lambda rank: g.Exited(1, rank, None))
 
 
 def a_worker_that_has_succeeded_is_gone(count: int) -> Iterator[Act]:
@@ -66,16 +82,8 @@ def another_worker_hangs(count: int) -> Iterator[Act]:
         yield Act(group, g.FoundUnhealthy(1, rank, FAILURE, 15), NOW)
 
 
-def workers_are_to_save(count: int) -> Iterator[Act]:
-    group = group_of(count)
-    yield Act(group, g.Drained(1, tuple(range(MORE)), NOW + 60), NOW)
-
-
-def a_worker_that_is_watched_ends(count: int) -> Iterator[Act]:
-    rules = hang_rules.HangRules(hang_rules.Rules(stuck_timeout_s=60.0))
-    rules.handle(hang_rules.Began(tuple(range(count))), NOW)
-    for rank in range(MORE):
-        yield Act(rules, hang_rules.Ended(rank), NOW)
+workers_are_to_save = once(lambda count: Act(group_of(count), g.Drained(1, tuple(range(MORE)), NOW + 60), NOW))
+a_worker_that_is_watched_ends = each(watched, hang_rules.Ended)
 
 
 def timers_of(count: int) -> timer_rules.Timers:
@@ -92,16 +100,8 @@ def line(number: int, at: float, pid: int = 7) -> timer_rules.Heard:
     return timer_rules.Heard(text.encode(), WALL)
 
 
-def a_timer_is_set(count: int) -> Iterator[Act]:
-    timers = timers_of(count)
-    for number in range(MORE):
-        yield Act(timers, line(9000 + number, WALL + 30), NOW)
-
-
-def a_timer_is_cleared(count: int) -> Iterator[Act]:
-    timers = timers_of(count)
-    for number in range(MORE):
-        yield Act(timers, line(number, -1.0), NOW)
+a_timer_is_set = each(timers_of, lambda number: line(9000 + number, WALL + 30))
+a_timer_is_cleared = each(timers_of, lambda number: line(number, -1.0))
 
 
 def a_timer_expires(count: int) -> Iterator[Act]:
@@ -140,43 +140,26 @@ def a_node_hears_a_heartbeat(count: int) -> Iterator[Act]:
         yield Act(story.core, me.Received(story.core.conn, m.Heartbeat(renewals)), story.now)
 
 
-def a_member_is_told(*before: me.Event, of: int) -> members.Story:
-    story = member_of(of)
-    story.tell(*before)
-    return story
+def hears(*events: me.Event) -> Story:
+    """The last of some events is measured."""
+
+    def act_of(count: int) -> Act:
+        story = member_of(count)
+        story.tell(*events[:-1])
+        return Act(story.core, events[-1], story.now)
+
+    return once(act_of)
 
 
-LOST = me.ConnectionLost(1, "connection closed")
+LOST, REFUSED = me.ConnectionLost(1, "connection closed"), me.ConnectFailed(2, True, "refused")
 
 
-def a_node_loses_the_coordinator(count: int) -> Iterator[Act]:
-    story = member_of(count)
-    yield Act(story.core, LOST, story.now)
-
-
-def a_node_does_not_reach_the_coordinator(count: int) -> Iterator[Act]:
-    story = a_member_is_told(LOST, of=count)
-    yield Act(story.core, me.ConnectFailed(story.core.conn, True, "refused"), story.now)
-
-
-def a_node_reads_the_board(count: int) -> Iterator[Act]:
-    story = a_member_is_told(LOST, me.ConnectFailed(2, True, "refused"), of=count)
-    yield Act(story.core, me.BoardRead(members.record()), story.now)
-
-
-def a_node_cannot_read_the_board(count: int) -> Iterator[Act]:
-    story = a_member_is_told(LOST, me.ConnectFailed(2, True, "refused"), of=count)
-    yield Act(story.core, me.BoardFailed("no answer"), story.now)
-
-
-def a_node_is_not_to_lead(count: int) -> Iterator[Act]:
-    story = a_member_is_told(LOST, me.ConnectFailed(2, True, "refused"), me.BoardRead(None), of=count)
-    yield Act(story.core, me.NotEligible(), story.now)
-
-
-def a_node_leads_no_longer(count: int) -> Iterator[Act]:
-    story = member_of(count)
-    yield Act(story.core, me.LeadershipLost(), story.now)
+a_node_loses_the_coordinator = hears(LOST)
+a_node_does_not_reach_the_coordinator = hears(LOST, REFUSED)
+a_node_reads_the_board = hears(LOST, REFUSED, me.BoardRead(members.record()))
+a_node_cannot_read_the_board = hears(LOST, REFUSED, me.BoardFailed("no answer"))
+a_node_is_not_to_lead = hears(LOST, REFUSED, me.BoardRead(None), me.NotEligible())
+a_node_leads_no_longer = hears(me.LeadershipLost())
 
 
 def a_node_is_due_to_say_that_it_lives(count: int) -> Iterator[Act]:
@@ -185,6 +168,6 @@ def a_node_is_due_to_say_that_it_lives(count: int) -> Iterator[Act]:
     yield Act(story.core, me.DeadlinePassed(), story.core.deadline)
 
 
-def a_node_has_succeeded(count: int) -> Iterator[Act]:
+def a_node_says_that_it_has_succeeded(count: int) -> Iterator[Act]:
     story = member_of(count)
     yield Act(story.core, me.Submitted(m.Succeeded("me", story.core.state.round)), story.now)

@@ -26,10 +26,10 @@ class Op:
         return after if self.result in {None, after} else None
 
 
-def is_linearizable(history: list[Op], initial: bytes = b"") -> bool:
+def is_linearizable(history: list[Op]) -> bool:
     ops = sorted((op for op in history if op.new is not None or op.result is not None), key=lambda op: op.called)
     must = sum(1 << index for index, op in enumerate(ops) if op.answered < math.inf)
-    stack: list[tuple[int, bytes]] = [(0, initial)]  # which have taken effect, and the text then
+    stack: list[tuple[int, bytes]] = [(0, b"")]  # which have taken effect, and the text then
     known = set(stack)
     while stack:
         done, text = stack.pop()

@@ -76,9 +76,9 @@ class Job:
         self.step = self.rng.randint(self.step // 2, self.step) + 1
         self.tell_step()
 
-    def tell_step(self, *, is_last: bool = False) -> None:
+    def tell_step(self) -> None:
         for _, node in self.each():
-            node.tell(self.now, Progressed(self.round, 0, 0, self.step, steps_per_s=1 / 0.7, is_last=is_last))
+            node.tell(self.now, Progressed(self.round, 0, 0, self.step, steps_per_s=1 / 0.7))
 
     def train(self) -> None:
         step_s = self.rng.uniform(0.05, 2.0)

@@ -57,8 +57,8 @@ def boxes_of(data: dict[str, Any], *classes: str) -> list[dict[str, Any]]:
     return [box for row in rows for box in row if set(classes) <= set(box["classes"].split())]
 
 
-def many_restarts(count: int, *, workers: int = 2, host: str = "node-a") -> NodeLog:
-    a = NodeLog(host, workers=workers)
+def many_restarts(count: int, *, workers: int = 2) -> NodeLog:
+    a = NodeLog("node-a", workers=workers)
     a.formed(1.0, 1, 0, nodes=1)
     a.started(1.1)
     for place in range(count):

@@ -60,9 +60,6 @@ class Machine:
     def gpus(self) -> list[str]:
         return [f"0001:{number + 16:02x}:00.0" for number in range(len(self.gpu_nodes))]
 
-    def with_gpus(self, *nodes: int | None) -> Machine:
-        return dataclasses.replace(self, gpu_nodes=nodes)
-
     def allowing(self, *numbers: int) -> Machine:
         return dataclasses.replace(self, allowed=frozenset(numbers))
 
