@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +23,7 @@ from kit.servers.etcd_servers import (
     etcd,
 )
 from kit.servers.etcd_values import GARBAGE, GOOD
+from kit.servers.other_programs import http_server
 
 from aelastic.errors import (
     AelasticError,
@@ -269,36 +267,6 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
 # --- what else may be at the endpoint
 
 
-@contextmanager
-def canned(status: int, body: bytes, server: str = "Canned/1") -> Iterator[str]:
-    """An HTTP server that says one thing only."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_PUT = do_DELETE = do_POST  # noqa: N815
-
-        def version_string(self) -> str:
-            return server
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{http.server_address[1]}"
-        finally:
-            http.shutdown()
-            thread.join()
-
-
 @each_board
 @pytest.mark.parametrize(
     "status, body, error, what",
@@ -323,7 +291,8 @@ def canned(status: int, body: bytes, server: str = "Canned/1") -> Iterator[str]:
 async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
     backend: str, status: int, body: bytes, error: type[AelasticError], what: str, closing: Closing
 ) -> None:
-    with canned(status, body) as endpoint:
+    with http_server(status, body) as port:
+        endpoint = f"127.0.0.1:{port}"
         board = closing(board_of(backend, endpoint))
         with pytest.raises(error, match=what) as caught:
             await board.open()
