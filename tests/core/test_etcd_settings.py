@@ -130,6 +130,12 @@ def test_the_round_that_a_coordinator_leaves_behind_is_read_as_it_was(
     assert (state.record, state.epoch, state.seats) == (None, epoch, round_)
 
 
+@pytest.mark.parametrize("text", [b"x", b"\xff\xfe", b"0\n{", b"0\n{}", b"0\n" + b"[" * 100_000, b"-1\n{}", b"0\nnull"])
+def test_a_text_of_a_key_that_no_agent_wrote_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^no "):
+        state_of(text)
+
+
 def test_a_round_whose_hosts_names_are_too_long_for_a_board_is_left_out() -> None:
     record = LeaderRecord(epoch=1, candidate=Candidate("a", ("host",), 1, "token"))
     long = Seats(1, 1, "token", (Seat("a", "h" * MAX_BYTES, "address", 1),))

@@ -6,9 +6,8 @@ import signal
 import time
 
 import pytest
-from kit.agents import COORDINATES, Agent, Meeting, Round, Team, c10d, team_of
+from kit.agents import COORDINATES, Agent, Round, Team, c10d, team_of
 from kit.launching import Launcher, alive, wait_for
-from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import EXIT_TRY_AGAIN
 
@@ -49,12 +48,8 @@ def assert_one_call(team: Team, ranks: int) -> None:
     assert not any("SIGKILL" in agent.stderr or "killed" in agent.stderr for agent in team.agents), team.story
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
-def test_all_ranks_save_at_one_step_and_the_others_go_on_for_free(
-    launch: Launcher, backend: str, etcds: EtcdServers
-) -> None:
-    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
-    with team_of(launch, meeting, "1:3", conf={"last_call_timeout": 1}, options=OPTIONS, env=ENV, nproc=2) as team:
+def test_all_ranks_save_at_one_step_and_the_others_go_on_for_free(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "1:3", conf={"last_call_timeout": 1}, options=OPTIONS, env=ENV, nproc=2) as team:
         first, second, third = team.start_many(3)
         round_ = team.wait_round([first, second, third])
         wait_steps(team, round_)
