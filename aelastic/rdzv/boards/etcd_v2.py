@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -35,7 +34,7 @@ class EtcdV2(EtcdClient):
     without_api = "does not serve the v2 API: use the back end etcd-v3, or start it with --enable-v2"
 
     async def get(self, key: str) -> Entry:
-        entry = await self._request_key("GET", key, "quorum=true", understand=_understand_read)
+        entry = await self._request_key("GET", key, "quorum=true")
         assert entry is not None  # no write gets ahead of a read
         return entry
 
@@ -57,14 +56,7 @@ class EtcdV2(EtcdClient):
     async def _put(self, key: str, seen: Entry, form: dict[str, str]) -> Entry | None:
         return await self._request_key("PUT", key, _as_seen(seen), form)
 
-    async def _request_key(
-        self,
-        method: str,
-        key: str,
-        query: str,
-        form: dict[str, str] | None = None,
-        understand: Callable[[Answer], Entry] | None = None,
-    ) -> Entry | None:
+    async def _request_key(self, method: str, key: str, query: str, form: dict[str, str] | None = None) -> Entry | None:
         """What etcd answers with; `None` if another agent wrote since the read."""
         settings = self.settings
         headers = {}
@@ -72,10 +64,10 @@ class EtcdV2(EtcdClient):
             headers["Authorization"] = f"Basic {b64encode(f'{settings.user}:{settings.password}'.encode()).decode()}"
         path = f"/v2/keys{quote(key, safe='/')}?{query}"
         try:
-            return await self._ask(
-                method, path, understand or _understand, body={"data": form} if form else {}, headers=headers
-            )
+            return await self._ask(method, path, _understand, body={"data": form} if form else {}, headers=headers)
         except _Refusal as refusal:
+            if method == "GET" and refusal.code == KEY_NOT_FOUND:
+                return Entry(revision=refusal.index)
             if method != "GET" and refusal.code in ANOTHER_WAS_FASTER:
                 return None
             if refusal.code == UNAUTHORIZED:
@@ -114,16 +106,6 @@ def _understand(answer: Answer) -> Entry:
     if not isinstance(code, int) or not code:
         raise NotUnderstood
     raise _Refusal(code, index, text)
-
-
-def _understand_read(answer: Answer) -> Entry:
-    """The same, where no node is an answer, too."""
-    try:
-        return _understand(answer)
-    except _Refusal as refusal:
-        if refusal.code != KEY_NOT_FOUND:
-            raise
-        return Entry(revision=refusal.index)
 
 
 def _node(data: Any, index: int) -> Entry:
