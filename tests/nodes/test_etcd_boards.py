@@ -15,7 +15,7 @@ import anyio
 import pytest
 import uvloop
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected
+from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected
 from kit.servers.etcd_servers import (
     EtcdServer,
     EtcdServers,
@@ -130,12 +130,12 @@ async def test_a_claim_that_was_slow_to_write_reigns_later(
 # --- servers that die, hang and come back
 
 
-@each_board
-async def test_the_next_endpoint_is_asked_when_one_is_dead(
-    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
-) -> None:
+# The client of HTTP, which both APIs share.
+
+
+async def test_the_next_endpoint_is_asked_when_one_is_dead(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
     alive = etcds.of("distro").endpoint
-    board = closing(board_of(backend, f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
+    board = closing(board_of("etcd", f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
     await board.open()
     record = await elected(board, A)
 
@@ -143,22 +143,20 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead(
     assert board.endpoint_host == "127.0.0.1"
 
 
-@each_board
-async def test_when_no_endpoint_answers_each_is_named(backend: str, closing: Closing) -> None:
+async def test_when_no_endpoint_answers_each_is_named(closing: Closing) -> None:
     one, two = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
-    board = closing(board_of(backend, f"{one},{two}"))
+    board = closing(board_of("etcd", f"{one},{two}"))
 
     with pytest.raises(RendezvousConnectionError, match=rf"{one}: .*refused.*{two}: .*refused"):
         await board.open()
 
 
-@each_board
 async def test_a_server_that_hangs_does_not_hold_up_the_agent(
-    backend: str, etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
+    etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
-        reader, keeper, newcomer = (closing(board_of(backend, server.endpoint, run_id)) for _ in range(3))
-        two = closing(board_of(backend, f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
+        reader, keeper, newcomer = (closing(board_of("etcd", server.endpoint, run_id)) for _ in range(3))
+        two = closing(board_of("etcd", f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
         await reader.open()
         await keeper.open()
         await two.open()
@@ -267,7 +265,7 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
 # --- what else may be at the endpoint
 
 
-@each_board
+@both_apis
 @pytest.mark.parametrize(
     "status, body, error, what",
     [
@@ -357,10 +355,9 @@ async def test_proxies_of_the_environment_are_not_asked(
     await closing(board_of("etcd-v3", etcds.of("distro").endpoint, run_id)).open()
 
 
-@each_board
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
-async def test_a_board_knows_its_way_to_etcd(backend: str, host: str, etcds: EtcdServers, closing: Closing) -> None:
-    board = closing(board_of(backend, f"{host}:{etcds.of('distro').port}"))
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST"])
+async def test_a_board_knows_its_way_to_etcd(host: str, etcds: EtcdServers, closing: Closing) -> None:
+    board = closing(board_of("etcd", f"{host}:{etcds.of('distro').port}"))
     await board.open()
 
     assert (board.own_address, board.endpoint_host) == ("127.0.0.1", host)

@@ -84,6 +84,7 @@ def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
     assert all(one["round"] < other["round"] < 2**53 for one, other in pairwise(rounds))
 
 
+@pytest.mark.all
 def test_the_number_rises_also_where_an_etcd_came_back_empty(launch: Launcher, tmp_path: Path, run_id: str) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         where = [

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -270,11 +271,14 @@ def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
         command = [sys.executable, "-m", "aelastic", "doctor", "--nnodes", "1:2", "--rdzv-backend", backend]
         command += ["--rdzv-endpoint", meeting.endpoint, "--rdzv-id", team.run_id, "--secret-file"]
         own = Key(secret.read_bytes().strip(), "").id[:4]
-        for path, told in (
+        asked = (
             (secret, f"it has key {own}"),
             (tmp_path / "other", f"written with another secret (key {own}, here"),
-        ):
-            done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
+        )
+        with ThreadPoolExecutor() as pool:
+            run = partial(subprocess.run, capture_output=True, text=True, check=False)
+            answers = list(pool.map(run, [[*command, str(path)] for path, _ in asked]))
+        for (path, told), done in zip(asked, answers, strict=True):
             (line,) = [line for line in done.stdout.splitlines() if " coordinator: " in line]
             assert told in line and line.startswith("ok" if path == secret else "error"), done.stdout
             assert done.returncode == (0 if path == secret else 1)
