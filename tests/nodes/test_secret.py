@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import secrets
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
 from pathlib import Path
 
+import anyio
 import pytest
 from kit.agents import FAIL, FINISH, NEVER_SAID, Meeting, Round, Team, c10d, team_of
 from kit.effort import EFFORT
@@ -21,9 +20,12 @@ from kit.hostile import KINDS, Knowledge, attack, half_open, record
 from kit.launching import Launcher
 from kit.servers.etcd_servers import EtcdServers
 
+from aelastic.doctor.endpoint_checks import check_endpoints
+from aelastic.doctor.finding import Finding
 from aelastic.errors import EXIT_INPUT
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.settings import RendezvousSettings
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -268,22 +270,21 @@ def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
     with team_of(launch, meeting, "1:2", conf={"last_call_timeout": 0.1}) as team:
         agent = team.start("--secret-file", str(secret))
         running = team.wait_round([agent])
-        command = [sys.executable, "-m", "aelastic", "doctor", "--nnodes", "1:2", "--rdzv-backend", backend]
-        command += ["--rdzv-endpoint", meeting.endpoint, "--rdzv-id", team.run_id, "--secret-file"]
         own = Key(secret.read_bytes().strip(), "").id[:4]
-        asked = (
-            (secret, f"it has key {own}"),
-            (tmp_path / "other", f"written with another secret (key {own}, here"),
-        )
-        with ThreadPoolExecutor() as pool:
-            run = partial(subprocess.run, capture_output=True, text=True, check=False)
-            answers = list(pool.map(run, [[*command, str(path)] for path, _ in asked]))
-        for (path, told), done in zip(asked, answers, strict=True):
-            (line,) = [line for line in done.stdout.splitlines() if " coordinator: " in line]
-            assert told in line and line.startswith("ok" if path == secret else "error"), done.stdout
-            assert done.returncode == (0 if path == secret else 1)
+        for path, level, told in (
+            (secret, "ok", f"it has key {own}"),
+            (tmp_path / "other", "error", f"written with another secret (key {own}, here"),
+        ):
+            settings = RendezvousSettings(backend, meeting.endpoint, 1, 2, secret_file=str(path))
+            found = anyio.run(findings, settings, team.run_id)
+            (finding,) = [each for each in found if each.subject == "coordinator"]
+            assert told in finding.words and finding.level == level, found
         assert len(agent.starts) == 1
         finish(team, running)
+
+
+async def findings(settings: RendezvousSettings, run_id: str) -> list[Finding]:
+    return [each async for each in check_endpoints(settings, run_id, os.environ)]
 
 
 def _own_addresses() -> list[str]:

@@ -12,19 +12,11 @@ from typing import Any
 from urllib.parse import quote
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Refusal
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, UNAUTHORIZED = 100, 101, 105, 110
 ANOTHER_WAS_FASTER = {KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS}
-
-
-class _Refusal(Exception):
-    """etcd understood, and says no."""
-
-    def __init__(self, code: int, index: int, message: str) -> None:
-        self.code, self.index, self.message = code, index, message
-        super().__init__(code, index, message)
 
 
 class EtcdV2(EtcdClient):
@@ -65,7 +57,7 @@ class EtcdV2(EtcdClient):
         path = f"/v2/keys{quote(key, safe='/')}?{query}"
         try:
             return await self._ask(method, path, _understand, body={"data": form} if form else {}, headers=headers)
-        except _Refusal as refusal:
+        except Refusal as refusal:
             if method == "GET" and refusal.code == KEY_NOT_FOUND:
                 return Entry(revision=refusal.index)
             if method != "GET" and refusal.code in ANOTHER_WAS_FASTER:
@@ -89,7 +81,7 @@ def _understand(answer: Answer) -> Entry:
     """The node in an answer.
 
     Raises:
-        _Refusal: etcd says no.
+        Refusal: etcd says no.
         Elsewhere: it says "not now".
         NotUnderstood: this is not etcd's v2 API.
     """
@@ -105,7 +97,7 @@ def _understand(answer: Answer) -> Entry:
         raise Elsewhere(text or f"it answers with status {answer.status}")
     if not isinstance(code, int) or not code:
         raise NotUnderstood
-    raise _Refusal(code, index, text)
+    raise Refusal(code, text, index)
 
 
 def _node(data: Any, index: int) -> Entry:
