@@ -785,11 +785,7 @@ async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(no
     record = await zero.campaign(A, None, 0)
 
     assert record == LeaderRecord(epoch=1, candidate=A, renewals=0) == await zero.read()
-
-    async def seen() -> LeaderRecord | None:
-        return await one.read()
-
-    assert await until("it is told", seen) == LeaderRecord(epoch=1, candidate=A)
+    assert await until("it is told", one.read) == LeaderRecord(epoch=1, candidate=A)
     assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
     assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
 
