@@ -204,11 +204,3 @@ def test_pods_that_start_before_the_dns_has_their_names_wait_for_it(launch: Laun
     cluster.publish()
     cluster.finish(first_round(cluster, pods))
     cluster.close()
-
-
-@pytest.mark.all
-def test_a_failure_that_no_restart_is_left_for_ends_each_pod_with_its_code(launch: Launcher, net: Net) -> None:
-    cluster = Cluster(launch, net, "indexed-job", worker="sys.exit(7)")
-    pods = started(cluster)
-    assert [pod.wait(LAUNCH_TIMEOUT_S) for pod in pods] == [7] * PODS, cluster.story
-    cluster.close()

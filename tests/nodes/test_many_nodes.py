@@ -8,7 +8,7 @@ import socket
 import time
 
 import pytest
-from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
+from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, Agent, Meeting, c10d, figure, listening_ports, team_of
 from kit.effort import REPETITIONS
 from kit.launching import Launcher
 from kit.servers.etcd_servers import EtcdServers
@@ -85,20 +85,6 @@ def test_a_third_node_joins_and_the_others_keep_their_ranks(launch: Launcher) ->
         assert [agent.starts[-1].rank for agent in agents] == [*ranks, 2]
         assert three.restart == 0, "membership changes are free"
         team.finish(three)
-
-
-def test_two_nodes_that_come_together_interrupt_once(launch: Launcher) -> None:
-    with team_of(launch, c10d(), "2:4", conf={**AT_ONCE, "settle_time": 1}) as team:
-        first = team.start_many(2)
-        two = team.wait_round(first)
-        second = [team.start(wrapper=LATE) for _ in range(2)]
-        for agent in second:
-            agent.wait_late()
-        for agent in second:
-            agent.go()
-        four = team.wait_round([*first, *second], after=two)
-        assert [len(agent.starts) for agent in team.agents] == [2, 2, 1, 1]
-        team.finish(four)
 
 
 @pytest.mark.cold

@@ -30,7 +30,7 @@ from kit.agents import (
 )
 from kit.effort import EFFORT, REPETITIONS
 from kit.launching import Launcher, wait_for
-from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
+from kit.servers.etcd_servers import EtcdServers
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -142,26 +142,6 @@ def lasting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Iterator[Meet
         yield Meeting(request.param, etcds.of("distro").endpoint)
 
 
-def test_the_others_elect_another_coordinator_and_restart_once(launch: Launcher, lasting: Meeting) -> None:
-    with team_of(launch, lasting, "1:3", conf=QUICK) as team:
-        agents = team.start_many(3)
-        three = team.wait_round(agents)
-        dead = team.coordinator
-        others = [agent for agent in agents if agent is not dead]
-        began = time.monotonic()
-        dead.crash()
-        two = team.wait_round(others, after=three)
-        figure("coordinator killed: to survivors running", two.at - began)
-        assert [len(agent.starts) for agent in others] == [2, 2]
-        assert two.restart == 0
-        dead.wait_nothing_left()
-        # Its successor does all that it did.
-        two.tell(FAIL, 0)
-        again = team.wait_round(others, after=two)
-        assert again.restart == 1
-        team.finish(again)
-
-
 def test_a_round_goes_on_untouched_if_its_coordinator_was_a_spare(launch: Launcher, lasting: Meeting) -> None:
     with team_of(launch, lasting, "2", conf=QUICK) as team:
         spare = team.start(wrapper=LATE)
@@ -267,35 +247,6 @@ def is_open(meeting: Meeting) -> bool:
     except OSError:
         return False
     return True
-
-
-@pytest.mark.all
-def test_workers_do_not_notice_that_etcd_restarts_or_hangs(launch: Launcher, tmp_path: Path) -> None:
-    server = EtcdServer(distro_etcd(), tmp_path / "etcd")
-    with etcd(server), team_of(launch, Meeting("etcd-v3", server.endpoint), "2:3", conf={"lease": 4}) as team:
-        agents = team.start_many(3)
-        round_ = team.wait_round(agents)
-        server.restart()
-        server.stop()
-        time.sleep(1.0)
-        server.cont()
-        # A failure while it is away.
-        team.assert_untouched(round_)
-        server.kill()
-        began = time.monotonic()
-        round_.tell(FAIL, 1)
-        again = team.wait_round(agents, after=round_)
-        figure("worker crash while etcd is away: to all restarted", again.at - began)
-        assert again.restart == 1
-        # Away for longer than the lease: no agent can tell which one coordinates, and none need.
-        time.sleep(5.0)
-        team.assert_untouched(again)
-        again.tell(FAIL, 2)
-        server.start()
-        last = team.wait_round(agents, after=again)
-        assert last.restart == 2
-        assert [len(agent.starts) for agent in agents] == [3, 3, 3]
-        team.finish(last)
 
 
 def test_two_jobs_on_one_etcd_do_not_disturb_each_other(launch: Launcher, etcds: EtcdServers) -> None:
