@@ -145,7 +145,10 @@ class StoreHost:
         await self._wait_needed()
         while True:
             if self._process.is_running:
-                await self._listen_to_child()
+                try:
+                    await self._process.hear()
+                except Death as death:
+                    self._on_death(death)
                 continue
             await self._called.wait()
             if self._process.fork is None or self._losses:
@@ -202,12 +205,6 @@ class StoreHost:
     def _hand_over(self) -> None:
         if self._listeners:
             self._process.say("serve", *(each.fileno() for each in self._listeners), keys=self._presets)
-
-    async def _listen_to_child(self) -> None:
-        try:
-            await self._process.hear()
-        except Death as death:
-            self._on_death(death)
 
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:

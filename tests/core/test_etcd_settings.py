@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.servers.etcd_boards import board_of, each_board, settings_of
+from kit.servers.etcd_boards import board_of, settings_of
 from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
@@ -42,7 +42,6 @@ def test_an_endpoint_is_shown_as_it_is_written() -> None:
     assert (board.own_address, board.endpoint_host) == ("", "")
 
 
-@each_board
 @pytest.mark.parametrize(
     "endpoint, config, what",
     [
@@ -73,9 +72,9 @@ def test_an_endpoint_is_shown_as_it_is_written() -> None:
         ("a", {"key": "/dev/null"}, "without cert"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(backend: str, endpoint: str, config: dict[str, str], what: str) -> None:
+def test_what_cannot_work_is_said_at_once(endpoint: str, config: dict[str, str], what: str) -> None:
     with pytest.raises(InputError, match=what) as caught:
-        board_of(backend, endpoint, **config)
+        board_of("etcd", endpoint, **config)
     assert "pw" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -128,6 +127,12 @@ def test_the_round_that_a_coordinator_leaves_behind_is_read_as_it_was(
     state = state_of(text_without_leader(LeaderRecord(epoch=epoch, candidate=candidate, seats=round_)))
 
     assert (state.record, state.epoch, state.seats) == (None, epoch, round_)
+
+
+@pytest.mark.parametrize("text", [b"x", b"\xff\xfe", b"0\n{", b"0\n{}", b"0\n" + b"[" * 100_000, b"-1\n{}", b"0\nnull"])
+def test_a_text_of_a_key_that_no_agent_wrote_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^no "):
+        state_of(text)
 
 
 def test_a_round_whose_hosts_names_are_too_long_for_a_board_is_left_out() -> None:

@@ -143,9 +143,5 @@ KITS = (
     _etcd("etcd-v3", "distro", has_secret=True),
     _etcd("etcd-v2", "debian", has_secret=True),
     _etcd("etcd-v3", "debian"),
-    _etcd("etcd-v3", "distro"),
-    _etcd("etcd-v2", "debian"),
     _etcd("etcd-v2", "distro"),
-    _etcd("etcd", "debian"),
-    _etcd("etcd", "distro"),
 )

@@ -10,6 +10,7 @@ from typing import TypeVar
 import anyio
 import pytest
 from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
+from kit.effort import REPETITIONS
 from kit.servers.etcd_servers import EtcdServers
 from kit.shared_board import InProcessBoard, SharedWorld
 
@@ -77,38 +78,19 @@ async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float
     pytest.fail(f"not after {limit_s:g} s: {what}")
 
 
-async def test_no_agent_leads_at_first(boards: MakeBoard) -> None:
-    board = await opened(boards)
-
-    assert await board.read() is None
-
-
-async def test_opening_again_is_allowed(boards: MakeBoard) -> None:
-    board = await opened(boards)
-    record = await elected(board, A)
-
-    await board.open()
-
-    assert same(await board.read(), record)
-
-
 async def test_the_first_candidate_wins_and_all_read_it(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
+    assert await a.read() is None, "no agent leads at first"
 
     record = await a.campaign(A, None, 0)
 
     assert record is not None
     assert (record.candidate, record.verdict) == (A, "")
     assert record.epoch > 0
+    await a.open()  # again, which is allowed
     assert await a.read() == await b.read() == record
-
-
-async def test_a_later_candidate_learns_which_was_first(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    first = await elected(a, A)
-
-    assert await b.campaign(B, None, 0) == first
-    assert await a.read() == first
+    assert await b.campaign(B, None, 0) == record, "a later candidate learns which was first"
+    assert await a.read() == record
 
 
 async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards: MakeBoard) -> None:
@@ -228,7 +210,7 @@ async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(ser
 
 async def _renew_and_forget(a: Board, b: Board) -> None:
     record = await elected(a, A)
-    lives_until = anyio.current_time() + 1.5 * LEASE_S
+    lives_until = anyio.current_time() + 1.2 * LEASE_S
     while anyio.current_time() < lives_until:
         assert await a.renew(record), "the machine is too slow for this test, or the leadership was lost"
         assert await b.read() == record
@@ -272,7 +254,7 @@ async def test_a_renewal_between_read_and_campaign_keeps_the_leader(boards: Make
     assert same(await a.read(), record)
 
 
-async def test_a_verdict_is_read_by_the_others(boards: MakeBoard) -> None:
+async def test_a_verdict_is_read_by_the_others_until_the_leader_resigns(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     record = await elected(a, A)
     verdict = '{"exit": 3, "why": "Ünïcode \N{PILE OF POO}\\n"}' + "x" * 10_000
@@ -287,15 +269,8 @@ async def test_a_verdict_is_read_by_the_others(boards: MakeBoard) -> None:
     seen = await b.read()
     assert seen is not None and seen.verdict == verdict
 
-
-async def test_a_verdict_can_be_published_and_the_leader_resign_then(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    record = await elected(a, A)
-    assert await a.publish(record, "done")
-
     await a.resign(record)
     await a.resign(record)
-
     assert await b.read() is None
 
 
@@ -391,7 +366,7 @@ async def test_a_board_says_what_it_is(boards: MakeBoard) -> None:
     assert board.endpoint_host in {"", "127.0.0.1", "localhost"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(REPETITIONS))
 async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: MakeBoard, seed: int) -> None:
     """Three agents do anything in any order, with what they have seen at some time."""
     choice = random.Random(seed)

@@ -6,9 +6,8 @@ import signal
 import time
 
 import pytest
-from kit.agents import COORDINATES, Agent, Meeting, Round, Team, c10d, team_of
+from kit.agents import COORDINATES, Agent, Round, Team, c10d, team_of
 from kit.launching import Launcher, alive, wait_for
-from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import EXIT_TRY_AGAIN
 
@@ -49,12 +48,8 @@ def assert_one_call(team: Team, ranks: int) -> None:
     assert not any("SIGKILL" in agent.stderr or "killed" in agent.stderr for agent in team.agents), team.story
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
-def test_all_ranks_save_at_one_step_and_the_others_go_on_for_free(
-    launch: Launcher, backend: str, etcds: EtcdServers
-) -> None:
-    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
-    with team_of(launch, meeting, "1:3", conf={"last_call_timeout": 1}, options=OPTIONS, env=ENV, nproc=2) as team:
+def test_all_ranks_save_at_one_step_and_the_others_go_on_for_free(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "1:3", conf={"last_call_timeout": 1}, options=OPTIONS, env=ENV, nproc=2) as team:
         first, second, third = team.start_many(3)
         round_ = team.wait_round([first, second, third])
         wait_steps(team, round_)
@@ -67,26 +62,15 @@ def test_all_ranks_save_at_one_step_and_the_others_go_on_for_free(
             assert "all ranks have saved" in agent.stderr and "of notice.due" in agent.stderr, agent.stderr
 
 
-def test_where_ranks_end_once_they_have_saved_the_others_go_on(launch: Launcher) -> None:
+def test_the_coordinators_node_leaves_and_ranks_end_once_they_have_saved(launch: Launcher) -> None:
     ends = {**ENV, "STAR_SAVES": "exit"}
     with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 1}, options=OPTIONS, env=ends, nproc=2) as team:
-        first, second = team.start_many(2)
-        round_ = team.wait_round([first, second])
-        wait_steps(team, round_)
-        drained(team, second)
-        assert_one_call(team, 4)
-        after = team.wait_round([first], round_)
-        assert after.starts[0].restart == 0
-
-
-def test_the_coordinators_node_leaves_and_another_one_coordinates(launch: Launcher) -> None:
-    with team_of(launch, c10d(), "1:3", conf={"last_call_timeout": 1}, options=OPTIONS, env=ENV) as team:
-        agents = team.start_many(3)
+        agents = team.start_many(2)
         round_ = team.wait_round(agents)
         wait_steps(team, round_)
         leaving = team.coordinator
         drained(team, leaving)
-        assert_one_call(team, 3)
+        assert_one_call(team, 4)
         after = team.wait_round([agent for agent in agents if agent is not leaving], round_)
         assert after.starts[0].restart == 0
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import anyio
 import pytest
 from kit.launching import DEADLINE_S
-from kit.servers.etcd_boards import A, Closing, board_of, each_board, elected, settings_of
+from kit.servers.etcd_boards import A, Closing, board_of, elected, settings_of
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
@@ -47,17 +47,16 @@ def tls_servers(
         )
 
 
-@each_board
 async def test_tls_with_a_ca_of_ones_own(
-    backend: str, tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, run_id: str, closing: Closing
+    tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, run_id: str, closing: Closing
 ) -> None:
     plain, mutual = tls_servers
     ca = str(certificates / "ca.pem")
     pair = {"cert": str(certificates / "client.pem"), "key": str(certificates / "client.key")}
     for board in (
-        board_of(backend, plain.endpoint, run_id, protocol="https", cacert=ca),
-        board_of(backend, f"https://localhost:{plain.port}", run_id + "2", ca_cert=ca),
-        board_of(backend, mutual.endpoint, run_id, cacert=ca, **pair),
+        board_of("etcd", plain.endpoint, run_id, protocol="https", cacert=ca),
+        board_of("etcd-v2", f"https://localhost:{plain.port}", run_id + "2", ca_cert=ca),
+        board_of("etcd", mutual.endpoint, run_id, cacert=ca, **pair),
     ):
         closing(board)
         await board.open()
@@ -65,25 +64,24 @@ async def test_tls_with_a_ca_of_ones_own(
         assert await board.renew(record)
 
 
-@each_board
 async def test_tls_that_cannot_work_says_why(
-    backend: str, tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, etcds: EtcdServers, closing: Closing
+    tls_servers: tuple[EtcdServer, EtcdServer], certificates: Path, etcds: EtcdServers, closing: Closing
 ) -> None:
     tls, mutual = tls_servers
     ca, other_ca = str(certificates / "ca.pem"), str(certificates / "other-ca.pem")
     wrong = {
-        "not trusted .*name its CA": board_of(backend, tls.endpoint, protocol="https"),
-        "not trusted .*name its CA, cacert": board_of(backend, tls.endpoint, cacert=other_ca),
-        "the TLS handshake with .*cert": board_of(backend, mutual.endpoint, cacert=ca),
+        "not trusted .*name its CA": board_of("etcd", tls.endpoint, protocol="https"),
+        "not trusted .*name its CA, cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
+        "the TLS handshake with .*cert": board_of("etcd", mutual.endpoint, cacert=ca),
     }
     for what, board in wrong.items():
         with pytest.raises(InputError, match=what):
             await closing(board).open()
     # It hangs up, as one that is just ending may do.
     with pytest.raises(RendezvousConnectionError, match="does it speak TLS"):
-        await closing(board_of(backend, etcds.of("distro").endpoint, protocol="https")).open()
+        await closing(board_of("etcd", etcds.of("distro").endpoint, protocol="https")).open()
     with pytest.raises(RendezvousConnectionError, match="does it want TLS"):
-        await closing(board_of(backend, tls.endpoint)).open()
+        await closing(board_of("etcd", tls.endpoint)).open()
 
 
 # --- users

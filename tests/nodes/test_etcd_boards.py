@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ import anyio
 import pytest
 import uvloop
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, each_board, elected
+from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected
 from kit.servers.etcd_servers import (
     EtcdServer,
     EtcdServers,
@@ -26,6 +23,7 @@ from kit.servers.etcd_servers import (
     etcd,
 )
 from kit.servers.etcd_values import GARBAGE, GOOD
+from kit.servers.other_programs import http_server
 
 from aelastic.errors import (
     AelasticError,
@@ -132,12 +130,12 @@ async def test_a_claim_that_was_slow_to_write_reigns_later(
 # --- servers that die, hang and come back
 
 
-@each_board
-async def test_the_next_endpoint_is_asked_when_one_is_dead(
-    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
-) -> None:
+# The client of HTTP, which both APIs share.
+
+
+async def test_the_next_endpoint_is_asked_when_one_is_dead(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
     alive = etcds.of("distro").endpoint
-    board = closing(board_of(backend, f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
+    board = closing(board_of("etcd", f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
     await board.open()
     record = await elected(board, A)
 
@@ -145,22 +143,20 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead(
     assert board.endpoint_host == "127.0.0.1"
 
 
-@each_board
-async def test_when_no_endpoint_answers_each_is_named(backend: str, closing: Closing) -> None:
+async def test_when_no_endpoint_answers_each_is_named(closing: Closing) -> None:
     one, two = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
-    board = closing(board_of(backend, f"{one},{two}"))
+    board = closing(board_of("etcd", f"{one},{two}"))
 
     with pytest.raises(RendezvousConnectionError, match=rf"{one}: .*refused.*{two}: .*refused"):
         await board.open()
 
 
-@each_board
 async def test_a_server_that_hangs_does_not_hold_up_the_agent(
-    backend: str, etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
+    etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
-        reader, keeper, newcomer = (closing(board_of(backend, server.endpoint, run_id)) for _ in range(3))
-        two = closing(board_of(backend, f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
+        reader, keeper, newcomer = (closing(board_of("etcd", server.endpoint, run_id)) for _ in range(3))
+        two = closing(board_of("etcd", f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
         await reader.open()
         await keeper.open()
         await two.open()
@@ -269,37 +265,7 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
 # --- what else may be at the endpoint
 
 
-@contextmanager
-def canned(status: int, body: bytes, server: str = "Canned/1") -> Iterator[str]:
-    """An HTTP server that says one thing only."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", "0")))
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_GET = do_PUT = do_DELETE = do_POST  # noqa: N815
-
-        def version_string(self) -> str:
-            return server
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{http.server_address[1]}"
-        finally:
-            http.shutdown()
-            thread.join()
-
-
-@each_board
+@both_apis
 @pytest.mark.parametrize(
     "status, body, error, what",
     [
@@ -323,7 +289,8 @@ def canned(status: int, body: bytes, server: str = "Canned/1") -> Iterator[str]:
 async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
     backend: str, status: int, body: bytes, error: type[AelasticError], what: str, closing: Closing
 ) -> None:
-    with canned(status, body) as endpoint:
+    with http_server(status, body) as port:
+        endpoint = f"127.0.0.1:{port}"
         board = closing(board_of(backend, endpoint))
         with pytest.raises(error, match=what) as caught:
             await board.open()
@@ -388,10 +355,9 @@ async def test_proxies_of_the_environment_are_not_asked(
     await closing(board_of("etcd-v3", etcds.of("distro").endpoint, run_id)).open()
 
 
-@each_board
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
-async def test_a_board_knows_its_way_to_etcd(backend: str, host: str, etcds: EtcdServers, closing: Closing) -> None:
-    board = closing(board_of(backend, f"{host}:{etcds.of('distro').port}"))
+@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST"])
+async def test_a_board_knows_its_way_to_etcd(host: str, etcds: EtcdServers, closing: Closing) -> None:
+    board = closing(board_of("etcd", f"{host}:{etcds.of('distro').port}"))
     await board.open()
 
     assert (board.own_address, board.endpoint_host) == ("127.0.0.1", host)

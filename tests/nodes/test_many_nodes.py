@@ -6,10 +6,9 @@ import os
 import signal
 import socket
 import time
-from typing import Any
 
 import pytest
-from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, LATE, Agent, Meeting, c10d, figure, listening_ports, team_of
+from kit.agents import COORDINATES, FAIL, FINISH, IS_SPARE, Agent, Meeting, c10d, figure, listening_ports, team_of
 from kit.effort import REPETITIONS
 from kit.launching import Launcher
 from kit.servers.etcd_servers import EtcdServers
@@ -24,16 +23,15 @@ AT_ONCE = {"last_call_timeout": 0.1}
 QUIET_S = 0.5
 
 
-@pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
-def meeting(request: pytest.FixtureRequest, etcds: EtcdServers) -> Meeting:
-    return c10d() if request.param == "c10d" else Meeting(request.param, etcds.of("distro").endpoint)
-
-
 # A world.
 
 
 @pytest.mark.cold
-def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher, meeting: Meeting) -> None:
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
+def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(
+    launch: Launcher, backend: str, etcds: EtcdServers
+) -> None:
+    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
     with team_of(launch, meeting, "3", nproc=2) as team:
         began = time.monotonic()
         agents = team.start_many(3)
@@ -50,8 +48,8 @@ def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launche
         team.finish(round_)
 
 
-def test_nodes_may_differ_in_workers_and_roles_and_wish_for_their_ranks(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "3") as team:
+def test_nodes_may_differ_in_workers_and_roles_and_wish_for_their_ranks(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "3") as team:
         # The first that comes has the last rank.
         agents = [
             team.start("--node-rank", "2", "--role", "trainer", nproc=1),
@@ -75,8 +73,8 @@ def test_nodes_may_differ_in_workers_and_roles_and_wish_for_their_ranks(launch: 
 # Growing.
 
 
-def test_a_third_node_joins_and_the_others_keep_their_ranks(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "2:4", conf=AT_ONCE) as team:
+def test_a_third_node_joins_and_the_others_keep_their_ranks(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "2:4", conf=AT_ONCE) as team:
         agents = team.start_many(2)
         two = team.wait_round(agents)
         ranks = [agent.starts[-1].rank for agent in agents]
@@ -89,28 +87,14 @@ def test_a_third_node_joins_and_the_others_keep_their_ranks(launch: Launcher, me
         team.finish(three)
 
 
-def test_two_nodes_that_come_together_interrupt_once(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "2:4", conf={**AT_ONCE, "settle_time": 1}) as team:
-        first = team.start_many(2)
-        two = team.wait_round(first)
-        second = [team.start(wrapper=LATE) for _ in range(2)]
-        for agent in second:
-            agent.wait_late()
-        for agent in second:
-            agent.go()
-        four = team.wait_round([*first, *second], after=two)
-        assert [len(agent.starts) for agent in team.agents] == [2, 2, 1, 1]
-        team.finish(four)
-
-
 @pytest.mark.cold
-def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Launcher, meeting: Meeting) -> None:
+def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Launcher) -> None:
     gate = launch.folder / "gate"
     launch.write(
         "site/slow.py", f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)", preamble=""
     )
     env = {"PYTHONPATH": os.pathsep.join([str(launch.folder / "site"), os.environ.get("PYTHONPATH", "")])}
-    with team_of(launch, meeting, "2:4", conf=AT_ONCE, options=("--preload", "slow"), env=env) as team:
+    with team_of(launch, c10d(), "2:4", conf=AT_ONCE, options=("--preload", "slow"), env=env) as team:
         gate.touch()
         agents = team.start_many(2)
         two = team.wait_round(agents)
@@ -134,13 +118,12 @@ forming.SPARES_TIMEOUT_S = 10.0
 
 
 @pytest.mark.timeout(240)
-def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "2:4", conf=AT_ONCE, wrapper=PATIENT) as team:
+def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "2:4", conf=AT_ONCE, wrapper=PATIENT) as team:
         members = team.start_many(4)
         round_ = team.wait_round(members)
-        rounds = REPETITIONS if meeting.backend == "c10d" else 4
         spare = team.start()
-        for number in range(rounds):
+        for number in range(REPETITIONS):
             spare.wait_said(IS_SPARE)
             team.assert_untouched(round_)
             victim = members[number % 4]
@@ -171,28 +154,20 @@ def finish_but_last(agents: list[Agent]) -> Agent:
     return last
 
 
-def test_a_node_that_has_finished_waits_for_the_last(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "3") as team:
-        agents = team.start_many(3)
-        round_ = team.wait_round(agents)
-        last = finish_but_last(agents)
-        time.sleep(QUIET_S)
-        assert team.live == agents
-        os.kill(last.starts[-1].pid, FINISH)
-        assert [agent.wait() for agent in agents] == [0, 0, 0]
-        assert [len(agent.starts) for agent in agents] == [1, 1, 1]
-        assert round_.restart == 0
-
-
-def test_a_node_that_has_finished_starts_again_if_the_last_fails(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "3", options=("--max-restarts", "1")) as team:
+def test_nodes_that_have_finished_wait_for_the_last_and_start_again_if_it_fails(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "3", options=("--max-restarts", "1")) as team:
         agents = team.start_many(3)
         round_ = team.wait_round(agents)
         last = finish_but_last(agents)
         os.kill(last.starts[-1].pid, FAIL)
         again = team.wait_round(agents, after=round_)
         assert again.restart == 1
-        team.finish(again)
+        last = finish_but_last(agents)
+        time.sleep(QUIET_S)
+        assert team.live == agents
+        os.kill(last.starts[-1].pid, FINISH)
+        assert [agent.wait() for agent in agents] == [0, 0, 0]
+        assert [len(agent.starts) for agent in agents] == [2, 2, 2]
 
 
 IMPATIENT = """
@@ -202,11 +177,9 @@ WorkerSpec.__init__.__kwdefaults__["exit_barrier_timeout_s"] = 0.5
 """
 
 
-@pytest.mark.parametrize("which", ["the coordinator", "the other"])
-def test_a_node_that_has_finished_waits_no_longer_than_the_exit_barrier(
-    launch: Launcher, meeting: Meeting, which: str
-) -> None:
-    with team_of(launch, meeting, "2") as team:
+@pytest.mark.parametrize("which", ["the coordinator", pytest.param("the other", marks=pytest.mark.all)])
+def test_a_node_that_has_finished_waits_no_longer_than_the_exit_barrier(launch: Launcher, which: str) -> None:
+    with team_of(launch, c10d(), "2") as team:
         first = team.start(wrapper=IMPATIENT if which == "the coordinator" else "")
         first.wait_said(COORDINATES)
         second = team.start(wrapper=IMPATIENT if which == "the other" else "")
@@ -223,27 +196,23 @@ def test_a_node_that_has_finished_waits_no_longer_than_the_exit_barrier(
 # Waiting in vain.
 
 # In an agent: what is waited for is said well before it is given up.
-TELLS_OFTEN = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 3.0\n"
+TELLS_OFTEN = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 1.0\n"
 
 
-def test_too_few_nodes_learn_which_came_and_exit_with_the_code_for_trying_again(
-    launch: Launcher, etcds: EtcdServers
-) -> None:
-    etcd = Meeting("etcd-v3", etcds.of("distro").endpoint)
-    more: dict[str, Any] = {"conf": {"join_timeout": 11}, "wrapper": TELLS_OFTEN}
-    with team_of(launch, c10d(), "3", **more) as one, team_of(launch, etcd, "3", **more) as other:
-        agents = [*one.start_many(2), *other.start_many(2)]
+def test_too_few_nodes_learn_which_came_and_exit_with_the_code_for_trying_again(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "3", conf={"join_timeout": 8}, wrapper=TELLS_OFTEN) as team:
+        agents = team.start_many(2)
         host = socket.gethostname()
         for agent in agents:
             assert agent.wait() == EXIT_TRY_AGAIN
             (line,) = [line for line in agent.stderr.splitlines() if "error" in line]
-            assert f"2 of at least 3 nodes joined within 11 s: {host}, {host}" in line
+            assert f"2 of at least 3 nodes joined within 8 s: {host}, {host}" in line
             assert agent.has_said(rf"2 of 3 nodes joined after \d+ s \({host}, {host}\); waiting for 1 more")
             assert not agent.starts
 
 
-def test_a_node_that_is_asked_to_stop_while_it_waits_ends_by_the_signal(launch: Launcher, meeting: Meeting) -> None:
-    with team_of(launch, meeting, "2") as team:
+def test_a_node_that_is_asked_to_stop_while_it_waits_ends_by_the_signal(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "2") as team:
         agent = team.start()
         agent.wait_said(COORDINATES)
         agent.signal(signal.SIGTERM)

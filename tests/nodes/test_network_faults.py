@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import signal
+import re
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kit import agents as kit_agents
+from kit.agents import COORDINATES, FAIL, Agent, Meeting, Round, Team, team_of
 from kit.effort import EFFORT, REPETITIONS
 from kit.faults import netns
 from kit.faults.chaos import STORE
 from kit.faults.netns import Net, Node
-from kit.faults.star import STAR
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
 from kit.ports import listening
 
 from aelastic.errors import EXIT_FAILURE
@@ -30,31 +32,23 @@ MISSED_S = LEASE_S + 1.0
 LOAD_S = 3.0
 # How long a cut lasts that begins two sides, after what each was seen to do.
 CUT_S = {"soak": 60.0}.get(EFFORT, 2 * LEASE_S)
-COORDINATES = "this agent is coordinator now ("
 
-# Tells where it stands, and whether the store of group rank 0 can be reached; dies of its peers, and ends when told to.
-WORKER = f"""{STAR}
-
-address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-said = rank, os.environ["WORLD_SIZE"], restart, address, port, socket.gethostname(), os.environ["AELASTIC_ROUND"]
-say("start", *said)
+# Tells its round, and whether the store of group rank 0 can be reached, before it talks to the others.
+REACHES = """
 until = time.monotonic() + 20.0
 while True:
     try:
-        socket.create_connection((address, int(port)), 20.0).close()
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 20.0).close()
         break
     except ConnectionRefusedError:  # as torch's client: the node of rank 0 may begin a moment later
         if time.monotonic() > until:
             raise
         time.sleep(0.02)
-say("reached", rank)
+say("reached", os.environ["AELASTIC_ROUND"])
 begin_talk()
-while not os.path.exists("go"):
-    if os.path.exists(f"fail{{restart}}"):
-        sys.exit(3)
-    time.sleep(0.02)
-say_farewell()
+rest()
 """
+WORKER = kit_agents.WORKER.replace("begin_talk()\nrest()\n", REACHES)
 
 ALL_REDUCE = """
 import torch
@@ -89,89 +83,51 @@ while True:
 """
 
 
-@dataclass(frozen=True)
-class Start:
-    """What a worker has said of its round."""
-
-    rank: int
-    world_size: int
-    restart: int
-    master_addr: str
-    master_port: int
-    host: str
-    fence: int
-
-
-def starts(job: Job) -> list[Start]:
-    words = [line.split()[1:] for line in job.lines if line.startswith("start ")]
-    return [Start(int(w[0]), int(w[1]), int(w[2]), w[3], int(w[4]), w[5], int(w[6])) for w in words]
+@contextmanager
+def team_on(
+    launch: Launcher,
+    endpoint: str,
+    nnodes: str,
+    *,
+    lease_s: float = LEASE_S,
+    join_timeout_s: float = 600.0,
+    **others: Any,
+) -> Iterator[Team]:
+    """The agents of one job, each to be started on a node."""
+    conf = {"last_call_timeout": 2, "lease": lease_s, "join_timeout": join_timeout_s}
+    with team_of(launch, Meeting("c10d", endpoint), nnodes, conf=conf, **{"worker": WORKER, **others}) as team:
+        yield team
 
 
-class Agents:
-    """The agents of one job, each on a node."""
+def start_on(team: Team, nodes: Sequence[Node]) -> list[Agent]:
+    return [team.start(prefix=node.prefix) for node in nodes]
 
-    def __init__(
-        self, launch: Launcher, endpoint: str, nnodes: str, *, lease_s: float = LEASE_S, join_timeout_s: float = 600.0
-    ) -> None:
-        self.launch = launch
-        self.jobs: list[Job] = []
-        self.options = (
-            *("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"),
-            *("--rdzv-conf", f"last_call_timeout=2,lease={lease_s:g},join_timeout={join_timeout_s:g}"),
-        )
 
-    def start(self, node: Node, *options: str, worker: str = WORKER, env: dict[str, str] | None = None) -> Job:
-        """Starts an agent, with one worker."""
-        name = f"agent{len(self.jobs)}"
-        star = self.launch.folder / "star"
-        star.mkdir(exist_ok=True)
-        env = {"LOGLEVEL": "INFO", "STAR": str(star), **(env or {})}
-        job = self.launch(worker, *self.options, *options, name=name, env=env, prefix=node.prefix)
-        self.jobs.append(job)
-        return job
+def wait_reached(team: Team, agents: Sequence[Agent], after: Round | None = None) -> Round:
+    """Waits until some agents, and they alone, are in one round, and have all reached its rank 0."""
+    round_ = team.wait_round(agents, after, limit_s=LAUNCH_TIMEOUT_S / 2)
+    for agent in agents:
+        agent.wait_line("reached", len(agent.starts))
+    return round_
 
-    def wait_round(self, jobs: Sequence[Job], after: Sequence[int] = ()) -> list[Start]:
-        """Waits until some agents, and they alone, are in one round, and have all reached its rank 0.
 
-        Args:
-            jobs: which.
-            after: for each, how many workers it had started before.
-        """
+def counts(agents: Sequence[Agent]) -> list[int]:
+    """How many workers each has started."""
+    return [len(agent.starts) for agent in agents]
 
-        def found() -> list[Start]:
-            for job in jobs:
-                assert job.process.poll() is None, f"an agent ended (code {job.process.returncode})\n{job.story}"
-            all_starts = [starts(job) for job in jobs]
-            if any(len(s) <= n for s, n in zip(all_starts, after or [0] * len(jobs), strict=True)):
-                return []
-            if not all(job.lines[-1].startswith("reached ") for job in jobs):
-                return []
-            last = [s[-1] for s in all_starts]
-            is_whole = sorted(s.rank for s in last) == list(range(len(jobs)))
-            is_same = len({(s.world_size, s.master_addr, s.master_port) for s in last}) == 1
-            return last if is_whole and is_same and last[0].world_size == len(jobs) else []
 
-        what = f"a round of {len(jobs)}"
-        try:
-            found_starts: list[Start] = wait_for(what, found, LAUNCH_TIMEOUT_S / 2)
-        except pytest.fail.Exception:
-            stories = "\n\n".join(f"{job.folder.name}: {job.story}" for job in self.jobs)
-            pytest.fail(f"never {what}:\n{stories}")
-        return found_starts
+def fences(agent: Agent) -> list[int]:
+    return [int(line.split()[1]) for line in agent.lines if line.startswith("reached")]
 
-    def counts(self, jobs: Sequence[Job] | None = None) -> list[int]:
-        return [len(starts(job)) for job in (self.jobs if jobs is None else jobs)]
 
-    def coordinators(self) -> list[int]:
-        """How often each agent has become the coordinator."""
-        return [job.stderr.count(COORDINATES) for job in self.jobs]
+def reigns(team: Team) -> int:
+    """How often an agent has become the coordinator."""
+    return sum(len(re.findall(COORDINATES, agent.stderr)) for agent in team.agents)
 
-    def finish(self) -> None:
-        """Lets the workers end, and with them the job."""
-        for job in self.jobs:
-            job.go()
-        for job in self.jobs:
-            assert job.wait() == 0, job.story
+
+def at(node: Node, family: str = "v4") -> str:
+    """The endpoint of a node."""
+    return f"{node.v4()}:{PORT}" if family == "v4" else f"[{node.v6()}]:{PORT}"
 
 
 @pytest.fixture
@@ -181,37 +137,19 @@ def v4() -> Iterator[Net]:
         yield net
 
 
-@pytest.fixture
-def v6() -> Iterator[Net]:
-    """A network without IPv4."""
-    with netns.opened(has_v4=False, has_v6=True) as net:
-        yield net
-
-
 def serve_board(net: Net, node: Node) -> str:
     """Starts a store on a node; gives its endpoint."""
     popen = net.start(node, sys.executable, "-c", STORE, str(PORT))
     assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
-    return f"{node.v4()}:{PORT}" if net.has_v4 else f"[{node.v6()}]:{PORT}"
+    return at(node)
 
 
 # Where the nodes find each other.
 
 
-@pytest.mark.parametrize("first", [0, 2], ids=["the endpoint's node is rank 0", "another is rank 0"])
-def test_workers_reach_rank_0_from_every_node(v4: Net, launch: Launcher, first: int) -> None:
-    nodes = [v4.node() for _ in range(3)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3")
-    jobs = [agents.start(node, *(["--node-rank", "0"] if i == first else [])) for i, node in enumerate(nodes)]
-    round_ = agents.wait_round(jobs)
-    assert round_[first].rank == 0
-    assert {start.master_addr for start in round_} == {nodes[first].v4()}
-    agents.finish()
-
-
-def found_at(jobs: Sequence[Job]) -> list[dict[int, set[str]]]:
+def found_at(agents: Sequence[Agent]) -> list[dict[int, set[str]]]:
     """Where each agent and its helpers listen, by port; workers meet at ports of their own (`kit.faults.star`)."""
-    return [listening(pid for pid in job.left() if not is_worker(pid)) for job in jobs]
+    return [listening(pid for pid in agent.left() if not is_worker(pid)) for agent in agents]
 
 
 def is_worker(pid: int) -> bool:
@@ -226,21 +164,23 @@ def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launc
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("a secret of the tests, in one line")
+    options = ("--secret-file", str(secret), "--max-restarts", "3")
     with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
         nodes = [net.node() for _ in range(3)]
         own = [getattr(node, family)() for node in nodes]
-        agents = Agents(launch, f"[{own[0]}]:{PORT}" if ":" in own[0] else f"{own[0]}:{PORT}", "3")
-        jobs = [agents.start(node, "--secret-file", str(secret), "--max-restarts", "3") for node in nodes]
-        before = agents.wait_round(jobs)
-        for _ in range(2):
-            for address, ports in zip(own, found_at(jobs), strict=True):
-                elsewhere = {port: at for port, at in ports.items() if at - {"127.0.0.1", "::1"} != {address}}
-                assert ports and not elsewhere, agents.jobs[own.index(address)].story
-            counts = agents.counts()
-            jobs[1].folder.joinpath(f"fail{before[1].restart}").touch()
-            before = agents.wait_round(jobs, counts)
-        assert not [job for job in jobs if "all addresses" in job.stderr]
-        agents.finish()
+        with team_on(launch, at(nodes[0], family), "3", options=options) as team:
+            # Rank 0 is another node than that of the endpoint.
+            agents = [*start_on(team, nodes[:2]), team.start("--node-rank", "0", prefix=nodes[2].prefix)]
+            round_ = wait_reached(team, agents)
+            for _ in range(2):
+                assert agents[2].starts[-1].rank == 0 and round_.starts[0].master_addr == own[2]
+                for address, ports in zip(own, found_at(agents), strict=True):
+                    elsewhere = {port: at for port, at in ports.items() if at - {"127.0.0.1", "::1"} != {address}}
+                    assert ports and not elsewhere, team.story
+                round_.tell(FAIL, agents[1].starts[-1].rank)
+                round_ = wait_reached(team, agents, round_)
+            assert not [agent for agent in agents if "all addresses" in agent.stderr]
+            team.finish(round_)
 
 
 def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_that_it_has_not(
@@ -250,57 +190,29 @@ def test_a_node_listens_at_all_addresses_if_told_to_or_if_others_know_it_by_one_
     elsewhere = "10.99.0.1"  # as a router's that leads to this node
     nodes[1].run(f"ip route add {elsewhere} via 10.71.{nodes[1].number}.1")
     v4.forward(elsewhere, nodes[0])
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2")
-    first = agents.start(nodes[0], "--local-addr", elsewhere)
-    wait_for("it coordinates", lambda: COORDINATES in first.stderr)
-    jobs = [first, agents.start(nodes[1], "--bind-all", "--node-rank", "0")]
-    agents.wait_round(jobs)
-    known, told = found_at(jobs)
-    everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
-    assert len(everywhere) == 2 and PORT not in everywhere, "coordinator and votes; the endpoint is its own address"
-    assert "at all addresses of this host" in jobs[0].stderr, "one line says so"
-    assert all(at & {"0.0.0.0", "::"} for at in told.values()) and "all addresses" not in jobs[1].stderr
-    agents.finish()
-
-
-@pytest.mark.parametrize("family", ["v4", pytest.param("v6", marks=pytest.mark.all)])
-def test_torch_meets_across_nodes(family: str, launch: Launcher) -> None:
-    with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
-        nodes = [net.node() for _ in range(2)]
-        address = getattr(nodes[0], family)()
-        agents = Agents(launch, f"[{address}]:{PORT}" if ":" in address else f"{address}:{PORT}", "2", lease_s=10.0)
-        jobs = [agents.start(node, worker=ALL_REDUCE, env={"GLOO_SOCKET_IFNAME": "net1"}) for node in nodes]
-        for job in jobs:
-            assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
-            assert job.wait_line("sum")[0].split()[2:] == ["3", address]
-
-
-def test_a_network_without_ipv4_forms_and_restarts(v6: Net, launch: Launcher) -> None:
-    nodes = [v6.node() for _ in range(3)]
-    agents = Agents(launch, f"[{nodes[0].v6()}]:{PORT}", "3")
-    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
-    assert {start.master_addr for start in agents.wait_round(jobs)} == {nodes[0].v6()}
-    (jobs[1].folder / "fail0").touch()
-    again = agents.wait_round(jobs, after=[1, 1, 1])
-    assert {(start.restart, start.master_addr) for start in again} == {(1, nodes[0].v6())}
-    agents.finish()
+    with team_on(launch, at(nodes[0]), "2") as team:
+        first = team.start("--local-addr", elsewhere, prefix=nodes[0].prefix)
+        first.wait_said(COORDINATES)
+        second = team.start("--bind-all", "--node-rank", "0", prefix=nodes[1].prefix)
+        round_ = wait_reached(team, [first, second])
+        known, told = found_at([first, second])
+        everywhere = [port for port, at in known.items() if at & {"0.0.0.0", "::"}]
+        assert len(everywhere) == 2 and PORT not in everywhere, "coordinator and votes; the endpoint is its own address"
+        assert "at all addresses of this host" in first.stderr, "one line says so"
+        assert all(at & {"0.0.0.0", "::"} for at in told.values()) and "all addresses" not in second.stderr
+        team.finish(round_)
 
 
 @pytest.mark.all
-def test_a_node_joins_and_another_replaces_the_coordinator_without_ipv4(v6: Net, launch: Launcher) -> None:
-    endpoint = serve_board(v6, v6.node("board"))
-    nodes = [v6.node() for _ in range(3)]
-    agents = Agents(launch, endpoint, "1:3")
-    jobs = [agents.start(node) for node in nodes[:2]]
-    agents.wait_round(jobs)
-    jobs.append(agents.start(nodes[2]))
-    agents.wait_round(jobs, after=[1, 1, 0])
-    coordinator = agents.coordinators().index(1)
-    killed = jobs.pop(coordinator)
-    counts = agents.counts(jobs)
-    killed.signal(signal.SIGKILL)
-    left = agents.wait_round(jobs, after=counts)
-    assert left[0].master_addr in {node.v6() for i, node in enumerate(nodes) if i != coordinator}
+@pytest.mark.parametrize("family", ["v4", "v6"])
+def test_torch_meets_across_nodes(family: str, launch: Launcher) -> None:
+    with netns.opened(has_v4=family == "v4", has_v6=family == "v6") as net:
+        nodes = [net.node() for _ in range(2)]
+        more: dict[str, Any] = {"worker": ALL_REDUCE, "env": {"GLOO_SOCKET_IFNAME": "net1"}}
+        with team_on(launch, at(nodes[0], family), "2", lease_s=10.0, **more) as team:
+            for agent in start_on(team, nodes):
+                assert agent.wait(LAUNCH_TIMEOUT_S) == 0, team.story
+                assert agent.wait_line("sum")[0].split()[2:] == ["3", getattr(nodes[0], family)()]
 
 
 @pytest.mark.all
@@ -308,22 +220,12 @@ def test_where_the_name_server_is_silent_none_is_asked(v4: Net, launch: Launcher
     # Each question would take 20 s.
     server, asked = name_server(v4, tmp_path, "silent")
     nodes = [v4.node(f"node{i}", files=names(tmp_path, server)) for i in range(2)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2")
-    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
-    agents.wait_round(jobs)
-    (jobs[1].folder / "fail0").touch()
-    agents.wait_round(jobs, after=[1, 1])
-    agents.finish()
+    with team_on(launch, at(nodes[0]), "2") as team:
+        agents = start_on(team, nodes)
+        round_ = wait_reached(team, agents)
+        round_.tell(FAIL, 1)
+        team.finish(wait_reached(team, agents, round_))
     assert not asked.exists(), asked.read_text()
-
-
-def test_an_endpoint_whose_name_is_unknown_is_named_in_the_end(v4: Net, launch: Launcher, tmp_path: Path) -> None:
-    server, asked = name_server(v4, tmp_path)
-    agents = Agents(launch, f"no-such-host:{PORT}", "2", join_timeout_s=2.0)
-    job = agents.start(v4.node(files=names(tmp_path, server)))
-    assert job.wait() == EXIT_FAILURE, job.story
-    assert f"no-such-host:{PORT}" in job.stderr.splitlines()[-1], job.story
-    assert asked.read_text().split().count("no-such-host") > 2, job.story
 
 
 def test_a_host_that_calls_itself_127_0_1_1_is_found_by_the_others(v4: Net, launch: Launcher, tmp_path: Path) -> None:
@@ -337,10 +239,10 @@ def test_a_host_that_calls_itself_127_0_1_1_is_found_by_the_others(v4: Net, laun
         v4.node("beta", files={**names(tmp_path, server), "hosts": other}),
     ]
     other.write_text(f"127.0.0.1 localhost\n127.0.1.1 beta\n{nodes[0].v4()} alpha\n")
-    agents = Agents(launch, f"alpha:{PORT}", "2")
-    jobs = [agents.start(node) for node in nodes]
-    assert {start.master_addr for start in agents.wait_round(jobs)} <= {node.v4() for node in nodes}
-    agents.finish()
+    with team_on(launch, f"alpha:{PORT}", "2") as team:
+        round_ = wait_reached(team, start_on(team, nodes))
+        assert round_.starts[0].master_addr in {node.v4() for node in nodes}
+        team.finish(round_)
 
 
 def name_server(net: Net, folder: Path, manner: str = "") -> tuple[Node, Path]:
@@ -363,43 +265,18 @@ def names(folder: Path, server: Node) -> dict[str, Path]:
     return {name: folder / name for name in contents}
 
 
-@pytest.mark.parametrize(
-    "hosts",
-    [("node10", "node2", "node1"), pytest.param(("same", "same", "same"), marks=pytest.mark.all)],
-    ids=" ".join,
-)
-def test_group_ranks_follow_host_names_in_their_natural_order(v4: Net, launch: Launcher, hosts: tuple[str]) -> None:
-    nodes = [v4.node(host) for host in hosts]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3")
-    jobs = [agents.start(node) for node in nodes]
-    round_ = agents.wait_round(jobs)
-    assert tuple(start.host for start in round_) == hosts
-    if hosts[0] == "node10":
-        assert [start.rank for start in round_] == [2, 1, 0]
-    agents.finish()
-
-
 @pytest.mark.parametrize("is_told", [False, pytest.param(True, marks=pytest.mark.all)], ids=["found out", "told"])
 def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(
     v4: Net, launch: Launcher, is_told: bool
 ) -> None:
-    nodes = [v4.node(networks=(1, 2), default_route=1) for _ in range(3)]
-    agents = Agents(launch, f"{nodes[1].v4(2)}:{PORT}", "3")
-    jobs = [agents.start(node, *(["--local-addr", node.v4(1)] if is_told else [])) for node in nodes]
-    round_ = agents.wait_round(jobs)
-    master = nodes[[start.rank for start in round_].index(0)]
-    assert {start.master_addr for start in round_} == {master.v4(1 if is_told else 2)}
-    agents.finish()
-
-
-def test_agents_that_met_elsewhere_use_the_network_on_which_they_met(v4: Net, launch: Launcher) -> None:
-    board = v4.node("board", networks=(1, 2))
-    serve_board(v4, board)
-    nodes = [v4.node(networks=(1, 2), default_route=1) for _ in range(2)]
-    agents = Agents(launch, f"{board.v4(2)}:{PORT}", "2")
-    jobs = [agents.start(node) for node in nodes]
-    assert {start.master_addr for start in agents.wait_round(jobs)} <= {node.v4(2) for node in nodes}
-    agents.finish()
+    """Group ranks follow the names of hosts, in their natural order."""
+    nodes = [v4.node(host, networks=(1, 2), default_route=1) for host in ("node10", "node2", "node1")]
+    with team_on(launch, f"{nodes[1].v4(2)}:{PORT}", "3") as team:
+        agents = [team.start(*(["--local-addr", node.v4(1)] if is_told else []), prefix=node.prefix) for node in nodes]
+        round_ = wait_reached(team, agents)
+        assert [agent.starts[-1].rank for agent in agents] == [2, 1, 0]
+        assert round_.starts[0].master_addr == nodes[2].v4(1 if is_told else 2)
+        team.finish(round_)
 
 
 # Cut off, and back.
@@ -412,87 +289,63 @@ def test_nodes_are_cut_off_and_come_back_again_and_again(v4: Net, launch: Launch
     """A plain member and the coordinator's node in turn; the board is elsewhere, and the run id stays the same."""
     endpoint = serve_board(v4, v4.node("board"))
     nodes = [v4.node(f"node{i}") for i in range(3)]
-    agents = Agents(launch, endpoint, "1:3")
-    jobs = [agents.start(node) for node in nodes]
-    agents.wait_round(jobs)
-    coordinator = agents.coordinators().index(1)
     ways: list[Callable[[Node], None]] = [v4.cut, v4.pull_out, lambda node: v4.cut(node, how="unreachable")]
     missed, back = [], []
-    for turn in range(REPETITIONS):
-        victim = coordinator if turn % 2 else (coordinator + 1) % 3
-        survivors = [job for i, job in enumerate(jobs) if i != victim]
-        counts, reigns = agents.counts(), agents.coordinators()
-        began = time.monotonic()
-        ways[turn // 2 % 3](nodes[victim])
-        agents.wait_round(survivors, after=[count for i, count in enumerate(counts) if i != victim])
-        missed.append(time.monotonic() - began)
-        changed = [i for i, (now, then) in enumerate(zip(agents.coordinators(), reigns, strict=True)) if now > then]
-        assert len(changed) == turn % 2, changed
-        coordinator = changed[0] if changed else coordinator
-        # Whether its workers are of use still cannot be said there; with `1:3` it must not go on alone.
-        assert agents.counts()[victim] == counts[victim]
-        began = time.monotonic()
-        counts = agents.counts()
-        v4.heal()
-        agents.wait_round(jobs, after=counts)
-        back.append(time.monotonic() - began)
-    assert statistics.median(missed) < MISSED_S + LOAD_S, (missed, back)
-    agents.finish()
-
-
-def test_the_endpoint_s_own_node_is_cut_off_and_comes_back(v4: Net, launch: Launcher) -> None:
-    nodes = [v4.node(f"node{i}") for i in range(3)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:3")
-    jobs = [agents.start(nodes[0])]
-    jobs[0].wait_line("reached")
-    jobs += [agents.start(node) for node in nodes[1:]]
-    agents.wait_round(jobs, after=[1, 0, 0])
-    counts = agents.counts()
-    v4.cut(nodes[0])
-    # Most nodes of the round are on the other side: they elect a coordinator, which the board has once it answers again.
-    agents.wait_round(jobs[1:], after=counts[1:])
-    assert agents.counts(jobs[:1]) == counts[:1]
-    counts = agents.counts()
-    v4.heal()
-    agents.wait_round(jobs, after=counts)
-    agents.finish()
+    with team_on(launch, endpoint, "1:3") as team:
+        agents = start_on(team, nodes)
+        round_ = wait_reached(team, agents)
+        for turn in range(REPETITIONS):
+            coordinator = team.coordinator
+            victim = coordinator if turn % 2 else next(agent for agent in agents if agent is not coordinator)
+            before, started, began = reigns(team), len(victim.starts), time.monotonic()
+            ways[turn // 2 % 3](nodes[agents.index(victim)])
+            round_ = wait_reached(team, [agent for agent in agents if agent is not victim], round_)
+            missed.append(time.monotonic() - began)
+            assert reigns(team) - before == turn % 2
+            # Whether its workers are of use still cannot be said there; with `1:3` it must not go on alone.
+            assert len(victim.starts) == started
+            began = time.monotonic()
+            v4.heal()
+            round_ = wait_reached(team, agents, round_)
+            back.append(time.monotonic() - began)
+        assert statistics.median(missed) < MISSED_S + LOAD_S, (missed, back)
+        team.finish(round_)
 
 
 @pytest.mark.all
 def test_a_cut_that_is_shorter_than_a_lease_disturbs_no_node(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", lease_s=6.0)
-    jobs = [agents.start(node) for node in nodes]
-    agents.wait_round(jobs)
-    counts = agents.counts()  # one of them may have begun alone
-    for _ in range(3):
-        unheard = nodes[1].tcp_count("RetransSegs")
-        v4.cut(nodes[1])
-        nodes[1].wait_tcp_count("RetransSegs", unheard + 2)
-        v4.heal()
-        for node in nodes:
-            node.wait_delivered()  # else three short cuts are a long one, for a connection that tries again in each
-    agents.finish()
-    assert agents.counts() == counts, [job.story for job in jobs]
+    with team_on(launch, at(nodes[0]), "1:2", lease_s=6.0) as team:
+        round_ = wait_reached(team, start_on(team, nodes))
+        for _ in range(3):
+            unheard = nodes[1].tcp_count("RetransSegs")
+            v4.cut(nodes[1])
+            nodes[1].wait_tcp_count("RetransSegs", unheard + 2)
+            v4.heal()
+            for node in nodes:
+                node.wait_delivered()  # else three short cuts are a long one, for a connection that tries again in each
+        team.assert_untouched(round_)
+        team.finish(round_)
 
 
 def test_while_the_board_is_cut_off_workers_run_on_and_a_restart_waits_for_it(v4: Net, launch: Launcher) -> None:
     board = v4.node("board")
     endpoint = serve_board(v4, board)
     nodes = [v4.node(f"node{i}") for i in range(2)]
-    agents = Agents(launch, endpoint, "2")
-    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
-    agents.wait_round(jobs)
-    coordinator = nodes[agents.coordinators().index(1)]
-    v4.cut(board)
-    # On a connection that was cut, TCP tries again ever more rarely: new ones show that the way is free again.
-    coordinator.wait_tcp_count("ActiveOpens", coordinator.tcp_count("ActiveOpens") + 3)
-    (jobs[0].folder / "fail0").touch()
-    wait_for("the failure is seen", lambda: "failed on node0" in jobs[0].stderr)
-    assert agents.counts() == [1, 1]
-    v4.heal()
-    assert {start.restart for start in agents.wait_round(jobs, after=[1, 1])} == {1}
-    agents.finish()
+    with team_on(launch, endpoint, "2") as team:
+        agents = start_on(team, nodes)
+        round_ = wait_reached(team, agents)
+        coordinator = nodes[agents.index(team.coordinator)]
+        v4.cut(board)
+        # On a connection that was cut, TCP tries again ever more rarely: new ones show that the way is free again.
+        coordinator.wait_tcp_count("ActiveOpens", coordinator.tcp_count("ActiveOpens") + 3)
+        round_.tell(FAIL, agents[0].starts[-1].rank)
+        wait_for("the failure is seen", lambda: "failed on node0" in agents[0].stderr)
+        assert counts(agents) == [1, 1]
+        v4.heal()
+        again = wait_reached(team, agents, round_)
+        assert again.restart == 1
+        team.finish(again)
 
 
 @pytest.mark.all
@@ -501,109 +354,107 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
 ) -> None:
     """The endpoint is no agent's: it goes on naming a coordinator that is silent, and the round that this one began."""
     board = v4.node("board")
-    agents = Agents(launch, serve_board(v4, board), "2:5")
     at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
-    jobs = [agents.start(node) for node in at_work]
-    agents.wait_round(jobs)
-    for node in at_work:
-        for other in (board, *new):
-            v4.cut(node, other)
-    newcomers = [agents.start(node) for node in new]
-    # So they say every 10 s; until a lease had passed they would have waited in any case.
-    waits = "2 of 2-5 nodes joined", "node0, node1, node2 cannot be reached and may be running without this node"
-    wait_for("they wait", lambda: any(all(words in job.stderr for words in waits) for job in newcomers))
-    time.sleep(CUT_S)
-    assert agents.counts() == [1, 1, 1, 0, 0]
-    v4.heal()
-    starts = agents.wait_round(agents.jobs, after=[1, 1, 1, 0, 0])
-    assert {start.restart for start in starts} == {0}
-    # None of the three was stopped before there was a round with the others.  The one that coordinated learns that another
-    # does when its way to the board is back, which may be later than for the two: then it joins their round.
-    with_all = [[2, 2, 2, 1, 1]]
-    without_one = [[2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)]
-    assert agents.counts() in with_all + without_one, [job.stderr[-1500:] for job in agents.jobs]
-    agents.finish()
+    often = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
+    with team_on(launch, serve_board(v4, board), "2:5", wrapper=often) as team:
+        round_ = wait_reached(team, start_on(team, at_work))
+        for node in at_work:
+            for other in (board, *new):
+                v4.cut(node, other)
+        newcomers = start_on(team, new)
+        # Until a lease had passed they would have waited in any case.
+        waits = "2 of 2-5 nodes joined", "node0, node1, node2 cannot be reached and may be running without this node"
+        wait_for("they wait", lambda: any(all(words in agent.stderr for words in waits) for agent in newcomers))
+        time.sleep(CUT_S)
+        team.assert_untouched(round_)
+        assert counts(team.agents) == [1, 1, 1, 0, 0]
+        v4.heal()
+        last = wait_reached(team, team.agents, round_)
+        assert last.restart == 0
+        # None of the three was stopped before there was a round with the others.  The one that coordinated learns that another
+        # does when its way to the board is back, which may be later than for the two: then it joins their round.
+        with_all = [[2, 2, 2, 1, 1]]
+        without_one = [
+            [2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)
+        ]
+        assert counts(team.agents) in with_all + without_one, team.story
+        team.finish(last)
 
 
 @pytest.mark.all
 def test_two_sides_of_which_one_has_an_empty_endpoint_are_told_apart_and_become_one(v4: Net, launch: Launcher) -> None:
     """The page on endpoints says that an empty one knows of no round; so both sides are at work, under two fences."""
     nodes = [v4.node(f"node{i}") for i in range(5)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "2:5")
-    gone = agents.start(nodes[0])
-    wait_for("it coordinates", lambda: COORDINATES in gone.stderr)
-    rest = [agents.start(node) for node in nodes[1:4]]
-    agents.wait_round([gone, *rest])
-    gone.process.kill()
-    gone.process.wait()
-    agents.wait_round(rest, after=[1, 1, 1])
-    for node in nodes[1:4]:
-        for other in (nodes[0], nodes[4]):
-            v4.cut(node, other)
-    new = [agents.start(nodes[0]), agents.start(nodes[4])]
-    begun = agents.wait_round(new)
-    time.sleep(CUT_S)
-    assert agents.counts(rest + new) == [2, 2, 2, 1, 1], "each side goes on"
-    assert min(start.fence for start in begun) > max(start.fence for job in rest for start in starts(job))
-    v4.heal()
-    agents.jobs.remove(gone)
-    assert {start.restart for start in agents.wait_round(rest + new, after=[2, 2, 2, 1, 1])} == {0}
-    agents.finish()
+    with team_on(launch, at(nodes[0]), "2:5") as team:
+        (gone,) = start_on(team, nodes[:1])
+        gone.wait_said(COORDINATES)
+        rest = start_on(team, nodes[1:4])
+        round_ = wait_reached(team, [gone, *rest])
+        gone.crash()
+        one_side = wait_reached(team, rest, round_)
+        for node in nodes[1:4]:
+            for other in (nodes[0], nodes[4]):
+                v4.cut(node, other)
+        new = start_on(team, [nodes[0], nodes[4]])
+        other_side = wait_reached(team, new)
+        time.sleep(CUT_S)
+        for side in (one_side, other_side):
+            team.assert_untouched(side)
+        assert min(fences(agent)[-1] for agent in new) > max(fence for agent in rest for fence in fences(agent))
+        v4.heal()
+        both = Round((*one_side.starts, *other_side.starts), one_side.at)
+        last = wait_reached(team, rest + new, both)
+        assert last.restart == 0
+        team.finish(last)
 
 
 @pytest.mark.all
 def test_a_node_that_stays_cut_off_gives_up_in_the_end(v4: Net, launch: Launcher) -> None:
     nodes = [v4.node(f"node{i}") for i in range(2)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "1:2", join_timeout_s=JOIN_TIMEOUT_S)
-    jobs = [agents.start(nodes[0])]
-    jobs[0].wait_line("reached")
-    jobs.append(agents.start(nodes[1]))
-    agents.wait_round(jobs, after=[1, 0])
-    v4.cut(nodes[1])
-    assert jobs[1].wait() == EXIT_FAILURE, jobs[1].story
-    assert f"no coordinator for {JOIN_TIMEOUT_S:g} s" in jobs[1].stderr.splitlines()[-1], jobs[1].story
-    jobs.pop().assert_nothing_left()
-    agents.wait_round(jobs, after=[2])
+    with team_on(launch, at(nodes[0]), "1:2", join_timeout_s=JOIN_TIMEOUT_S) as team:
+        (stays,) = start_on(team, nodes[:1])
+        stays.wait_line("reached")
+        (leaves,) = start_on(team, nodes[1:])
+        round_ = wait_reached(team, [stays, leaves])
+        v4.cut(nodes[1])
+        assert leaves.wait() == EXIT_FAILURE, team.story
+        assert f"no coordinator for {JOIN_TIMEOUT_S:g} s" in leaves.stderr.splitlines()[-1], team.story
+        leaves.assert_nothing_left()
+        team.finish(wait_reached(team, [stays], round_))
 
 
 @pytest.mark.all
 def test_a_node_that_is_cut_off_from_the_coordinator_alone_disturbs_no_other(v4: Net, launch: Launcher) -> None:
     endpoint = serve_board(v4, v4.node("board"))
     nodes = [v4.node(f"node{i}") for i in range(3)]
-    agents = Agents(launch, endpoint, "2:3")
-    jobs = [agents.start(node) for node in nodes]
-    agents.wait_round(jobs)
-    coordinator = agents.coordinators().index(1)
-    outsider = (coordinator + 1) % 3
-    rest = [job for i, job in enumerate(jobs) if i != outsider]
-    one, other = nodes[coordinator], nodes[outsider]
-    ways: list[Callable[[], None]] = [
-        lambda: v4.cut(one, other),
-        lambda: v4.cut_one_way(one, other),
-        lambda: v4.cut_one_way(other, one),
-    ]
-    for cut in ways:
-        counts = agents.counts(rest)
-        cut()
-        agents.wait_round(rest, after=counts)
-        counts, attempts = agents.counts(rest), other.tcp_count("ActiveOpens")
-        # Each attempt takes longer than a lease.
-        other.wait_tcp_count("ActiveOpens", attempts + 2)
-        assert agents.counts(rest) == counts
-        counts = agents.counts()
-        v4.heal()
-        agents.wait_round(jobs, after=counts)
-        assert sum(agents.coordinators()) == 1
-    agents.finish()
+    with team_on(launch, endpoint, "2:3") as team:
+        agents = start_on(team, nodes)
+        round_ = wait_reached(team, agents)
+        coordinator = team.coordinator
+        outsider = next(agent for agent in agents if agent is not coordinator)
+        rest = [agent for agent in agents if agent is not outsider]
+        one, other = (nodes[agents.index(agent)] for agent in (coordinator, outsider))
+        for from_, to in ((one, other), (other, one)):  # both ways at once: `test_chaos.py`
+            v4.cut_one_way(from_, to)
+            round_ = wait_reached(team, rest, round_)
+            attempts = other.tcp_count("ActiveOpens")
+            # Each attempt takes longer than a lease.
+            other.wait_tcp_count("ActiveOpens", attempts + 2)
+            team.assert_untouched(round_)
+            v4.heal()
+            round_ = wait_reached(team, agents, round_)
+            assert reigns(team) == 1
+        team.finish(round_)
 
 
 @pytest.mark.all
 def test_a_slow_network_that_loses_packets_carries_a_job_through_a_restart(v4: Net, launch: Launcher) -> None:
     # From node to node a packet takes 100 ms; of 20, one is lost.
     nodes = [v4.node(delay_s=0.05, loss=0.025) for _ in range(3)]
-    agents = Agents(launch, f"{nodes[0].v4()}:{PORT}", "3", lease_s=5.0)
-    jobs = [agents.start(node, "--max-restarts", "1") for node in nodes]
-    agents.wait_round(jobs)
-    (jobs[2].folder / "fail0").touch()
-    assert {start.restart for start in agents.wait_round(jobs, after=[1, 1, 1])} == {1}
-    agents.finish()
+    with team_on(launch, at(nodes[0]), "3", lease_s=5.0) as team:
+        agents = start_on(team, nodes)
+        round_ = wait_reached(team, agents)
+        round_.tell(FAIL, 2)
+        again = wait_reached(team, agents, round_)
+        assert again.restart == 1
+        team.finish(again)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kit.launching import Launcher
 from kit.ports import quiet_port
-from kit.servers.etcd_servers import EtcdServers
+from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
 
 pytestmark = pytest.mark.timeout(180)
 PAGE = (Path(__file__).parents[2] / "docs/reference/rendezvous.md").read_text()
@@ -66,7 +66,7 @@ def options_of(board: str, etcds: EtcdServers, run_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "board", ["one node", "c10d", "static", "etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)]
+    "board", ["one node", "c10d", *(pytest.param(board, marks=pytest.mark.all) for board in ("static", "etcd-v3"))]
 )
 def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
     launch: Launcher, etcds: EtcdServers, run_id: str, board: str
@@ -84,9 +84,8 @@ def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
     assert all(one["round"] < other["round"] < 2**53 for one, other in pairwise(rounds))
 
 
+@pytest.mark.all
 def test_the_number_rises_also_where_an_etcd_came_back_empty(launch: Launcher, tmp_path: Path, run_id: str) -> None:
-    from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
-
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         where = [
             "--nnodes",

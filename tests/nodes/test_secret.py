@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import secrets
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import anyio
 import pytest
 from kit.agents import FAIL, FINISH, NEVER_SAID, Meeting, Round, Team, c10d, team_of
 from kit.effort import EFFORT
@@ -20,14 +20,17 @@ from kit.hostile import KINDS, Knowledge, attack, half_open, record
 from kit.launching import Launcher
 from kit.servers.etcd_servers import EtcdServers
 
+from aelastic.doctor.endpoint_checks import check_endpoints
+from aelastic.doctor.finding import Finding
 from aelastic.errors import EXIT_INPUT
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.settings import RendezvousSettings
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 HOST = "127.0.0.1"
-SESSIONS, HALF_OPEN = (220, 400) if EFFORT == "quick" else (1000, 5000)
+SESSIONS, HALF_OPEN = {"quick": (150, 300), "all": (300, 1000), "soak": (1000, 5000)}[EFFORT]
 LEASE_S = 2.0
 
 
@@ -71,14 +74,10 @@ def coordinator_port(team: Team, key: Key) -> int:
 
 @pytest.mark.usefixtures("descriptors")
 @pytest.mark.timeout(400)  # some sessions are closed after 5 s only, and other tests may have both cores
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
-def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
-    launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
-) -> None:
-    meeting = c10d() if backend == "c10d" else Meeting(backend, etcds.of("distro").endpoint)
+def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Launcher, secret: Path) -> None:
     text = secret.read_bytes().strip()
     with team_of(
-        launch, meeting, "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}
+        launch, c10d(), "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1, "secret_file": secret}
     ) as team:
         agents = team.start_many(2)
         first = team.wait_round(agents)
@@ -93,9 +92,7 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
             there = record(HOST, coordinator_port(other, Key(text, other.run_id)), Key(text, other.run_id), refused)
             known = Knowledge(team.run_id, "0" * 32, [*here, there])
             ports = sorted(set().union(*(agent.ports() for agent in agents)) - {first.starts[0].master_port})
-            assert len(ports) >= (3 if backend == "c10d" else 1), (
-                "the coordinator's, and those at which votes are asked for"
-            )
+            assert len(ports) >= 3, "the coordinator's, and those at which votes are asked for"
             with ThreadPoolExecutor(64) as pool, ExitStack() as stack:
                 for sock in half_open(HOST, ports, HALF_OPEN, here[0].said[0]):
                     stack.enter_context(sock)
@@ -118,14 +115,15 @@ def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(
 
 
 @pytest.mark.parametrize(
-    "backend", ["c10d", "static", "etcd-v3", "etcd-v2", pytest.param("endpoints", marks=pytest.mark.all)]
+    "backend",
+    ["c10d", "static", *(pytest.param(backend, marks=pytest.mark.all) for backend in ("etcd-v3", "endpoints"))],
 )
 def test_agents_with_one_secret_meet_on_each_board_and_one_without_is_told(
     launch: Launcher, secret: Path, backend: str, etcds: EtcdServers
 ) -> None:
     endpoint = c10d().endpoint
     if backend.startswith("etcd"):
-        endpoint = etcds.of("distro" if backend == "etcd-v3" else "debian").endpoint
+        endpoint = etcds.of("distro").endpoint
     if backend == "endpoints":
         endpoint = ",".join(f"127.0.0.{index}:{c10d().endpoint.rpartition(':')[2]}" for index in (1, 2, 3))
     meeting = Meeting("c10d" if backend == "endpoints" else backend, endpoint)
@@ -263,7 +261,7 @@ def test_where_nothing_is_secret_one_line_says_so_beyond_loopback(launch: Launch
             assert said == ([0, 0] if options else [1, 1]), team.story
 
 
-@pytest.mark.parametrize("backend", ["c10d", "etcd-v3"])
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
 def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
     launch: Launcher, secret: Path, tmp_path: Path, backend: str, etcds: EtcdServers
 ) -> None:
@@ -272,19 +270,21 @@ def test_the_doctor_says_which_key_the_coordinator_of_a_job_has(
     with team_of(launch, meeting, "1:2", conf={"last_call_timeout": 0.1}) as team:
         agent = team.start("--secret-file", str(secret))
         running = team.wait_round([agent])
-        command = [sys.executable, "-m", "aelastic", "doctor", "--nnodes", "1:2", "--rdzv-backend", backend]
-        command += ["--rdzv-endpoint", meeting.endpoint, "--rdzv-id", team.run_id, "--secret-file"]
         own = Key(secret.read_bytes().strip(), "").id[:4]
-        for path, told in (
-            (secret, f"it has key {own}"),
-            (tmp_path / "other", f"written with another secret (key {own}, here"),
+        for path, level, told in (
+            (secret, "ok", f"it has key {own}"),
+            (tmp_path / "other", "error", f"written with another secret (key {own}, here"),
         ):
-            done = subprocess.run([*command, str(path)], capture_output=True, text=True, check=False)
-            (line,) = [line for line in done.stdout.splitlines() if " coordinator: " in line]
-            assert told in line and line.startswith("ok" if path == secret else "error"), done.stdout
-            assert done.returncode == (0 if path == secret else 1)
+            settings = RendezvousSettings(backend, meeting.endpoint, 1, 2, secret_file=str(path))
+            found = anyio.run(findings, settings, team.run_id)
+            (finding,) = [each for each in found if each.subject == "coordinator"]
+            assert told in finding.words and finding.level == level, found
         assert len(agent.starts) == 1
         finish(team, running)
+
+
+async def findings(settings: RendezvousSettings, run_id: str) -> list[Finding]:
+    return [each async for each in check_endpoints(settings, run_id, os.environ)]
 
 
 def _own_addresses() -> list[str]:

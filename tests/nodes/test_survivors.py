@@ -42,14 +42,6 @@ def test_two_of_three_nodes_go_on_without_the_host_of_endpoint_and_coordinator(
 
 
 @pytest.mark.all
-def test_workers_on_gloo_go_on_without_the_coordinators_host_which_serves_one_of_three_endpoints(
-    launch: Launcher, tmp_path: Path
-) -> None:
-    with battlefield(launch, "c10d on three", tmp_path, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
-        others_go_on(there, "agent_killed", 1.0)
-
-
-@pytest.mark.all
 def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_go_on_with(
     launch: Launcher, tmp_path: Path
 ) -> None:

@@ -58,25 +58,35 @@ def servers(job: Job) -> list[int]:
 
 
 @on_each_loop
-def test_workers_meet_in_the_store_on_the_masters_port(launch: Launcher, loop: str) -> None:
+def test_workers_meet_on_the_masters_port_in_a_store_of_each_generations_own(launch: Launcher, loop: str) -> None:
     job = launch(
         CLIENT
         + """
 store = connect()
+say(restart, rank, "finds", store.check([f"from {rank}"]))
 store.set(f"from {rank}", str(rank * 11))
-say(rank, "read", store.get(f"from {1 - rank}").decode())
+say(restart, rank, "read", store.get(f"from {1 - rank}").decode())
+store.add("have read", 1)
+while store.add("have read", 0) < 2:
+    time.sleep(0.01)
+sys.exit(0 if restart == 1 else 1)
 """,
         "--nproc-per-node",
         "2",
+        "--max-restarts",
+        "1",
         loop=loop,
     )
     assert job.wait() == 0, job.story
-    assert sorted(job.lines) == ["0 read 11", "1 read 0"]
+    each = [(restart, rank) for restart in range(2) for rank in range(2)]
+    expected = [
+        f"{restart} {rank} {what}" for restart, rank in each for what in ("finds False", f"read {11 - 11 * rank}")
+    ]
+    assert sorted(job.lines) == expected
     job.assert_nothing_left()
 
 
-@on_each_loop
-def test_clients_that_come_before_the_store_wait_for_it(launch: Launcher, loop: str) -> None:
+def test_clients_that_come_before_the_store_wait_for_it(launch: Launcher) -> None:
     env = in_the_server(launch, "import time\n    while not os.path.exists('connected'): time.sleep(0.01)")
     job = launch(
         CLIENT
@@ -91,7 +101,6 @@ store = connect()
 store.set("key", "value")
 say("got", store.get("key").decode())
 """,
-        loop=loop,
         env=env,
     )
     assert job.wait() == 0, job.story
@@ -111,7 +120,6 @@ wait_for("go")
     [
         ("--standalone", "localhost"),
         ("--master-addr 127.0.0.1 --master-port PORT", "127.0.0.1"),
-        ("--rdzv-backend c10d --rdzv-endpoint 127.0.0.1:PORT", "127.0.0.1"),
         ("--rdzv-backend c10d --rdzv-endpoint localhost:PORT", "127.0.0.1"),
         (
             "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --nnodes 1:2 --local-addr 127.0.0.1 --rdzv-conf last_call_timeout=0.1",
@@ -225,32 +233,11 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
     assert job.wait() == 0, job.story
 
 
-@on_each_loop
-def test_every_generation_has_a_store_of_its_own(launch: Launcher, loop: str) -> None:
-    job = launch(
-        CLIENT
-        + """
-store = connect()
-say("generation", restart, "sees", store.add("visits", 1), store.check(["stale"]))
-store.set("stale", "x")
-sys.exit(0 if restart == 2 else 1)
-""",
-        "--max-restarts",
-        "2",
-        loop=loop,
-    )
-    assert job.wait() == 0, job.story
-    assert job.lines == [f"generation {restart} sees 1 False" for restart in range(3)]
-    job.assert_nothing_left()
-
-
-@on_each_loop
-def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(launch: Launcher, loop: str) -> None:
+def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(launch: Launcher) -> None:
     env = in_the_server(launch, "if sys.orig_argv[-1] == 'quick': os.abort()")
     job = launch(
         CLIENT
         + "store = connect()\nstore.set('key', 'value')\nsay('got', store.get('key').decode())\nwait_for('go')\n",
-        loop=loop,
         env=env,
     )
     job.wait_line("got value")
@@ -260,42 +247,22 @@ def test_where_the_quick_way_to_torch_fails_the_careful_one_is_taken(launch: Lau
     job.assert_nothing_left()
 
 
-@on_each_loop
-def test_without_torch_the_port_is_closed_that_is_told_and_the_job_goes_on(launch: Launcher, loop: str) -> None:
-    env = in_the_server(launch, "sys.modules['torch'] = None")
-    job = launch(
-        """
-        import socket
-        while True:
-            try:
-                socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), 10).close()
-            except ConnectionRefusedError:
-                break
-            time.sleep(0.02)
-        say("refused")
-        wait_for("go")
-        """,
-        loop=loop,
-        env=env,
-    )
-    job.wait_line("refused")
-    wait_for("a warning", lambda: "store cannot be served" in job.stderr)
-    assert not servers(job)
-    job.go()
-    assert job.wait() == 0, job.story
-    assert job.stderr.count("\n") == 1
-    job.assert_nothing_left()
-
-
-def test_after_a_generation_without_a_store_the_next_one_may_have_one(launch: Launcher) -> None:
+def test_without_torch_the_port_is_closed_that_is_told_and_the_next_generation_may_have_a_store(
+    launch: Launcher,
+) -> None:
     env = in_the_server(launch, "sys.modules.update({} if os.path.exists('go') else {'torch': None})")
     job = launch(
         CLIENT
         + """
-if restart == 0:
-    say("first")
-    wait_for("go")
-    sys.exit(1)
+import socket
+while restart == 0:
+    try:
+        socket.create_connection((host, port), 10).close()
+    except ConnectionRefusedError:
+        say("refused")
+        wait_for("go")
+        sys.exit(1)
+    time.sleep(0.02)
 store = connect()
 store.set("key", "value")
 say("got", store.get("key").decode())
@@ -304,15 +271,16 @@ say("got", store.get("key").decode())
         "1",
         env=env,
     )
-    job.wait_line("first")
+    job.wait_line("refused")
     wait_for("a warning", lambda: "store cannot be served" in job.stderr)
+    assert job.stderr.count("\n") == 1 and not servers(job)
     job.go()
     assert job.wait() == 0, job.story
-    assert job.lines == ["first", "got value"]
+    assert job.lines == ["refused", "got value"]
+    job.assert_nothing_left()
 
 
-@on_each_loop
-def test_a_store_that_was_killed_is_replaced(launch: Launcher, loop: str) -> None:
+def test_a_store_that_was_killed_is_replaced(launch: Launcher) -> None:
     job = launch(
         CLIENT
         + """
@@ -322,7 +290,6 @@ wait_for("go")
 store = connect()
 say("second", store.check(["key"]))
 """,
-        loop=loop,
     )
     job.wait_line("first")
     (first,) = servers(job)
@@ -378,8 +345,7 @@ rest()
     "signum, options",
     [
         (signal.SIGTERM, ()),
-        (signal.SIGTERM, ("--preload", "torch")),
-        (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1")),
+        (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1", "--preload", "torch")),
     ],
 )
 def test_a_signal_to_every_process_of_the_job_leaves_the_store_and_the_guard_running(
@@ -463,27 +429,23 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(loop: str, tmp
     assert longest < 1.0
 
 
-@on_each_loop
-def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher, loop: str) -> None:
+def test_the_port_asked_for_is_the_one_served_and_a_taken_one_is_refused(launch: Launcher) -> None:
     port = str(quiet_port())  # which the kernel gives to nothing else between the first job and the third
-    first = launch(
-        "say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", port, loop=loop, name="a"
-    )
+    first = launch("say('port', os.environ['MASTER_PORT'])\nwait_for('go')\n", "--master-port", port, name="a")
     (line,) = first.wait_line("port")
     assert line == f"port {port}"
-    second = launch("say('started')", "--master-port", port, loop=loop, name="b")
+    second = launch("say('started')", "--master-port", port, name="b")
     assert second.wait() == 2, second.story
     assert re.search(rf"port {port} .*in use", second.stderr) and not second.lines
     second.assert_nothing_left()
     first.go()
     assert first.wait() == 0
-    third = launch("say('port', os.environ['MASTER_PORT'])", "--master-port", port, loop=loop, name="c")
+    third = launch("say('port', os.environ['MASTER_PORT'])", "--master-port", port, name="c")
     assert third.wait() == 0, third.story
     assert third.lines == [line]
 
 
-@on_each_loop
-def test_where_a_worker_serves_the_store_no_other_process_gets_its_port(launch: Launcher, loop: str) -> None:
+def test_where_a_worker_serves_the_store_no_other_process_gets_its_port(launch: Launcher) -> None:
     job = launch(
         """
         import errno, socket
@@ -499,7 +461,6 @@ def test_where_a_worker_serves_the_store_no_other_process_gets_its_port(launch: 
         raise SystemExit(restart == 0)
         """,
         "--max-restarts=1",
-        loop=loop,
         env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
     )
     assert job.wait() == 0, job.story

@@ -5,7 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from aelastic.errors import RendezvousConnectionError
+from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import text_of
 from aelastic.rdzv.boards.endpoints import RefusedError
 from aelastic.rdzv.boards.quorum import REFUSED, QuorumBoard
 from aelastic.rdzv.settings import RendezvousSettings
@@ -64,3 +66,30 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
         with pytest.raises(RendezvousConnectionError, match="3 of 3 rendezvous endpoints are missing"):
             await board.read()
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    "names, config, said",
+    [
+        ("n0:1,n1:1,n0:1", {}, "rendezvous endpoint n0:1 is in the list twice: give each host once"),
+        ("n0:1,,n1:1", {}, "rendezvous endpoint '': use HOST:PORT"),
+        ("n0:1,n1:1,n2:1", {"is_host": "true"}, "is_host=true is for one endpoint"),
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(names: str, config: dict[str, str], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        QuorumBoard(RendezvousSettings("c10d", names, 3, 3, config=config), "job", {})
+
+
+def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    QuorumBoard(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
+    assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, as 1 do: an odd number is better"]
+
+
+def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
+    board = QuorumBoard(SETTINGS, "job", {})
+    leader = LeaderRecord(1, Candidate("n0", ("n0",), 1, "token"), renewals=0)
+    own, other = SETTINGS.endpoint, "127.0.0.2:1"
+    told = f"this agent has the rendezvous endpoints {own}, another one of this run {other}: give all of them the same list"
+    with pytest.raises(InputError, match=f"^{told}$"):
+        board._cell_of(text_of(leader), other)

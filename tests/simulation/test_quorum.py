@@ -22,11 +22,11 @@ def test_whatever_happens_to_stores_at_most_one_leader_is_certain_and_the_histor
 
 
 def test_the_worlds_are_bad_enough() -> None:
-    worlds = [simulate(seed) for seed in range(40)]
+    worlds = [simulate(seed) for seed in range(20)]
     told = "\n".join(line for world in worlds for line in world.log)
     assert all(word in told for word in ("freezes", "forgets", "cut", "restarts"))
-    assert sum(op.new is not None and op.answered < math.inf for world in worlds for op in world.history) > 400
-    assert sum(op.answered == math.inf for world in worlds for op in world.history) > 10
+    assert sum(op.new is not None and op.answered < math.inf for world in worlds for op in world.history) > 200
+    assert sum(op.answered == math.inf for world in worlds for op in world.history) > 5
     assert sum(world.is_lost for world in worlds) < 10
 
 

@@ -151,11 +151,6 @@ class C10dBoard(KeyBoard):
         """Whether this agent serves the store, or is about to."""
         return self._store.is_serving or self._store.is_about_to_serve
 
-    @property
-    def pid(self) -> int | None:
-        """The child process that speaks to the store, or serves it."""
-        return self._store.pid
-
     async def _reach(self, *, may_serve: bool) -> None:
         if self._store.is_connected:
             return

@@ -51,6 +51,20 @@ class NotUnderstood(Exception):
     """The API has no such answer.  Raised by the caller's `understand`."""
 
 
+class Refusal(Exception):
+    """etcd understood, and says no.  Raised by the caller's `understand`.
+
+    Args:
+        code: of the API.
+        message: in etcd's words.
+        index: at which it says so, in v2.
+    """
+
+    def __init__(self, code: int, message: str, index: int = 0) -> None:
+        super().__init__(code, message)
+        self.code, self.message, self.index = code, message, index
+
+
 class Answer(Record):
     """What an endpoint answered."""
 

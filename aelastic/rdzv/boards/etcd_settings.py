@@ -44,15 +44,11 @@ class EtcdSettings(Record):
     prefix: str  # starts with a slash, and does not end with one
 
     def key(self, run_id: str) -> str:
-        """The key of a run id."""
-        return f"{self.folder(run_id)}/coordinator"
-
-    def folder(self, run_id: str) -> str:
-        """What all keys of a run id begin with: any text, without what has a meaning in a path."""
+        """The key of a run id, which may be any text: without what has a meaning in a path."""
         name = quote(run_id, safe="", errors="surrogatepass")
         if not name.strip("."):  # etcd v2 would clean such a path
             name = name.replace(".", "%2E") or "%"
-        return f"{self.prefix}/{name}"
+        return f"{self.prefix}/{name}/coordinator"
 
     @property
     def floor_key(self) -> str:

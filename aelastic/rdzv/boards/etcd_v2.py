@@ -8,24 +8,15 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Refusal
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, UNAUTHORIZED = 100, 101, 105, 110
 ANOTHER_WAS_FASTER = {KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS}
-
-
-class _Refusal(Exception):
-    """etcd understood, and says no."""
-
-    def __init__(self, code: int, index: int, message: str) -> None:
-        self.code, self.index, self.message = code, index, message
-        super().__init__(code, index, message)
 
 
 class EtcdV2(EtcdClient):
@@ -35,7 +26,7 @@ class EtcdV2(EtcdClient):
     without_api = "does not serve the v2 API: use the back end etcd-v3, or start it with --enable-v2"
 
     async def get(self, key: str) -> Entry:
-        entry = await self._request_key("GET", key, "quorum=true", understand=_understand_read)
+        entry = await self._request_key("GET", key, "quorum=true")
         assert entry is not None  # no write gets ahead of a read
         return entry
 
@@ -57,14 +48,7 @@ class EtcdV2(EtcdClient):
     async def _put(self, key: str, seen: Entry, form: dict[str, str]) -> Entry | None:
         return await self._request_key("PUT", key, _as_seen(seen), form)
 
-    async def _request_key(
-        self,
-        method: str,
-        key: str,
-        query: str,
-        form: dict[str, str] | None = None,
-        understand: Callable[[Answer], Entry] | None = None,
-    ) -> Entry | None:
+    async def _request_key(self, method: str, key: str, query: str, form: dict[str, str] | None = None) -> Entry | None:
         """What etcd answers with; `None` if another agent wrote since the read."""
         settings = self.settings
         headers = {}
@@ -72,10 +56,10 @@ class EtcdV2(EtcdClient):
             headers["Authorization"] = f"Basic {b64encode(f'{settings.user}:{settings.password}'.encode()).decode()}"
         path = f"/v2/keys{quote(key, safe='/')}?{query}"
         try:
-            return await self._ask(
-                method, path, understand or _understand, body={"data": form} if form else {}, headers=headers
-            )
-        except _Refusal as refusal:
+            return await self._ask(method, path, _understand, body={"data": form} if form else {}, headers=headers)
+        except Refusal as refusal:
+            if method == "GET" and refusal.code == KEY_NOT_FOUND:
+                return Entry(revision=refusal.index)
             if method != "GET" and refusal.code in ANOTHER_WAS_FASTER:
                 return None
             if refusal.code == UNAUTHORIZED:
@@ -97,7 +81,7 @@ def _understand(answer: Answer) -> Entry:
     """The node in an answer.
 
     Raises:
-        _Refusal: etcd says no.
+        Refusal: etcd says no.
         Elsewhere: it says "not now".
         NotUnderstood: this is not etcd's v2 API.
     """
@@ -113,17 +97,7 @@ def _understand(answer: Answer) -> Entry:
         raise Elsewhere(text or f"it answers with status {answer.status}")
     if not isinstance(code, int) or not code:
         raise NotUnderstood
-    raise _Refusal(code, index, text)
-
-
-def _understand_read(answer: Answer) -> Entry:
-    """The same, where no node is an answer, too."""
-    try:
-        return _understand(answer)
-    except _Refusal as refusal:
-        if refusal.code != KEY_NOT_FOUND:
-            raise
-        return Entry(revision=refusal.index)
+    raise Refusal(code, text, index)
 
 
 def _node(data: Any, index: int) -> Entry:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Refusal
 from aelastic.rdzv.settings import RendezvousSettings
 
 # grpc/status: what went wrong.
@@ -24,20 +24,6 @@ INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTIC
 # Unknown, deadline exceeded, resource exhausted, aborted, internal, unavailable: this member, now.
 PASSING = {2, 4, 8, 10, 13, 14}
 JsonObject = dict[str, Any]
-
-
-class _Refusal(Exception):
-    """etcd understood, and says no."""
-
-    def __init__(self, code: int, message: str) -> None:
-        self.code, self.message = code, message
-        super().__init__(code, message)
-
-    @property
-    def is_about_token(self) -> bool:
-        """Whether there is none, or an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
-        is_argument = self.code == INVALID_ARGUMENT and ("user" in self.message or "auth store is old" in self.message)
-        return self.code == UNAUTHENTICATED or is_argument
 
 
 class EtcdV3(EtcdClient):
@@ -123,10 +109,10 @@ class EtcdV3(EtcdClient):
             headers = {"Authorization": self._token} if self._token else {}
             try:
                 return await self._ask("POST", f"/v3/{path}", _understand, body={"json": message}, headers=headers)
-            except _Refusal as refusal:
+            except Refusal as refusal:
                 if refusal.code == or_no:
                     return None
-                if attempt == 2 or not self.settings.user or not refusal.is_about_token:
+                if attempt == 2 or not self.settings.user or not _is_about_token(refusal):
                     raise self._error(refusal) from None
                 self._token = None
         raise AssertionError("the second attempt returns or raises")
@@ -138,7 +124,7 @@ class EtcdV3(EtcdClient):
         message = {"name": settings.user, "password": settings.password}
         try:
             answer = await self._ask("POST", "/v3/auth/authenticate", _understand, body={"json": message})
-        except _Refusal as refusal:
+        except Refusal as refusal:
             if refusal.code == FAILED_PRECONDITION:  # "authentication is not enabled"
                 return ""
             raise self._error(refusal) from None
@@ -147,8 +133,8 @@ class EtcdV3(EtcdClient):
             raise RendezvousStateError(f"{self.name} accepted the password but returned no token")
         return token
 
-    def _error(self, refusal: _Refusal) -> Exception:
-        if refusal.code != PERMISSION_DENIED and not refusal.is_about_token:
+    def _error(self, refusal: Refusal) -> Exception:
+        if refusal.code != PERMISSION_DENIED and not _is_about_token(refusal):
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
         user = self.settings.user
         remedy = (
@@ -159,6 +145,13 @@ class EtcdV3(EtcdClient):
         return InputError(f"{self.name} refused the credentials ({refusal.message}): {remedy}")
 
 
+def _is_about_token(refusal: Refusal) -> bool:
+    """Whether there is none, or an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
+    words = refusal.message
+    is_argument = refusal.code == INVALID_ARGUMENT and ("user" in words or "auth store is old" in words)
+    return refusal.code == UNAUTHENTICATED or is_argument
+
+
 def _put(key: str, value: bytes, lease: str = "0") -> JsonObject:
     return {"request_put": {"key": _base64(key), "value": b64encode(value).decode(), "lease": lease}}
 
@@ -167,7 +160,7 @@ def _understand(answer: Answer) -> JsonObject:
     """The message in an answer.
 
     Raises:
-        _Refusal: etcd says no.
+        Refusal: etcd says no.
         Elsewhere: it says "not now".
         NotUnderstood: this is not etcd's gateway.
     """
@@ -184,7 +177,7 @@ def _understand(answer: Answer) -> JsonObject:
         if isinstance(code, int) and isinstance(text := error.get("message"), str):
             if code in PASSING:
                 raise Elsewhere(text)
-            raise _Refusal(code, text)
+            raise Refusal(code, text)
     if answer.status in {500, 502, 503, 504}:
         raise Elsewhere(f"it answers with status {answer.status}")
     raise NotUnderstood

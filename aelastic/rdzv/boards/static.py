@@ -8,8 +8,7 @@ connect again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.host.listeners import LOOPBACKS, is_loopback
@@ -20,20 +19,9 @@ from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, run_
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+from aelastic.tcpstore.host import StoreHost
 
 _log = logging.getLogger(__name__)
-
-
-class KeyHost(Protocol):
-    """Serves the workers' store: `aelastic.tcpstore.host.StoreHost`, which must be running."""
-
-    def open(self, port: int, loopback: str = "") -> int: ...
-
-    def hold(self, port: int) -> int: ...
-
-    def listen_at(self, addresses: Sequence[str]) -> bool: ...
-
-    def preset(self, key: str, value: str) -> None: ...
 
 
 class StaticBoard(Board):
@@ -44,7 +32,7 @@ class StaticBoard(Board):
             `config` knows `read_timeout` (60 s: how long the store may be silent).
         run_id: the job's name.
         env: the environment of the child process, on other nodes than 0.
-        host: serves the workers' store on this node.
+        host: serves the workers' store on this node; it must be running.
         secret: of the job, if it has one.
 
     Raises:
@@ -56,7 +44,7 @@ class StaticBoard(Board):
         settings: RendezvousSettings,
         run_id: str,
         env: Mapping[str, str],
-        host: KeyHost,
+        host: StoreHost,
         secret: SecretFile | None = None,
     ) -> None:
         self._writing = Writing(secret, settings.lease_s)
@@ -162,11 +150,6 @@ class StaticBoard(Board):
     @property
     def endpoint_host(self) -> str:
         return self._endpoint.host if self._is_master or self._local_address is not None else ""
-
-    @property
-    def pid(self) -> int | None:
-        """The child process that is a client of the master's store."""
-        return self._store.pid
 
     def _is_ours(self, record: LeaderRecord) -> bool:
         return self._is_master and record.is_same_term(state_of(self._text).record)

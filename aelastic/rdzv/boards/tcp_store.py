@@ -99,11 +99,6 @@ class TcpStore:
         self._late = 0  # answers in a row that did not come in time
 
     @property
-    def pid(self) -> int | None:
-        """The child process, if there is one."""
-        return self._process.pid
-
-    @property
     def is_about_to_serve(self) -> bool:
         """Whether the port is open, but the store is not there: `serve` was cancelled."""
         return bool(self._listeners)

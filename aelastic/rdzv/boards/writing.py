@@ -64,16 +64,13 @@ class Writing:
         except ForeignError as error:
             if not self._keys():
                 raise InputError(f"{where}: {error}") from None
-            self._note(text, f"{where}: {error}")
+            now = clock.now()
+            if text != self._foreign:
+                self._foreign, self._since = text, now
+            if now - self._told_at >= TELL_INTERVAL_S:
+                self._told_at = now
+                _log.warning("%s: it counts as nothing", f"{where}: {error}")
             return None
-
-    def _note(self, text: bytes, words: str) -> None:
-        now = clock.now()
-        if text != self._foreign:
-            self._foreign, self._since = text, now
-        if now - self._told_at >= TELL_INTERVAL_S:
-            self._told_at = now
-            _log.warning("%s: it counts as nothing", words)
 
     def stand_by(self, text: bytes, where: str, read: Callable[[bytes], LeaderRecord | None]) -> None:
         """Leaves a text that counts as nothing alone for a lease.

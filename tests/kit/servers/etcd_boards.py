@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.etcd import APIS, EtcdBoard
+from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.settings import RendezvousSettings
 
 A = Candidate(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
@@ -15,7 +15,6 @@ B = Candidate(node_id="b", addresses=("10.0.0.2",), port=29500, token="other sec
 # Closes a board when the test ends.
 Closing = Callable[[Board], Board]
 
-each_board = pytest.mark.parametrize("backend", APIS)
 both_apis = pytest.mark.parametrize("backend", ["etcd-v3", "etcd-v2"])
 
 
