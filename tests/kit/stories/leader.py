@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import Any
 
 from aelastic.rdzv.board import LeaderRecord
@@ -143,15 +142,19 @@ class Told:
     def done(self, actions: list[Any]) -> Iterator[str]:
         """Each action in the order of the first; what is said, with the nodes that hear it."""
         names = {conn: name + "'" * back for name, of in self.conns.items() for back, conn in enumerate(of[::-1])}
-        groups: dict[tuple[bool, str], list[tuple[int, str]]] = {}
+        told: list[tuple[str, int, int]] = []  # what is done, with which connection, if with one, and its group rank
         for action in actions:
-            is_for_node, message = isinstance(action, ev.Say | ev.Drop), getattr(action, "message", None)
-            to = groups.setdefault((is_for_node, words(action)), [])
-            if is_for_node:
-                to.append((message.ranks.group_rank if isinstance(message, m.Assigned) else 0, names[action.conn]))
-        for (is_for_node, what), to in groups.items():
-            heard_by = " ".join(name for _, name in sorted(to, key=itemgetter(0)))
-            yield f"{heard_by}: {what}" if is_for_node else what
+            conn = action.conn if isinstance(action, ev.Say | ev.Drop) else 0
+            before = max((i for i, each in enumerate(told) if each[1] == conn), default=-1)
+            if isinstance(action, ev.Drop) and before >= 0:
+                told[before] = told[before][0] + "; dropped", conn, 0
+            else:
+                ranks = getattr(getattr(action, "message", None), "ranks", None)
+                told.append((words(action), conn, 0 if ranks is None else ranks.group_rank))
+        for what in dict.fromkeys(each[0] for each in told):
+            hearing = sorted((rank, i, conn) for i, (text, conn, rank) in enumerate(told) if text == what)
+            heard_by = " ".join(names[conn] for _, _, conn in hearing if conn)
+            yield f"{heard_by}: {what}" if heard_by else what
 
 
 def words(action: Any) -> str:  # noqa: C901  a case for each action
