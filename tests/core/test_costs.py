@@ -9,12 +9,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from kit.costs import groups, nodes, rounds, workers
-from kit.costs.terms import names
+from kit.costs.terms import MORE, names, said
 from kit.visits import Act, Name, Visits, median, visits
 
 import aelastic
@@ -62,6 +63,21 @@ def stories(*modules: object) -> list[Story]:
     return [story for each in told for _, story in each if story.__module__ in {m.__name__ for m in modules}]  # type: ignore[attr-defined]
 
 
+def each_says(what: str, count: int) -> Iterator[Act]:
+    begun, are_first, message = nodes.SAID[what]
+    term = begun(count)
+    for name in names(MORE, 0 if are_first else count - MORE):
+        yield said(term, name, message(term, name))
+
+
+def name_of(story: Any) -> str:
+    return str(story.args[0] if isinstance(story, partial) else story.__name__)
+
+
+OF_ONE: list[Story] = [*stories(nodes, workers), *(partial(each_says, what) for what in nodes.SAID)]
+OF_ALL = stories(rounds, groups)
+
+
 def cores() -> set[str]:
     """Names of all cores with phases, by their sources."""
     sources = [path.read_text() for path in Path(aelastic.__file__).parent.rglob("*.py")]
@@ -80,21 +96,21 @@ def _no_invariants() -> Iterator[None]:
     check_invariants()
 
 
-@pytest.mark.parametrize("story", stories(nodes, workers), ids=lambda story: story.__name__)
+@pytest.mark.parametrize("story", OF_ONE, ids=name_of)
 def test_an_event_of_one_costs_the_same_however_many_there_are(story: Story) -> None:
     few, many = cost(story, FEW), cost(story, MANY)
     assert many.steps <= 1.1 * few.steps + STEPS
     assert many.held_bytes <= few.held_bytes + HELD_BYTES
 
 
-@pytest.mark.parametrize("story", stories(rounds, groups), ids=lambda story: story.__name__)
+@pytest.mark.parametrize("story", OF_ALL, ids=name_of)
 def test_an_event_for_all_costs_as_much_for_each_of_many_as_of_a_few(story: Story) -> None:
     few, many = cost(story, SMALL), cost(story, LARGE)
     assert many.steps <= 1.1 * LARGE / SMALL * few.steps
     assert many.held_bytes <= 2 * LARGE / SMALL * few.held_bytes
 
 
-@pytest.mark.parametrize("story", stories(nodes, workers, rounds, groups), ids=lambda story: story.__name__)
+@pytest.mark.parametrize("story", [*OF_ONE, *OF_ALL], ids=name_of)
 def test_the_invariants_hold_in_each_story(story: Story) -> None:
     check_invariants()
     for act in story(12):
@@ -131,7 +147,7 @@ def test_each_core_is_measured_by_each_of_its_events(monkeypatch: pytest.MonkeyP
         return handle(core, event, now)
 
     monkeypatch.setattr(Machine, "handle", noting)
-    for story in stories(nodes, workers, rounds, groups):
+    for story in [*OF_ONE, *OF_ALL]:
         for act in story(12):
             handled.add((type(act.core), type(act.event)))
             act.core.handle(act.event, act.now)

@@ -5,7 +5,7 @@ Each story is told up to an event that several nodes bring about, one after the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
@@ -30,6 +30,48 @@ from kit.costs.terms import (
 from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, node
 from kit.visits import Act, Name
 
+
+def draining(count: int) -> Term:
+    """All nodes are asked to hold their ranks."""
+    term = running(count)
+    name = names(1)[0]
+    term.say(name, r.Ask(name, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
+    return term
+
+
+def asked(count: int) -> Term:
+    """A node has found that one of its workers hangs, and the others are asked."""
+    term = running(count)
+    term.say(names(1)[0], HANGS)
+    return term
+
+
+def notice_of(term: Term) -> int:
+    return term.coordinator.drain.notice_id
+
+
+# What one node after the other says: in which term, the first ones or the last ones, and what.
+SAID: dict[str, tuple[Callable[[int], Term], bool, Callable[[Term, Name], m.Upward]]] = {
+    "a_node_is_alive": (gathered, True, lambda _, name: m.Alive()),
+    "a_node_is_ready": (gathered, True, lambda _, name: m.Ready(node(name))),
+    "a_node_that_waits_has_prepared": (gathered, True, lambda _, name: m.Prepared(name, m.Starts.WARM)),
+    "a_node_that_waits_leaves": (gathered, True, lambda _, name: m.Left(name, "SIGTERM")),
+    "a_node_hangs_up": (gathered, True, lambda _, name: m.HungUp()),
+    "a_node_of_the_round_is_alive": (running, True, lambda _, name: m.Alive(1)),
+    "a_node_says_what_its_workers_do": (asked, True, lambda _, name: m.Saw(name, 1, ())),
+    "another_node_finds_the_same_hang": (asked, True, lambda _, name: HANGS.replace(node_id=name)),
+    "a_node_shows_something": (running, True, lambda _, name: r.Fetched(name, names(1)[0], "ask", "", "text")),
+    "a_node_wants_to_see_something_of_one": (
+        running, True, lambda _, name: r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0),
+    ),
+    "a_node_holds_its_ranks": (draining, True, lambda term, name: r.Frozen(name, notice_of(term), 7, 2, 0)),
+    "a_node_with_a_seat_is_ready": (taking_over, False, lambda _, name: m.Ready(node(name))),
+    "a_node_with_a_seat_has_succeeded": (taking_over, False, lambda _, name: m.Succeeded(name, 7)),
+    "a_node_with_a_seat_fails": (taking_over, False, lambda _, name: m.Failed(name, 7, FAILURE)),
+    "a_node_with_a_seat_leaves": (taking_over, False, lambda _, name: m.Left(name, "SIGTERM")),
+}  # fmt: skip
+
+
 # A round that forms.
 
 
@@ -53,44 +95,6 @@ def a_node_greets_with_a_node_rank(count: int) -> Iterator[Act]:
         yield greets(term, name, rank=rank)  # that another has, which is asked whether it lives
 
 
-def a_node_is_alive(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Alive())
-
-
-def a_node_is_ready(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Ready(node(name)))
-
-
-def a_node_that_waits_has_prepared(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Prepared(name, m.Starts.WARM))
-
-
-def a_node_says_what_its_workers_do(count: int) -> Iterator[Act]:
-    term = running(count)
-    term.say(names(1)[0], HANGS)
-    for name in names(MORE):
-        yield said(term, name, m.Saw(name, 1, ()))
-
-
-def another_node_finds_the_same_hang(count: int) -> Iterator[Act]:
-    term = running(count)
-    term.say(names(1)[0], HANGS)
-    for name in names(MORE):
-        yield said(term, name, HANGS.replace(node_id=name))
-
-
-def a_node_that_waits_leaves(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.Left(name, "SIGTERM"))
-
-
 def a_connection_brings_garbage(count: int) -> Iterator[Act]:
     term = gathered(count)
     for name in names(MORE):
@@ -103,12 +107,6 @@ def a_connection_breaks(count: int) -> Iterator[Act]:
         term.tell(ev.Closed(term.conns[name], is_reset=True))
     for name in names(MORE, count - MORE):
         yield act(term, ev.Closed(term.conns[name], is_reset=True))
-
-
-def a_node_hangs_up(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield said(term, name, m.HungUp())
 
 
 def a_node_is_not_back_in_its_grace(count: int) -> Iterator[Act]:
@@ -155,12 +153,6 @@ def an_agent_greets_that_knows_a_newer_epoch(count: int) -> Iterator[Act]:
 
 
 # A round that runs.
-
-
-def a_node_of_the_round_is_alive(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, m.Alive(1))
 
 
 def a_node_of_the_round_is_back(count: int) -> Iterator[Act]:
@@ -294,30 +286,6 @@ def a_node_takes_its_seat_where_many_have_finished(count: int) -> Iterator[Act]:
         yield greets(term, name, past=past(rank, count + 9 + MORE + 1))
 
 
-def a_node_with_a_seat_is_ready(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Ready(node(name)))
-
-
-def a_node_with_a_seat_has_succeeded(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Succeeded(name, 7))
-
-
-def a_node_with_a_seat_fails(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Failed(name, 7, FAILURE))
-
-
-def a_node_with_a_seat_leaves(count: int) -> Iterator[Act]:
-    term = taking_over(count)
-    for name in names(MORE, count - MORE):
-        yield said(term, name, m.Left(name, "SIGTERM"))
-
-
 # While the board is away, and after the verdict.
 
 
@@ -356,32 +324,6 @@ def a_node_comes_after_the_verdict(count: int) -> Iterator[Act]:
     term.tell(ev.Published(True))
     for name in names(MORE, count):
         yield greets(term, name)
-
-
-def draining(count: int) -> Term:
-    """All nodes are asked to hold their ranks."""
-    term = running(count)
-    name = names(1)[0]
-    term.say(name, r.Ask(name, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
-    return term
-
-
-def a_node_shows_something(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, r.Fetched(name, names(1)[0], "ask", "", "text"))
-
-
-def a_node_wants_to_see_something_of_one(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        yield said(term, name, r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
-
-
-def a_node_holds_its_ranks(count: int) -> Iterator[Act]:
-    term = draining(count)
-    for name in names(MORE):
-        yield said(term, name, r.Frozen(name, term.coordinator.drain.notice_id, 7, 2, 0))
 
 
 def a_node_has_saved(count: int) -> Iterator[Act]:
