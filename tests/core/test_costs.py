@@ -34,9 +34,9 @@ from aelastic.rdzv.quorum.register import Register
 from aelastic.rdzv.survivors.election import Election
 
 FEW, MANY = 50, 500  # of which one does something
-SMALL, LARGE = 12, 120  # where all is visited, which takes as long
-# A median of a few events: tables are of powers of two, and a number of four digits is read in more steps.
-STEPS, HELD_BYTES = 40, 2500
+SMALL, LARGE = 15, 120  # where all is visited, which takes as long
+# A median of a few events: tables are of powers of two, and a number of three digits is read in more steps.
+STEPS, HELD_BYTES = 40, 2000
 
 EVENTS: dict[type, Any] = {
     Leader: session_events.Event,

@@ -113,14 +113,15 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.LEADING and not self.lease.is_certain(now):
             self.phase = Phase.DOUBTFUL
         match event:
-            case ev.Opened():
-                actions = self._on_opened(event, now)
+            case ev.Opened(conn, peer, way):  # it is to say Hello within a lease
+                self.sessions.on_opened(conn, peer, way, now)
+                actions = []
             case ev.Received():
                 actions = self._on_received(event, now)
-            case ev.Garbled():
-                actions = self._on_garbled(event, now)
-            case ev.Closed():
-                actions = self._on_closed(event, now)
+            case ev.Garbled(conn, reason, is_other):
+                actions = self.sessions.on_garbled(conn, reason, now, is_other_protocol=is_other)
+            case ev.Closed(conn, is_reset):  # its node may connect again
+                actions = self.sessions.on_closed(conn, now, is_reset=is_reset) + self._reclaim_if_needed(now)
             case ev.Renewed() | ev.RenewFailed() if self.phase is not Phase.RECLAIMING and not self.lease.is_asked:
                 raise self._impossible(event)
             case ev.Renewed():
@@ -131,10 +132,13 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_reclaimed(event, now)
             case ev.Published() | ev.PublishFailed() if not self.verdict.is_asked:
                 raise self._impossible(event)
-            case ev.Published():
-                actions = self._on_published(event, now)
-            case ev.PublishFailed():
-                actions = self._on_publish_failed(now)
+            case ev.Published(is_ours=True):  # all nodes hear the verdict
+                actions = self._let_out(self.verdict.release(), now)
+            case ev.Published():  # another agent leads
+                actions = self._step_down(DISPLACED)
+            case ev.PublishFailed():  # the board is asked again soon
+                self.verdict.on_failed(now)
+                actions = []
             case ev.Resigned():
                 actions = self._step_down("the coordinator's agent is leaving", is_gone=True)
             case ev.DeadlinePassed():
@@ -145,89 +149,53 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     # Connections.
 
-    def _on_opened(self, event: ev.Opened, now: float) -> list[ev.Action]:
-        self.sessions.on_opened(event.conn, event.peer, event.way, now)
-        return []  # it is to say Hello within a lease
-
     def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
         is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
         actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
         actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
         return actions + self._reclaim_if_needed(now)
 
-    def _on_garbled(self, event: ev.Garbled, now: float) -> list[ev.Action]:
-        is_other = event.is_other_protocol
-        return self.sessions.on_garbled(event.conn, event.reason, now, is_other_protocol=is_other)
-
-    def _on_closed(self, event: ev.Closed, now: float) -> list[ev.Action]:
-        actions = self.sessions.on_closed(event.conn, now, is_reset=event.is_reset)  # its node may connect again
-        return actions + self._reclaim_if_needed(now)
-
     # The board.
 
     def _on_renewed(self, event: ev.Renewed, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING if event.record is None:  # another agent leads
-                return self._step_down(DISPLACED)
-            case Phase.LEADING | Phase.DOUBTFUL:  # certain again, unless the answer took too long; a heartbeat for all
-                assert event.record is not None
-                losses = self.lease.on_renewed(event.record, now)
-                self.sessions.electorate.on_board(has_answered=not event.is_assumed)
-                self._lead(now)
-                if event.rival_epoch and self.is_blocked:  # most nodes may be there
-                    return self._step_down(DISPLACED)
-                return self._heartbeat() + self._confirm(losses, now) + self._reclaim_if_needed(now, event.rival_epoch)
-            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
-                return []  # it answers about the epoch before
-            case _:
-                assert_never(self.phase)
+        if event.record is None:
+            return self._step_down(DISPLACED)  # another agent leads
+        if self.phase is Phase.RECLAIMING:
+            return []  # it answers about the epoch before
+        losses = self.lease.on_renewed(event.record, now)
+        self.sessions.electorate.on_board(has_answered=not event.is_assumed)
+        self._lead(now)
+        if event.rival_epoch and self.is_blocked:
+            return self._step_down(DISPLACED)  # most nodes may be there
+        told = self._heartbeat() + self._confirm(losses, now)
+        return told + self._reclaim_if_needed(now, event.rival_epoch)  # certain again, unless it took too long
 
     def _on_renew_failed(self, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.LEADING | Phase.DOUBTFUL:  # the board is away, but this agent lives, and says so
-                self.lease.on_renew_failed()
-                self.sessions.electorate.on_board(has_answered=False)
-                if self.coordinator.forming.is_unconfirmed:
-                    self.lease.renew_by(now + RETRY_S)
-                return self._heartbeat(now - self.lease.lease_s / 2)
-            case Phase.RECLAIMING | Phase.STEPPED_DOWN:
-                return []  # it answers about the epoch before
-            case _:
-                assert_never(self.phase)
+        if self.phase is Phase.RECLAIMING:
+            return []  # it answers about the epoch before
+        self.lease.on_renew_failed()
+        self.sessions.electorate.on_board(has_answered=False)
+        if self.coordinator.forming.is_unconfirmed:
+            self.lease.renew_by(now + RETRY_S)
+        return self._heartbeat(now - self.lease.lease_s / 2)  # the board is away, but this agent lives, and says so
 
     def _on_reclaimed(self, event: ev.Reclaimed, now: float) -> list[ev.Action]:
-        match self.phase:
-            case Phase.RECLAIMING if event.record is None:  # another agent leads
-                return self._step_down("no newer epoch could be had from the board")
-            case Phase.RECLAIMING:  # agents that have waited for the epoch are welcomed
-                assert event.record is not None
-                self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
-                self.coordinator.roster.begin_epoch(event.record.epoch)
-                self._lead(now)
-                return self.sessions.begin_epoch(event.record.epoch, now) + self._reclaim_if_needed(now)
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.STEPPED_DOWN:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
-
-    def _on_published(self, event: ev.Published, now: float) -> list[ev.Action]:
-        if event.is_ours:  # all nodes hear the verdict
-            return self._let_out(self.verdict.release(), now)
-        return self._step_down(DISPLACED)  # another agent leads
-
-    def _on_publish_failed(self, now: float) -> list[ev.Action]:
-        self.verdict.on_failed(now)
-        return []  # the board is asked again soon
+        if self.phase is not Phase.RECLAIMING:
+            raise self._impossible(event)
+        if event.record is None:
+            return self._step_down("no newer epoch could be had from the board")  # another agent leads
+        self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
+        self.coordinator.roster.begin_epoch(event.record.epoch)
+        self._lead(now)
+        welcomes = self.sessions.begin_epoch(event.record.epoch, now)
+        return welcomes + self._reclaim_if_needed(now)  # agents that have waited for the epoch are welcomed
 
     # Time.
 
     def _on_deadline_passed(self, now: float) -> list[ev.Action]:
         if self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was on its way
-        return self._do_what_is_due(now, self.deadline)
-
-    def _do_what_is_due(self, now: float, deadline: float) -> list[ev.Action]:
-        have_slept = now - deadline > self.lease.lease_s / 3
+        have_slept = now - self.deadline > self.lease.lease_s / 3
         actions = self.sessions.on_deadline_passed(now, have_slept=have_slept) + self._reclaim_if_needed(now)
         actions += self._stand_back_if_alone(now)
         if now >= self.lease.renew_at:

@@ -143,16 +143,15 @@ class Takeover:
     @property
     def is_complete(self) -> bool:
         """True once every group rank has reconnected, left or been given up."""
-        gone = sum(self._is_empty(rank) for rank in {self.gone_rank, self.heir_rank} if 0 <= rank < self.size)
+        gone = sum(rank not in self._settled for rank in {self.gone_rank, self.heir_rank} if 0 <= rank < self.size)
         return len(self._settled) + gone >= self.size
-
-    def _is_empty(self, rank: int) -> bool:
-        return rank not in self._settled
 
     @property
     def is_presumed(self) -> bool:
         """Whether the seat of the coordinator that began the round may yet be taken: an heir has followed it since."""
-        return self.heir_rank not in {-1, self.gone_rank} and self.gone_rank >= 0 and self._is_empty(self.gone_rank)
+        return (
+            self.heir_rank not in {-1, self.gone_rank} and self.gone_rank >= 0 and self.gone_rank not in self._settled
+        )
 
     @property
     def by_rank(self) -> list[str]:

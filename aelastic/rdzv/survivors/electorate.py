@@ -66,8 +66,9 @@ class Electorate:
             return None
         is_bound = any(round_.needs_endpoint for round_ in self.rounds.values() if round_.secret != secret)
         is_bound = is_bound or bool(self.missing(is_connected, is_on_board=False))
-        places = tuple(_seat(node, nodes) for node in nodes)
-        seats = m.Seats(assigned.fence, assigned.round, secret, places, is_bound)
+        places = ((node, master_address([node, *nodes])) for node in nodes)
+        seated = tuple(m.Seat(node.node_id, node.host, address, node.ballot_port) for node, address in places)
+        seats = m.Seats(assigned.fence, assigned.round, secret, seated, is_bound)
         self.rounds[assigned.fence] = seats
         return seats
 
@@ -213,7 +214,3 @@ class Electorate:
 
     def _may_vote(self, node_id: str, fence: int) -> bool:
         return node_id not in self._dead and self._votes_by.get(node_id, 0) <= fence
-
-
-def _seat(node: m.Node, nodes: list[m.Node]) -> m.Seat:
-    return m.Seat(node.node_id, node.host, master_address([node, *nodes]), node.ballot_port)

@@ -9,7 +9,7 @@ ranks).  `running=abc` begins in the first round of these nodes, `taken_over=abc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -223,12 +223,12 @@ def words(message: Any) -> str:
             raise AssertionError(message)
 
 
-def main() -> None:
-    for path in sorted(FOLDER.glob("*.txt")):
+def write(folder: Path, told: Callable[[Story], list[str]]) -> None:
+    for path in sorted(folder.glob("*.txt")):
         head = path.read_text().split("\n== ")[0]
         parts = ["\n".join([story.title, story.rules, *told(story)]) for story in read(path)]
         path.write_text("\n\n== ".join([head.rstrip("\n"), *parts]) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    write(FOLDER, told)

@@ -129,7 +129,7 @@ class Term:
         done: list[Any] = []
         while self.leader.deadline is not None and self.leader.deadline <= time:
             before, leader = self.leader.deadline, self.leader
-            for name in self.conns.keys() - set(silent):
+            for name in sorted(self.conns.keys() - set(silent)):
                 done += self.say(name, m.Alive())
             actions = self.pass_deadline()
             if ev.Renew() in actions:
