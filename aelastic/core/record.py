@@ -17,35 +17,35 @@ class Record:
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
     _names: ClassVar[frozenset[str]] = frozenset()
+    _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
         cls._names = frozenset(cls.__match_args__)
+        cls._defaults = {name: getattr(cls, name) for name in cls.__match_args__ if hasattr(cls, name)}
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         names, values = self.__match_args__, self.__dict__
+        # A coordinator makes tens of thousands in a second: the common case is known by its length alone.
+        if len(args) == len(names) and not fields:
+            values.update(zip(names, args, strict=True))
+            return
+        values.update(self._defaults)
         values.update(zip(names, args, strict=False))
         values.update(fields)
-        # A coordinator makes tens of thousands in a second: the common case is known by its length alone.
-        if len(args) != len(names) or fields:
-            self._complete(args, fields)
+        if fields or len(args) > len(names) or len(values) < len(names):
+            self._refuse_wrong(args, fields)
 
-    def _complete(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        """Adds the defaults, and refuses what was given wrongly."""
-        names, values, cls = self.__match_args__, self.__dict__, type(self)
+    def _refuse_wrong(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        names, cls = self.__match_args__, type(self)
         if len(args) > len(names):
             raise TypeError(f"{cls.__name__} has {len(names)} fields, {len(args)} were given")
-        if twice := fields.keys() & set(names[: len(args)]):
+        if args and (twice := fields.keys() & set(names[: len(args)])):
             raise TypeError(f"{cls.__name__} was given {', '.join(sorted(twice))} twice")
-        if len(values) < len(names):
-            for name in names:
-                if name not in values:
-                    if not hasattr(cls, name):
-                        missing = [name for name in names if name not in values and not hasattr(cls, name)]
-                        raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
-                    values[name] = getattr(cls, name)
-        if len(values) != len(names) or not values.keys() <= cls._names:
-            raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(values.keys() - cls._names))}")
+        if strange := fields.keys() - self._names:
+            raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(strange))}")
+        if missing := [name for name in names if name not in self.__dict__]:
+            raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
 
     def replace(self, **changes: Any) -> Self:
         """The same value with other values in some fields."""

@@ -245,6 +245,8 @@ class Checks:
         Workers may ignore it when they are told to stop; and where nodes do not elect, those that are cut off from the
         board together with their coordinator go on (ADR 5).
         """
+        if not self._forks:
+            return
         lines = dict[Round, bool]()  # rounds to whether agents that run it, or one after it, are all excused
         for agent in self._running:
             is_excused = agent.is_frozen or (not agent.settings.has_elections and self._board.is_deaf(agent.host))
@@ -453,22 +455,27 @@ class Checks:
         did not hear it.  A new leader gives it as long again; and a coordinator learns of one when it asks the board to
         renew, and then reads who it is.
         """
-        running = self._running
-        rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
+        running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
+        rounds = list(running.values())
         newest = max(rounds, key=_fence, default=None)
+        beside = {node for node, round_ in running.items() if round_ is not newest and self._is_beside(round_, newest)}
+        for node_id in self._beside_since.keys() - beside:
+            del self._beside_since[node_id]
+        if newest is None or not beside:
+            return
         board, now = self._board, self._world.now
         within_s = self.lease_s * 1.02 + 1.0 + board.asks_again_s + 2 * slow_s
         for agent in self.agents:
-            round_ = self.round_of(agent)
-            is_deaf = board.is_deaf(agent.host)
+            if agent.node_id not in beside:
+                continue
+            round_ = running[agent.node_id]
             # A new agent that finds a silent coordinator at the only endpoint knows nothing of its round, and begins one of its own if
             # `min` permits that, while most nodes of that round go on without the endpoint: there is no promise against that.  Of the
             # older round's nodes less than most are no excuse.
-            are_most = round_ is not None and 2 * rounds.count(round_) > len(round_.heard)
-            knows_none = newest is not None and not newest.before and are_most
-            could_not_know = agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none))
-            is_beside = agent in running and round_ is not None and self._is_beside(round_, newest)
-            if not is_beside or could_not_know:
+            are_most = 2 * rounds.count(round_) > len(round_.heard)
+            knows_none = not newest.before and are_most
+            is_deaf = board.is_deaf(agent.host)
+            if agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none)):
                 self._beside_since.pop(agent.node_id, None)
                 continue
             elected_at = board.elections[-1][0]

@@ -59,7 +59,7 @@ class Stores(Board):
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
-        return answering <= len(self.stores) // 2 or self.faults != BoardFaults()
+        return answering <= len(self.stores) // 2 or self.faults.any
 
     def _is_heard(self, store: Store, host: str) -> bool:
         """Whether a store answers a host now; one that has forgotten counts for none that remembers."""
