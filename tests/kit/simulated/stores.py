@@ -18,7 +18,7 @@ from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
-from kit.simulated.board import Asking, Board, BoardFaults, Question
+from kit.simulated.board import Asking, Board, Question
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.proved import AsInTheFile
 from kit.simulated.world import World
