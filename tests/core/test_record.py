@@ -60,6 +60,8 @@ def test_wrong_fields_are_refused_by_name() -> None:
         Point(1, z=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="Point has 2 fields, 3 were given"):
         Point(1, 2, 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Point was given x twice"):
+        Point(1, x=2)  # type: ignore[misc]
 
 
 def test_it_is_copied_pickled_and_shown_by_value() -> None:

@@ -340,7 +340,7 @@ class Checks:
             is_told = isinstance(last, m.Interrupted | m.Ended) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
-            if not is_told and other.group.phase.value not in {"stopping", "done"}:
+            if not is_told and other.group.phase not in {"stopping", "done"}:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
@@ -414,7 +414,7 @@ class Checks:
 
     def ends(self, agent: Agent) -> None:
         """A node crashes, or is asked to leave."""
-        now, is_certain = self._world.now, agent.group.phase.value != "barrier"
+        now, is_certain = self._world.now, agent.group.phase != "barrier"
         if not is_certain:
             self._round_of[agent.node_id].done.add(agent.node_id)
         self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
@@ -491,7 +491,7 @@ class Checks:
 
     @property
     def _running(self) -> list[Agent]:
-        return [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
+        return [agent for agent in self.agents if agent.alive and agent.group.phase == "running"]
 
     # When it is calm.
 
@@ -504,9 +504,9 @@ class Checks:
         if self.verdicts and living:
             deaf = not self._board.is_up  # the board has gone with node0, and the verdict with it
             return "" if deaf else f"{living} have not heard the verdict"
-        running = [agent for agent in living if agent.group.phase.value in {"running", "barrier"}]
-        waiting = [agent for agent in living if agent.group.phase.value == "joining"]
-        rest = [agent for agent in living if agent not in running and agent not in waiting]
+        running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
+        waiting = [agent for agent in living if agent.group.phase == "joining"]
+        rest = [agent for agent in living if agent.group.phase not in {"running", "barrier", "joining"}]
         rounds = {self.round_of(agent) for agent in running}
         if rest:
             return f"{rest} are on their way"
@@ -519,7 +519,7 @@ class Checks:
         size = next(iter(round_.heard.values())).ranks.group_world_size - len(round_.done)
         if len(running) != size:
             return f"{len(running)} of {size} are in {round_}"
-        has_finished = any(agent.group.phase.value == "barrier" for agent in running)  # then newcomers are spares
+        has_finished = any(agent.group.phase == "barrier" for agent in running)  # then newcomers are spares
         if waiting and size < self._max_nodes and not has_finished:
             return f"there is room in {round_}, and {waiting} wait"
         return ""
