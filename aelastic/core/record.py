@@ -30,9 +30,10 @@ class Record:
         if len(args) == len(names) and not fields:
             values.update(zip(names, args, strict=True))
             return
-        values.update(self._defaults)
         values.update(zip(names, args, strict=False))
         values.update(fields)
+        for name, default in self._defaults.items():  # last: a message on the wire has its fields in this order
+            values.setdefault(name, default)
         if fields or len(args) > len(names) or len(values) < len(names):
             self._refuse_wrong(args, fields)
 

@@ -26,6 +26,7 @@ class Empty(Record): ...
 def test_fields_come_by_position_by_name_and_by_default() -> None:
     assert (Point(1).x, Point(1).y) == (1, 7)
     assert Point(1, 2) == Point(y=2, x=1)
+    assert [*Point(1).__dict__] == ["x", "y"], "a greeting is known by the first of its fields"
 
 
 def test_records_are_equal_by_type_and_value() -> None:
