@@ -20,32 +20,33 @@ class Record:
     _defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        cls.__match_args__ = names = tuple(cls.__annotations__)  # type: ignore[misc]
-        cls._names = frozenset(names)
-        cls._defaults = {name: getattr(cls, name) for name in names if hasattr(cls, name)}
+        cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
+        cls._names = frozenset(cls.__match_args__)
+        cls._defaults = {name: getattr(cls, name) for name in cls.__match_args__ if hasattr(cls, name)}
 
     def __init__(self, *args: Any, **fields: Any) -> None:
-        # A coordinator makes tens of thousands in a second: the common cases take no loop.
         names, values = self.__match_args__, self.__dict__
-        if len(args) != len(names):
-            values.update(self._defaults)
+        # A coordinator makes tens of thousands in a second: the common case is known by its length alone.
+        if len(args) == len(names) and not fields:
+            values.update(zip(names, args, strict=True))
+            return
         values.update(zip(names, args, strict=False))
-        if fields:
-            values.update(fields)
-        if len(values) != len(names) or len(args) > len(names) or fields:
+        values.update(fields)
+        for name, default in self._defaults.items():  # last: a message on the wire has its fields in this order
+            values.setdefault(name, default)
+        if fields or len(args) > len(names) or len(values) < len(names):
             self._refuse_wrong(args, fields)
 
     def _refuse_wrong(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
-        """Refuses what was given wrongly."""
-        names, values, cls = self.__match_args__, self.__dict__, type(self)
+        names, cls = self.__match_args__, type(self)
         if len(args) > len(names):
             raise TypeError(f"{cls.__name__} has {len(names)} fields, {len(args)} were given")
         if args and (twice := fields.keys() & set(names[: len(args)])):
             raise TypeError(f"{cls.__name__} was given {', '.join(sorted(twice))} twice")
-        if strange := fields.keys() - cls._names:
+        if strange := fields.keys() - self._names:
             raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(strange))}")
-        if len(values) < len(names):
-            raise TypeError(f"{cls.__name__} lacks {', '.join(name for name in names if name not in values)}")
+        if missing := [name for name in names if name not in self.__dict__]:
+            raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
 
     def replace(self, **changes: Any) -> Self:
         """The same value with other values in some fields."""

@@ -45,34 +45,27 @@ def test_a_name_is_no_address(name: str) -> None:
     assert not is_address(name)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_a_loopback_address_is_of_use_here_only(address: str) -> None:
-    assert is_loopback(address)
+def test_a_loopback_address_is_of_use_here_only() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
+    assert not any(map(is_loopback, ("10.0.0.1", "fe80::1", "node0", "", "128.0.0.1", "localhost.example")))
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1", "node0", "", "128.0.0.1", "localhost.example"])
-def test_others_are_of_use_elsewhere(address: str) -> None:
-    assert not is_loopback(address)
+HERE, FAR = node("127.0.0.1", "127.0.0.1"), node("10.0.0.2", "10.0.0.9")
 
 
-def test_the_master_is_where_its_node_says() -> None:
-    assert master_address([node("10.0.0.1"), node("10.0.0.2", "10.0.0.9")]) == "10.0.0.1"
-    assert master_address([node("node0.example"), node("10.0.0.2", "10.0.0.9")]) == "node0.example"
-
-
-def test_a_master_on_the_coordinators_machine_is_where_others_found_the_coordinator() -> None:
-    nodes = [
-        node("127.0.0.1", "127.0.0.1"),
-        node("::1", "::1"),
-        node("10.0.0.2", "10.0.0.9"),
-        node("10.0.0.3", "10.1.0.9"),
-    ]
-    assert master_address(nodes) == "10.0.0.9"
-
-
-def test_among_nodes_of_one_machine_the_loopback_address_will_do() -> None:
-    assert master_address([node("127.0.0.1", "127.0.0.1"), node("127.0.0.1", "127.0.0.1")]) == "127.0.0.1"
-
-
-def test_without_a_known_way_the_address_stays_as_it_is() -> None:
-    assert master_address([node("127.0.0.1"), node("10.0.0.2", "")]) == "127.0.0.1"
+@pytest.mark.parametrize(
+    "nodes, found",
+    [
+        pytest.param([node("10.0.0.1"), FAR], "10.0.0.1", id="where it says"),
+        pytest.param([node("node0.example"), FAR], "node0.example", id="by a name"),
+        pytest.param(
+            [HERE, node("::1", "::1"), FAR, node("10.0.0.3", "10.1.0.9")],
+            "10.0.0.9",
+            id="on the coordinator's machine, which others have found",
+        ),
+        pytest.param([HERE, HERE], "127.0.0.1", id="all nodes on one machine"),
+        pytest.param([node("127.0.0.1"), node("10.0.0.2", "")], "127.0.0.1", id="no way is known"),
+    ],
+)
+def test_the_master_is_where_others_reach_the_first_node(nodes: list[Node], found: str) -> None:
+    assert master_address(nodes) == found

@@ -105,6 +105,8 @@ def test_each_event_is_decided_in_each_phase(phase: Phase, event: ev.Event) -> N
     story = STORIES[phase]()
     if "conn" in event.__match_args__:
         event = event.replace(conn=story.core.conn)
+    if phase is Phase.OVER:
+        story.now += 10_000
     if phase in IMPOSSIBLE.get(type(event), set()):
         before = copy.deepcopy(story.core)
         with pytest.raises(InvalidTransition, match=rf"{type(event).__name__}\(.* in phase {phase}") as caught:
@@ -117,14 +119,8 @@ def test_each_event_is_decided_in_each_phase(phase: Phase, event: ev.Event) -> N
         assert story.core.phase is Phase.OVER
     else:
         assert actions == ANSWERS.get((phase, type(event)), [])
-
-
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_when_it_is_over_nothing_is_done(event: ev.Event) -> None:
-    story = over()
-    story.now += 10_000
-    assert story.tell(event) == []
-    assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
+    if phase is Phase.OVER:
+        assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
 
 
 @pytest.mark.parametrize("phase", Phase)
@@ -145,36 +141,10 @@ def test_the_board_is_read_when_the_supervisor_is_ready() -> None:
     assert story.tell(ev.Submitted(m.Ready(NODE))) == []
 
 
-def test_a_node_that_reads_no_leader_campaigns() -> None:
-    assert reading().tell(ev.BoardRead(None)) == [ev.Campaign(None, 0)]
-
-
-def test_an_elected_node_leads_and_connects_to_itself() -> None:
-    story = campaigning()
-    ours = record(1, node_id="me")
-    assert story.tell(ev.BoardRead(ours)) == [ev.Lead(ours, False), ev.Connect(1, ours)]
-    assert story.core.is_leader
-    assert story.hello.token == "me-1"
-
-
 def test_a_node_that_campaigns_second_connects_to_the_first() -> None:
     story = campaigning()
     assert story.tell(ev.BoardRead(record(1))) == [ev.Connect(1, record(1))]
     assert not story.core.is_leader
-
-
-def test_a_node_that_is_not_eligible_reads_the_board_again() -> None:
-    story = campaigning()
-    assert story.tell(ev.NotEligible()) == []
-    assert story.left_s == READ_AGAIN_S
-    assert story.pass_deadline() == [ev.ReadBoard()]
-
-
-def test_a_board_that_does_not_answer_is_asked_again() -> None:
-    for story in (reading(), campaigning()):
-        assert story.tell(ev.BoardFailed("no answer")) == []
-        assert story.left_s == READ_AGAIN_S
-        assert story.pass_deadline() == [ev.ReadBoard()]
 
 
 @pytest.mark.parametrize(
@@ -219,6 +189,33 @@ def test_the_join_timeout_begins_anew_when_a_coordinator_is_lost() -> None:
     assert any(isinstance(action, ev.GiveUp) for action in story.pass_deadline())
 
 
+OUTDATED = m.Refused("this agent read an outdated coordinator entry; retrying", False)
+
+
+@pytest.mark.parametrize(
+    "build, event, then",
+    [
+        (campaigning, ev.NotEligible(), []),
+        (reading, ev.BoardFailed("no answer"), []),
+        (campaigning, ev.BoardFailed("no answer"), []),
+        (connecting, ev.ConnectFailed(1, True, "refused"), []),
+        (connecting, ev.ConnectFailed(1, False, "no route"), []),
+        (greeting, ev.ConnectionLost(1, "reset"), []),
+        (greeting, ev.Received(1, OUTDATED), [ev.Disconnect()]),
+        (busy, ev.Received(1, OUTDATED), [ev.Disconnect()]),
+    ],
+)
+def test_what_did_not_work_out_is_tried_again_after_a_read(
+    build: Callable[[], Story], event: ev.Event, then: list[Any]
+) -> None:
+    story = build()
+    assert story.tell(event) == then
+    assert story.left_s == READ_AGAIN_S
+    assert story.pass_deadline() == [ev.ReadBoard()]
+    conn = story.core.conn + 1
+    assert story.tell(ev.BoardRead(record())) == [ev.Connect(conn, record())], "others may reach it"
+
+
 # Connecting.
 
 
@@ -228,17 +225,6 @@ def test_hello_says_where_the_node_stands() -> None:
     assert story.hello == m.Hello(
         PROTOCOL, TERMS, "boss-4", NODE, m.Past(m.Standing.FAILED, 1, 0, 1, 3, 0, FAILURE), seen_epoch=4
     )
-
-
-def test_a_connection_that_fails_is_tried_again_after_a_read() -> None:
-    for is_refused in (False, True):
-        story = connecting()
-        assert story.tell(ev.ConnectFailed(1, is_refused, "no route")) == []
-        assert story.left_s == READ_AGAIN_S
-        assert story.pass_deadline() == [ev.ReadBoard()]
-        assert story.tell(ev.BoardRead(record())) == [ev.Connect(2, record())], (
-            "we have never been its member: others may reach it"
-        )
 
 
 def test_a_coordinator_that_does_not_answer_hello_is_looked_up_after_some_leases() -> None:
@@ -295,13 +281,6 @@ def test_a_coordinator_that_accepts_connections_and_does_not_renew_is_gone_after
     assert LEASE_S <= story.now - since < 2 * LEASE_S
 
 
-def test_a_connection_that_breaks_before_the_welcome_is_tried_again_after_a_read() -> None:
-    story = greeting()
-    assert story.tell(ev.ConnectionLost(1, "reset")) == []
-    assert story.left_s == READ_AGAIN_S
-    assert story.pass_deadline() == [ev.ReadBoard()]
-
-
 def test_events_of_an_earlier_connection_change_nothing() -> None:
     story = member()
     story.tell(ev.ConnectionLost(1, "reset"))
@@ -323,23 +302,14 @@ def test_a_final_refusal_ends_the_search() -> None:
         assert story.core.phase is Phase.OVER
 
 
-def test_a_refusal_for_now_is_tried_again_after_a_read() -> None:
-    for story in (greeting(), busy()):
-        assert story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False)) == [
-            ev.Disconnect()
-        ]
-        assert story.left_s == READ_AGAIN_S
-        assert story.pass_deadline() == [ev.ReadBoard()]
-
-
 def test_a_member_that_is_refused_again_and_again_gives_up_like_any_other() -> None:
     story = busy()
     refused_at = story.now
-    story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False))
+    story.hear(OUTDATED)
     while story.core.phase is not Phase.OVER:
         if ev.ReadBoard() in story.pass_deadline():
             story.tell(ev.BoardRead(record()), ev.Connected(story.core.conn + 1))
-            story.hear(m.Refused("this agent read an outdated coordinator entry; retrying", False))
+            story.hear(OUTDATED)
     assert story.now == refused_at + JOIN_S
 
 
@@ -501,14 +471,6 @@ def test_a_check_that_is_answered_after_the_coordinator_is_lost_changes_nothing(
     assert story.hear(m.Goodbye("deposed", False)) == [ev.Disconnect(), ev.ReadBoard()]
     assert story.tell(ev.BoardRead(record(5, node_id="boss2"))) == [], "the answer to the first question"
     assert story.tell(ev.BoardRead(record(5, node_id="boss2"))) == [ev.Connect(2, record(5, node_id="boss2"))]
-
-
-def test_a_connection_that_breaks_is_tried_again_at_once() -> None:
-    assert member().tell(ev.ConnectionLost(1, "reset")) == [ev.Connect(2, record())]
-
-
-def test_a_coordinator_that_says_goodbye_is_looked_up_on_the_board() -> None:
-    assert member().hear(m.Goodbye("its agent leaves", True)) == [ev.Disconnect(), ev.ReadBoard()]
 
 
 @pytest.mark.parametrize("is_gone", [False, True])
@@ -691,6 +653,14 @@ def test_the_restart_count_never_falls() -> None:
 # Leaders that are gone.
 
 
+@pytest.mark.parametrize("epoch", [4, 5])
+def test_an_agent_that_was_elected_meanwhile_is_connected_to_even_with_the_epoch_of_the_dead_one(epoch: int) -> None:
+    story = busy()
+    story.tell(ev.ConnectionLost(1, "reset"), ev.ConnectFailed(2, True, "refused"))
+    other = record(epoch, node_id="boss2")
+    assert story.tell(ev.BoardRead(other)) == [ev.Connect(3, other)]
+
+
 def test_a_coordinator_whose_port_refuses_its_member_is_gone() -> None:
     story = busy()
     story.tell(ev.ConnectionLost(1, "reset"))
@@ -698,12 +668,6 @@ def test_a_coordinator_whose_port_refuses_its_member_is_gone() -> None:
     assert story.tell(ev.BoardRead(record())) == [ev.Campaign(record(), 4)]
     ours = record(5, node_id="me")
     assert story.tell(ev.BoardRead(ours))[0] == ev.Lead(ours, True)
-
-
-def test_an_agent_that_was_elected_meanwhile_is_connected_to() -> None:
-    story = busy()
-    story.tell(ev.ConnectionLost(1, "reset"), ev.ConnectFailed(2, True, "refused"))
-    assert story.tell(ev.BoardRead(record(5, node_id="boss2"))) == [ev.Connect(3, record(5, node_id="boss2"))]
 
 
 def test_a_coordinator_that_only_this_node_cannot_reach_stays_the_leader() -> None:
@@ -902,13 +866,6 @@ def test_another_leader_than_before_has_a_lease_to_be_heard() -> None:
     assert story.core.contact.look_at == seen_at + LEASE_S + MARGIN_S
 
 
-def test_a_leader_with_the_epoch_of_a_dead_one_is_another() -> None:
-    story = busy()
-    story.tell(ev.ConnectionLost(1, "reset"), ev.ConnectFailed(2, True, "refused"))
-    other = record(4, node_id="boss2")
-    assert story.tell(ev.BoardRead(other)) == [ev.Connect(3, other)]
-
-
 def watch(story: Story, counts: list[int], step_s: float) -> list[Any]:
     """Reads the board again and again; the leader there cannot be reached."""
     assert step_s >= READ_AGAIN_S
@@ -1057,12 +1014,6 @@ def test_a_leader_may_get_a_newer_epoch_and_stays_the_same() -> None:
     ]
 
 
-def test_a_campaign_is_for_an_epoch_above_all_known_ones() -> None:
-    story = busy()
-    story.hear(m.Goodbye("its agent leaves", True))
-    assert story.tell(ev.BoardRead(None)) == [ev.Campaign(None, 4)]
-
-
 def test_without_a_board_a_node_goes_back_to_its_coordinator() -> None:
     story = busy()
     story.tell(ev.ConnectionLost(1, "reset"), ev.ConnectFailed(2, False, "timed out"))
@@ -1090,12 +1041,6 @@ def test_without_a_board_a_coordinator_that_has_said_goodbye_is_not_tried_again(
 
 
 # The end.
-
-
-def test_a_node_that_leaves_says_so_if_it_can() -> None:
-    assert busy().tell(ev.Submitted(m.Left("me", "SIGTERM"))) == [ev.Send(m.Left("me", "SIGTERM"))]
-    assert greeting().tell(ev.Submitted(m.Left("me", "SIGTERM"))) == []
-    assert idle().tell(ev.Submitted(m.Left("me", "SIGTERM"))) == []
 
 
 def test_a_verdict_on_the_board_is_delivered_to_a_node_that_was_a_member() -> None:

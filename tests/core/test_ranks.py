@@ -23,22 +23,8 @@ rounds = st.lists(names, unique=True, max_size=8)
 # Ranks.
 
 
-def test_one_node_has_all_the_ranks() -> None:
-    (ranks,) = assign_ranks([("default", 4)])
-    assert (ranks.group_rank, ranks.group_world_size) == (0, 1)
-    assert (ranks.first_rank, ranks.world_size, ranks.local_world_size) == (0, 4, 4)
-    assert (ranks.first_role_rank, ranks.role_world_size) == (0, 4)
-
-
 def test_no_nodes_have_no_ranks() -> None:
     assert assign_ranks([]) == []
-
-
-def test_global_ranks_run_through_nodes_of_unequal_size_in_the_order_of_their_group_ranks() -> None:
-    table = assign_ranks([("default", 1), ("default", 4), ("default", 2)])
-    assert [ranks.first_rank for ranks in table] == [0, 1, 5]
-    assert {ranks.world_size for ranks in table} == {7}
-    assert [ranks.local_world_size for ranks in table] == [1, 4, 2]
 
 
 def test_role_ranks_run_through_the_nodes_of_a_role_also_when_another_role_stands_between() -> None:
@@ -68,61 +54,38 @@ def test_global_ranks_are_0_to_n_and_unique_and_role_ranks_too_within_their_role
 
 
 def newcomers(*hosts: str) -> dict[str, tuple[int | None, str]]:
-    return {f"id of {host}": (None, host) for host in hosts}
+    return {host: (None, host) for host in hosts}
 
 
-def test_node2_comes_before_node10() -> None:
-    order = order_nodes(newcomers("node10", "node2", "node1"), (), 9)
-    assert order == ("id of node1", "id of node2", "id of node10")
-
-
-def test_digits_compare_as_numbers_in_every_part_of_a_host_name() -> None:
-    order = order_nodes(newcomers("rack10-node1", "rack9-node10", "rack9-node9", "10.0.0.2", "9.0.0.1"), (), 9)
-    assert order == tuple(
-        f"id of {host}" for host in ("9.0.0.1", "10.0.0.2", "rack9-node9", "rack9-node10", "rack10-node1")
-    )
-
-
-def test_nodes_of_one_host_are_told_apart_by_their_id() -> None:
-    assert order_nodes({"b": (None, "host"), "a": (None, "host")}, (), 9) == ("a", "b")
-
-
-def test_survivors_keep_their_group_ranks_and_newcomers_fill_the_holes() -> None:
-    candidates = {"a": (None, "a"), "c": (None, "c"), "new": (None, "0")}
-    assert order_nodes(candidates, ("a", "b", "c"), 9) == ("a", "new", "c")
-
-
-def test_a_survivor_moves_down_only_if_its_rank_no_longer_exists() -> None:
-    candidates = {"b": (None, "b"), "d": (None, "d")}
-    assert order_nodes(candidates, ("a", "b", "c", "d"), 9) == ("d", "b")
-
-
-def test_a_survivor_goes_before_a_newcomer_when_not_all_can_take_part() -> None:
-    candidates = {"old": (None, "z"), "new": (0, "a"), "newer": (None, "b")}
-    assert order_nodes(candidates, ("gone", "old"), 2) == ("new", "old")
-    assert order_nodes(candidates, ("gone", "old"), 1) == ("old",)
-
-
-def test_a_survivor_keeps_the_rank_that_a_newcomer_asks_for() -> None:
-    assert order_nodes({"old": (None, "z"), "new": (0, "a")}, ("old",), 2) == ("old", "new")
-
-
-def test_newcomers_get_the_ranks_they_ask_for() -> None:
-    candidates = {"a": (2, "a"), "b": (None, "b"), "c": (0, "c")}
-    assert order_nodes(candidates, (), 9) == ("c", "b", "a")
-
-
-def test_newcomers_that_ask_for_a_rank_go_before_those_that_do_not() -> None:
-    assert order_nodes({"a": (None, "a"), "b": (7, "b")}, (), 1) == ("b",)
-
-
-def test_of_two_that_ask_for_one_rank_the_first_by_host_gets_it() -> None:
-    assert order_nodes({"x": (0, "node10"), "y": (0, "node2")}, (), 9) == ("y", "x")
-
-
-@pytest.mark.parametrize("preferred", [-1, 5])
-def test_a_preferred_rank_that_does_not_exist_is_no_preference(preferred: int) -> None:
-    assert order_nodes({"a": (preferred, "a"), "b": (1, "b")}, (), 9) == ("a", "b")
+@pytest.mark.parametrize(
+    "candidates, previous, max_nodes, order",
+    [
+        pytest.param(newcomers("node10", "node2", "node1"), "", 9, "node1 node2 node10", id="node2 comes before node10"),
+        pytest.param(
+            newcomers("rack10-node1", "rack9-node10", "rack9-node9", "10.0.0.2", "9.0.0.1"), "", 9,
+            "9.0.0.1 10.0.0.2 rack9-node9 rack9-node10 rack10-node1", id="digits are numbers in every part of a name",
+        ),
+        pytest.param({"b": (None, "h"), "a": (None, "h")}, "", 9, "a b", id="nodes of one host by their id"),
+        pytest.param({**newcomers("a", "c"), "new": (None, "0")}, "a b c", 9, "a new c", id="newcomers fill the holes"),
+        pytest.param(newcomers("b", "d"), "a b c d", 9, "d b", id="a survivor moves down if its rank is no more"),
+        pytest.param(
+            {"old": (None, "z"), "new": (0, "a"), "newer": (None, "b")}, "gone old", 2, "new old", id="survivors keep their rank"
+        ),
+        pytest.param(
+            {"old": (None, "z"), "new": (0, "a"), "newer": (None, "b")}, "gone old", 1, "old", id="survivors go first"
+        ),
+        pytest.param({"old": (None, "z"), "new": (0, "a")}, "old", 2, "old new", id="though a newcomer asks for it"),
+        pytest.param({"a": (2, "a"), "b": (None, "b"), "c": (0, "c")}, "", 9, "c b a", id="newcomers get what they ask for"),
+        pytest.param({"a": (None, "a"), "b": (7, "b")}, "", 1, "b", id="those that ask go first"),
+        pytest.param({"x": (0, "node10"), "y": (0, "node2")}, "", 9, "y x", id="of two that ask the first by host"),
+        pytest.param({"a": (-1, "a"), "b": (1, "b")}, "", 9, "a b", id="no rank is negative"),
+        pytest.param({"a": (5, "a"), "b": (1, "b")}, "", 9, "a b", id="nor above all"),
+    ],
+)  # fmt: skip
+def test_nodes_are_in_order(
+    candidates: dict[str, tuple[int | None, str]], previous: str, max_nodes: int, order: str
+) -> None:
+    assert order_nodes(candidates, tuple(previous.split()), max_nodes) == tuple(order.split())
 
 
 def test_host_names_may_hold_any_digits() -> None:

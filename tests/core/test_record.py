@@ -26,6 +26,7 @@ class Empty(Record): ...
 def test_fields_come_by_position_by_name_and_by_default() -> None:
     assert (Point(1).x, Point(1).y) == (1, 7)
     assert Point(1, 2) == Point(y=2, x=1)
+    assert [*Point(1).__dict__] == ["x", "y"], "a greeting is known by the first of its fields"
 
 
 def test_records_are_equal_by_type_and_value() -> None:
@@ -60,6 +61,8 @@ def test_wrong_fields_are_refused_by_name() -> None:
         Point(1, z=2)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="Point has 2 fields, 3 were given"):
         Point(1, 2, 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="Point was given x twice"):
+        Point(1, x=2)  # type: ignore[misc]
 
 
 def test_it_is_copied_pickled_and_shown_by_value() -> None:

@@ -26,8 +26,8 @@ from aelastic.rdzv.settings import (
 TIMES = ["join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"]
 
 
-def c10d(nodes: tuple[int, int] = (1, 2), config: dict[str, str] | None = None, **others: Any) -> RendezvousSettings:
-    given = {"backend": "c10d", "endpoint": "node0", "min_nodes": nodes[0], "max_nodes": nodes[1], **others}
+def c10d(config: dict[str, str] | None = None, **others: Any) -> RendezvousSettings:
+    given = {"backend": "c10d", "endpoint": "node0", "min_nodes": 1, "max_nodes": 2, **others}
     return RendezvousSettings(config=config or {}, **given)
 
 
@@ -69,34 +69,58 @@ def test_the_lease_is_also_an_interval_and_how_many_may_be_missed() -> None:
     assert c10d(config={"keep_alive_interval": "2", "lease": "3"}).lease_s == 3.0
 
 
-@pytest.mark.parametrize("interval, attempts", [("1e200", "1e200"), ("1e-200", "1e-200")])
-def test_a_lease_that_cannot_work_is_refused_however_it_is_said(interval: str, attempts: str) -> None:
-    with pytest.raises(InputError, match="keep_alive_interval times keep_alive_max_attempt are"):
-        c10d(config={"keep_alive_interval": interval, "keep_alive_max_attempt": attempts})
-
-
 def test_what_is_for_the_back_end_is_no_error() -> None:
     assert c10d(config={"is_host": "maybe", "store_type": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
 
 
-@pytest.mark.parametrize("nodes", [(0, 1), (-1, 1), (2, 1), (0, 0)])
-def test_a_range_of_nodes_has_at_least_one_and_the_smaller_number_first(nodes: tuple[int, int]) -> None:
-    fewest, most = nodes
-    with pytest.raises(InputError, match=f"nodes are {fewest}:{most}: use MIN:MAX"):
-        c10d(nodes)
+SEVERAL = "use the number of addresses that the endpoint's name has, at least 2"
+PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
 
 
-def test_a_node_rank_counts_from_0() -> None:
-    assert c10d(node_rank=0).node_rank == 0
-    assert c10d(node_rank=99).node_rank == 99, "a wish beyond the number of nodes is a name"
-    with pytest.raises(InputError, match="node rank is -1: count from 0"):
-        c10d(node_rank=-1)
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        *(
+            ({"min_nodes": fewest, "max_nodes": most}, f"nodes are {fewest}:{most}: use MIN:MAX, at least 1 and ")
+            for fewest, most in ((0, 1), (-1, 1), (2, 1), (0, 0))
+        ),
+        ({"node_rank": -1}, "node rank is -1: count from 0"),
+        *(
+            (
+                {"backend": "static", "endpoint": "node0:1", "min_nodes": 2, "node_rank": rank},
+                f"node rank is {rank} with 2 nodes: rendezvous static needs each of 0 to 1",
+            )
+            for rank in (None, 2, 3)
+        ),
+        *(
+            ({"config": {"keep_alive_interval": size, "keep_alive_max_attempt": size}}, f"rendezvous {PRODUCT}")
+            for size in ("1e200", "1e-200")
+        ),
+        *(
+            ({"config": {"endpoints": text}}, f"rendezvous setting endpoints={text}: {SEVERAL}")
+            for text in ("", "1", "0", "-3", "03", "3.0", "three", "٣", "1000", "3\n")
+        ),
+        *(
+            (
+                {"config": {"endpoints": "3"}, "endpoint": endpoint},
+                f"rendezvous setting endpoints=3 is for one name with several addresses, not {endpoint}: leave it out",
+            )
+            for endpoint in ("n0:1,n1:1", "10.0.0.1:1", "[fd00::1]:1")
+        ),
+        (
+            {"config": {"endpoints": "3"}, "backend": "torch:c10d"},
+            "rendezvous setting endpoints=3 is for c10d and static, not torch:c10d: leave it out",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_would(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError) as caught:
+        c10d(**given)
+    assert str(caught.value).startswith(told)
 
 
-@pytest.mark.parametrize("rank", [None, 2, 3])
-def test_under_static_each_node_has_a_rank_of_its_own(rank: int | None) -> None:
-    with pytest.raises(InputError, match=f"node rank is {rank} with 2 nodes: rendezvous static needs each of 0 to 1"):
-        RendezvousSettings(backend="static", endpoint="node0:1", min_nodes=2, max_nodes=2, node_rank=rank)
+def test_a_node_rank_beyond_the_number_of_nodes_is_a_name() -> None:
+    assert (c10d(node_rank=0).node_rank, c10d(node_rank=99).node_rank) == (0, 99)
 
 
 def test_a_record_that_is_wrong_in_itself_is_a_mistake_of_the_program() -> None:
@@ -136,14 +160,12 @@ def test_what_is_none_is_refused(endpoint: str) -> None:
         split_endpoint(endpoint, 29400)
 
 
-def test_a_port_beyond_the_highest_is_refused() -> None:
-    with pytest.raises(InputError, match="rendezvous endpoint a:65536: the highest port is 65535"):
-        split_endpoint("a:65536")
-
-
-def test_a_port_is_needed_where_there_is_no_usual_one() -> None:
-    with pytest.raises(InputError, match="rendezvous endpoint a: the port is missing: use a:PORT"):
-        split_endpoint("a")
+@pytest.mark.parametrize(
+    "endpoint, why", [("a:65536", "the highest port is 65535"), ("a", "the port is missing: use a:PORT")]
+)
+def test_a_port_is_needed_where_there_is_no_usual_one_and_exists(endpoint: str, why: str) -> None:
+    with pytest.raises(InputError, match=f"rendezvous endpoint {endpoint}: {why}"):
+        split_endpoint(endpoint)
 
 
 @pytest.mark.parametrize("backend", ["c10d", "torch:c10d"])
@@ -154,28 +176,6 @@ def test_torchs_backoff_may_be_0_and_finite(backend: str) -> None:
     for text in ("-1", "inf", "nan", "soon", ""):
         with pytest.raises(InputError, match=r"cas_backoff_max_seconds=.*: use a number of 0 or more"):
             RendezvousSettings(backend=backend, endpoint="h:1", config={"cas_backoff_max_seconds": text})
-
-
-@pytest.mark.parametrize("text", ["", "1", "0", "-3", "03", "3.0", "three", "٣", "1000", "3\n"])
-def test_a_name_has_at_least_two_addresses(text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        c10d(config={"endpoints": text})
-    told = "use the number of addresses that the endpoint's name has, at least 2"
-    assert str(caught.value) == f"rendezvous setting endpoints={text}: {told}"
-
-
-@pytest.mark.parametrize("endpoint", ["n0:1,n1:1", "10.0.0.1:1", "[fd00::1]:1"])
-def test_a_list_or_an_address_is_no_name_with_several_addresses(endpoint: str) -> None:
-    with pytest.raises(InputError) as caught:
-        c10d(config={"endpoints": "3"}, endpoint=endpoint)
-    told = f"endpoints=3 is for one name with several addresses, not {endpoint}: leave it out"
-    assert str(caught.value) == f"rendezvous setting {told}"
-
-
-def test_only_stores_of_the_agents_are_at_the_addresses_of_a_name() -> None:
-    with pytest.raises(InputError) as caught:
-        c10d(config={"endpoints": "3"}, backend="torch:c10d")
-    assert str(caught.value) == "rendezvous setting endpoints=3 is for c10d and static, not torch:c10d: leave it out"
 
 
 def test_what_endpoints_is_to_a_handler_of_another_package_is_its_own_matter() -> None:

@@ -26,6 +26,10 @@ class BoardFaults(Record):
     answer_lost: float = 0.0
     late: float = 0.0  # done seconds after the caller was told that it failed
 
+    @property
+    def any(self) -> bool:
+        return bool(self.request_lost or self.answer_lost or self.late)
+
 
 class BoardDownError(Exception): ...
 
@@ -80,8 +84,9 @@ class Board:
 
     def is_deaf(self, host: str) -> bool:
         """Whether a host may get no answer."""
-        is_cut = {(host, BOARD), (BOARD, host)} & self._world.cut
-        return bool(is_cut) or not self.is_up or self.is_silent or self.faults != BoardFaults()
+        cut = self._world.cut
+        is_cut = (host, BOARD) in cut or (BOARD, host) in cut
+        return is_cut or not self.is_up or self.is_silent or self.faults.any
 
     def is_served_by(self, host: str) -> bool:
         return host in self.hosts and self.is_up

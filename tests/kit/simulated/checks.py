@@ -340,7 +340,7 @@ class Checks:
             is_told = isinstance(last, m.Interrupted | m.Ended) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
-            if not is_told and other.group.phase.value not in {"stopping", "done"}:
+            if not is_told and other.group.phase not in {"stopping", "done"}:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
@@ -414,7 +414,7 @@ class Checks:
 
     def ends(self, agent: Agent) -> None:
         """A node crashes, or is asked to leave."""
-        now, is_certain = self._world.now, agent.group.phase.value != "barrier"
+        now, is_certain = self._world.now, agent.group.phase != "barrier"
         if not is_certain:
             self._round_of[agent.node_id].done.add(agent.node_id)
         self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
@@ -455,25 +455,27 @@ class Checks:
         did not hear it.  A new leader gives it as long again; and a coordinator learns of one when it asks the board to
         renew, and then reads who it is.
         """
-        running = self._running
-        rounds = [round_ for agent in running if (round_ := self.round_of(agent))]
+        running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
+        rounds = list(running.values())
         newest = max(rounds, key=_fence, default=None)
-        if newest is None or all(round_.fence == newest.fence for round_ in rounds):
-            self._beside_since.clear()
+        beside = {node for node, round_ in running.items() if round_ is not newest and self._is_beside(round_, newest)}
+        for node_id in self._beside_since.keys() - beside:
+            del self._beside_since[node_id]
+        if newest is None or not beside:
             return
         board, now = self._board, self._world.now
         within_s = self.lease_s * 1.02 + 1.0 + board.asks_again_s + 2 * slow_s
         for agent in self.agents:
-            round_ = self.round_of(agent)
-            is_deaf = board.is_deaf(agent.host)
+            if agent.node_id not in beside:
+                continue
+            round_ = running[agent.node_id]
             # A new agent that finds a silent coordinator at the only endpoint knows nothing of its round, and begins one of its own if
             # `min` permits that, while most nodes of that round go on without the endpoint: there is no promise against that.  Of the
             # older round's nodes less than most are no excuse.
-            are_most = round_ is not None and 2 * rounds.count(round_) > len(round_.heard)
+            are_most = 2 * rounds.count(round_) > len(round_.heard)
             knows_none = not newest.before and are_most
-            could_not_know = agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none))
-            is_beside = agent in running and round_ is not None and self._is_beside(round_, newest)
-            if not is_beside or could_not_know:
+            is_deaf = board.is_deaf(agent.host)
+            if agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none)):
                 self._beside_since.pop(agent.node_id, None)
                 continue
             elected_at = board.elections[-1][0]
@@ -481,14 +483,15 @@ class Checks:
             if now - max(since, elected_at) > within_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
-    def _is_beside(self, round_: Round, newest: Round) -> bool:
+    def _is_beside(self, round_: Round, newest: Round | None) -> bool:
         """Whether a newer one runs; of two jobs, with a wiped board between, neither can know the other."""
+        assert newest is not None
         first, last = sorted((round_.began_at, newest.began_at))
         return round_.fence < newest.fence and not first <= self._board.wiped_at <= last
 
     @property
     def _running(self) -> list[Agent]:
-        return [agent for agent in self.agents if agent.alive and agent.group.phase.value == "running"]
+        return [agent for agent in self.agents if agent.alive and agent.group.phase == "running"]
 
     # When it is calm.
 
@@ -501,9 +504,9 @@ class Checks:
         if self.verdicts and living:
             deaf = not self._board.is_up  # the board has gone with node0, and the verdict with it
             return "" if deaf else f"{living} have not heard the verdict"
-        running = [agent for agent in living if agent.group.phase.value in {"running", "barrier"}]
-        waiting = [agent for agent in living if agent.group.phase.value == "joining"]
-        rest = [agent for agent in living if agent not in running and agent not in waiting]
+        running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
+        waiting = [agent for agent in living if agent.group.phase == "joining"]
+        rest = [agent for agent in living if agent.group.phase not in {"running", "barrier", "joining"}]
         rounds = {self.round_of(agent) for agent in running}
         if rest:
             return f"{rest} are on their way"
@@ -516,7 +519,7 @@ class Checks:
         size = next(iter(round_.heard.values())).ranks.group_world_size - len(round_.done)
         if len(running) != size:
             return f"{len(running)} of {size} are in {round_}"
-        has_finished = any(agent.group.phase.value == "barrier" for agent in running)  # then newcomers are spares
+        has_finished = any(agent.group.phase == "barrier" for agent in running)  # then newcomers are spares
         if waiting and size < self._max_nodes and not has_finished:
             return f"there is room in {round_}, and {waiting} wait"
         return ""

@@ -18,7 +18,7 @@ from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
-from kit.simulated.board import Asking, Board, BoardFaults, Question
+from kit.simulated.board import Asking, Board, Question
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.proved import AsInTheFile
 from kit.simulated.world import World
@@ -59,7 +59,7 @@ class Stores(Board):
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
-        return answering <= len(self.stores) // 2 or self.faults != BoardFaults()
+        return answering <= len(self.stores) // 2 or self.faults.any
 
     def _is_heard(self, store: Store, host: str) -> bool:
         """Whether a store answers a host now; one that has forgotten counts for none that remembers."""
