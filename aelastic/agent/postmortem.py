@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -21,8 +21,10 @@ from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
 from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
-from aelastic.hangs.watch import Found
 from aelastic.logs.run_logs import RunLogs
+
+if TYPE_CHECKING:
+    from aelastic.hangs.watch import Found
 
 # A worker may fail, or hang, with the file system of its logs: what is known after this time is told all the same.
 _READ_TIMEOUT_S = 1.0

@@ -9,15 +9,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from aelastic.hangs.watch import Found, Report, Watch
 
 _log = logging.getLogger(__name__)
 

@@ -6,4 +6,4 @@ shows files on `sinks`; `terminal` keeps live rows below them (`live_lines`, `ro
 on disk, `tail` reads a file's end.
 """
 
-__all__ = ["run_logs", "terminal"]
+__all__ = ["run_logs", "tail", "terminal"]

@@ -44,7 +44,6 @@ from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_fold
 from aelastic.logs.follower import Follower
 from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink, sinks_of
-from aelastic.logs.tail import tail_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.settings import Std, streams_of
 from aelastic.spec import WorkerSpec
@@ -290,6 +289,8 @@ class RunLogs:
         Args:
             is_searched: if no traceback is in it, it begins with the last one before.
         """
+        from aelastic.logs.tail import tail_of  # loaded while the workers run: only a failure needs it
+
         path = self._opened.files[local_rank].stderr
         seen = [each.follower.traceback for each in self._opened.shown if each.follower.path == path]
         return tail_of(path, max(seen, default=b"", key=len), is_searched=is_searched)

@@ -324,9 +324,18 @@ def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["--nproc-per-node=2 S a", "--nproc-per-node=2 --use_env S a", "--use-e S", "--no-python --use-env true",
-             "--no-python true", pytest.param("--run-path S q", marks=pytest.mark.all), "S --local-rank=5", "--nope S"]
-)  # fmt: skip
+    "line",
+    [
+        "--nproc-per-node=2 S a",
+        "--nproc-per-node=2 --use_env S a",
+        "--no-python true",
+        "--nope S",
+        *(
+            pytest.param(line, marks=pytest.mark.all)
+            for line in ("--use-e S", "--no-python --use-env true", "--run-path S q", "S --local-rank=5")
+        ),
+    ],
+)
 def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any, tmp_path: Path, warm: Warm) -> None:
     outcomes = []
     for module in ("aelastic.launch", "torch.distributed.launch"):
