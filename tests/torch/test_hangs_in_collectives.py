@@ -7,10 +7,10 @@ from hang_verdicts import HOWS, Plan, plans, run
 
 # The rank is on the agent that coordinates, or on another; and its workers are cold or warm.
 JOBS = [
-    ("C", 1, False),
+    pytest.param("C", 1, False, marks=pytest.mark.all),
     ("Python", 2, True),
-    ("disk", 3, False),
-    ("branch", 3, True),
+    pytest.param("disk", 3, False, marks=pytest.mark.all),
+    pytest.param("branch", 3, True, marks=pytest.mark.all),
     ("groups", 0, False),
 ]
 
@@ -21,7 +21,9 @@ def test_every_agent_names_the_rank_that_does_not_come_and_no_other(how: str, cu
     assert outcome.verdict == "right", outcome.texts
 
 
-@pytest.mark.parametrize("limit", ["DESYNCHRONISED_LIMIT_S", "DESYNCHRONISED_BARRIER_S"])
+@pytest.mark.parametrize(
+    "limit", ["DESYNCHRONISED_LIMIT_S", pytest.param("DESYNCHRONISED_BARRIER_S", marks=pytest.mark.all)]
+)
 def test_who_raises_since_a_collective_timed_out_is_not_the_cause(limit: str) -> None:
     plan = Plan(0, "asleep", 2, 2, 3, 5, is_warm=False)
     outcome = run(plan, "--max-restarts=0", **{limit: "3"})
