@@ -66,8 +66,10 @@ DEATHS = [
 
 
 # One of each way from a death to its verdict, with real processes each time; the core decides the others alike.
-QUICK = {"a key", "syntax", "an option", "a value", "a code", "a signal", "exit: own budget", "error", "out of memory", "from a file",
-         "a delay"}  # fmt: skip
+QUICK = {
+    "a key", "syntax", "an option", "a value", "a code", "a signal", "exit: own budget", "error", "out of memory",
+    "from a file", "a delay",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
