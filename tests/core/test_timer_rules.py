@@ -85,15 +85,6 @@ def test_a_timer_that_is_not_cleared_expires_and_says_whose_it_is() -> None:
     assert story.left_s is None
 
 
-def test_how_late_it_is_noticed_is_told() -> None:
-    story = Story()
-    story.set(100, "step", 2)
-    story.now += 5
-    (expired,) = story.tell(t.DeadlinePassed())
-    assert isinstance(expired, t.Expired)
-    assert expired.late_s == pytest.approx(3, abs=1e-3)
-
-
 def test_a_timer_that_is_cleared_never_expires() -> None:
     story = Story()
     story.set(100, "step", 60)
@@ -101,38 +92,28 @@ def test_a_timer_that_is_cleared_never_expires() -> None:
     assert (story.left_s, len(story.timers)) == (None, 0)
 
 
-def test_a_timer_expires_once() -> None:
+@pytest.mark.parametrize("after_s, waited_s, set_for_s", [(2, 5, 2), (-3, 0, 0)])
+def test_a_timer_expires_once_and_tells_how_late_it_is_noticed(after_s: int, waited_s: int, set_for_s: int) -> None:
     story = Story()
-    story.set(100, "step", 60)
-    story.pass_deadline()
-    story.now += 1000
-    assert story.tell(t.DeadlinePassed()) == []
-
-
-def test_a_timer_whose_time_is_over_when_it_is_read_expires_at_once() -> None:
-    story = Story()
-    story.set(100, "step", -3)
-    assert story.left_s == -3
+    story.set(100, "step", after_s)
+    assert story.left_s == after_s
+    story.now += waited_s
     (expired,) = story.tell(t.DeadlinePassed())
     assert isinstance(expired, t.Expired)
-    assert (expired.set_for_s, round(expired.late_s, 3)) == (0, 3)
+    assert (round(expired.set_for_s, 3), round(expired.late_s, 3)) == (set_for_s, 3)
+    story.now += 1000
+    assert story.tell(t.DeadlinePassed()) == []
 
 
 def test_of_nested_timers_the_inner_one_expires_and_the_outer_one_goes_on() -> None:
     story = Story()
     story.set(100, "epoch", 60)
-    story.set(100, "step", 5)
-    assert scopes(story.pass_deadline()) == ["step"]
-    assert story.left_s == 55
-    assert scopes(story.pass_deadline()) == ["epoch"]
-
-
-def test_of_nested_timers_the_inner_one_is_cleared_and_the_outer_one_expires() -> None:
-    story = Story()
-    story.set(100, "epoch", 60)
     for _ in range(3):
         story.set(100, "step", 5)
         story.clear(100, "step")
+    story.set(100, "step", 5)
+    assert scopes(story.pass_deadline()) == ["step"]
+    assert story.left_s == 55
     assert scopes(story.pass_deadline()) == ["epoch"]
 
 

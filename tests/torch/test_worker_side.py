@@ -100,7 +100,11 @@ def free_ports() -> dict[str, str]:
     return {f"FREE_PORT_{launcher}": str(quiet_port()) for launcher in (TORCHRUN, AELASTIC)}
 
 
-@pytest.mark.parametrize("how", INITS)
+# The others ask nothing more of the launcher: neither its store nor its address, or both as one of these does.
+QUICK = {"env, by default", "the job's own address and port", "a port of its own", "a client of the job's store"}
+
+
+@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how in QUICK else pytest.mark.all) for how in INITS])
 def test_a_process_group_comes_up(launch: Launcher, free_ports: dict[str, str], how: str) -> None:
     told = both(
         launch,
@@ -261,7 +265,10 @@ def test_groups_of_all_kinds_work_side_by_side(launch: Launcher) -> None:
 # RPC.
 
 
-@pytest.mark.parametrize("how", ["env", "tcp", "beside a process group"])
+@pytest.mark.parametrize(
+    "how",
+    ["env", pytest.param("tcp", marks=pytest.mark.all), pytest.param("beside a process group", marks=pytest.mark.all)],
+)
 def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
     told = both(
         launch,
