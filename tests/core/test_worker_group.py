@@ -154,6 +154,12 @@ def stopping_for_the_verdict() -> Story:
     return story
 
 
+def joining_again() -> Story:
+    story = stopping_for_another_round()
+    story.end(0, 1)
+    return story
+
+
 def awaiting() -> Story:
     story = stopping_for_a_failure()
     story.tell(ev.Cleared(1, 0))
@@ -465,13 +471,6 @@ def test_asked_again_while_a_start_is_cancelled_it_leaves_at_once() -> None:
     assert story.group.state is WorkerState.FAILED
 
 
-def test_an_exit_of_a_worker_that_was_never_started_changes_nothing() -> None:
-    for story in (spawning(), cancelling_for_good()):
-        before = seen(story.group)
-        assert story.tell(ev.Exited(1, 0, None), ev.Cleared(1, 0)) == []
-        assert seen(story.group) == before
-
-
 def test_an_assignment_of_an_earlier_round_starts_nothing() -> None:
     story = stopping_for_another_round()
     story.end(0, 1)
@@ -530,39 +529,6 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
     assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS, 1: OTHER_HANGS}, set())
 
 
-def test_a_worker_is_found_unhealthy_once() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-@pytest.mark.parametrize(
-    "story", [stopping_for_another_round, stopping_for_good, stopping_for_the_verdict], ids=lambda story: story.__name__
-)
-def test_a_worker_that_is_being_stopped_for_something_else_is_not_found_unhealthy(story: Any) -> None:
-    told = story()
-    before = seen(told.group)
-    assert told.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
-    assert seen(told.group) == before
-
-
-def test_a_worker_that_ended_by_itself_meanwhile_is_not_found_unhealthy() -> None:
-    story = running()
-    story.tell(ev.Exited(1, 0, None))
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-def test_a_worker_that_no_watch_can_have_looked_at_is_not_found_unhealthy() -> None:
-    story = joining()
-    story.tell(assigned(1))
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
 def test_an_unhealthy_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
     story = running()
     story.tell(ev.Exited(1, 1, None))
@@ -604,12 +570,6 @@ def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
     assert story.group.state is WorkerState.UNHEALTHY
     assert story.end(0, 1) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.exits.failed) == (WorkerState.FAILED, {})
-
-
-def test_a_second_verdict_changes_nothing() -> None:
-    story = stopping_for_the_verdict()
-    assert story.tell(SUCCEEDED) == []
-    assert story.group.verdict == FAILED
 
 
 # Stop.
@@ -692,12 +652,6 @@ def test_asked_while_no_worker_runs_it_leaves_at_once(story: Any) -> None:
     assert (told.group.state, told.group.deadline) == (WorkerState.STOPPED, None)
 
 
-def test_a_round_that_completes_while_we_leave_starts_nothing() -> None:
-    story = joining()
-    story.tell(ev.StopRequested())
-    assert story.tell(assigned(1)) == []
-
-
 # Deadlines.
 
 
@@ -718,22 +672,6 @@ def test_in_a_restart_workers_are_killed_as_soon_as_waiting_cannot_help(story: A
     assert (told.left_s, told.group.exits.is_killing) == (KILL_WAIT_S, True)
     assert told.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
     assert told.left_s == KILL_WAIT_S
-
-
-def test_in_a_stop_for_good_workers_keep_the_whole_shutdown_timeout() -> None:
-    for story in (stopping_for_good(), stopping_for_the_verdict()):
-        assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
-        assert story.left_s == SHUTDOWN_S
-    story = stopping_for_another_round()
-    story.tell(ev.StopRequested())
-    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
-
-
-def test_the_end_of_the_grace_of_an_earlier_generation_kills_no_worker() -> None:
-    story = stopping_for_another_round()
-    assert story.tell(ev.GraceOver(0, "rank 5 does nothing")) == []
-    story = running()
-    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
 
 
 @pytest.mark.parametrize(
@@ -757,24 +695,6 @@ def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
     assert story.pass_deadline() == [ev.Stop(1, (1,), signal.SIGKILL)]
 
 
-@pytest.mark.parametrize("story", [Story, joining, running, awaiting, done])
-def test_where_nothing_is_armed_a_timer_changes_nothing(story: Any) -> None:
-    told = story()
-    before = told.group.phase
-    told.now += 10_000
-    assert told.tell(ev.DeadlinePassed()) == []
-    assert told.group.phase is before
-
-
-@pytest.mark.parametrize("story", [stopping_for_good, in_the_barrier])
-def test_a_timer_that_fires_before_the_deadline_changes_nothing(story: Any) -> None:
-    told = story()
-    before = copy.deepcopy(told.group)
-    told.now += 1
-    assert told.tell(ev.DeadlinePassed()) == []
-    assert seen(told.group) == seen(before)
-
-
 # Fences.
 
 
@@ -795,37 +715,53 @@ def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> Non
     assert [worker.id for worker in story.group.workers] == [800, 801]
 
 
-def test_an_exit_that_is_told_twice_counts_once() -> None:
-    story = running()
-    story.end(0)
-    before = seen(story.group)
-    assert story.tell(ev.Exited(1, 0, FAILURE)) == []
-    assert story.tell(ev.Cleared(1, 0)) == []
-    assert seen(story.group) == before
+GRACE_OVER = ev.GraceOver(1, "rank 5 does nothing")
+HANGS_TOO = ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)
+NOTHING_FOLLOWS: list[tuple[str, Callable[[], Story], tuple[ev.Event, ...], tuple[ev.Event, ...]]] = [
+    # what it is, where, what comes before, what changes nothing then
+    ("an exit that is told twice", running, (ev.Exited(1, 0, None), ev.Cleared(1, 0)),
+     (ev.Exited(1, 0, FAILURE), ev.Cleared(1, 0))),
+    ("a local rank that does not exist", running, (),
+     (ev.Exited(1, 9, FAILURE), ev.Cleared(1, -1), ev.FoundUnhealthy(1, 2, HANGS, signal.SIGKILL))),
+    ("an exit of a worker that was not started", spawning, (), (ev.Exited(1, 0, None), ev.Cleared(1, 0))),
+    ("an exit while the start is cancelled", cancelling_for_good, (), (ev.Exited(1, 0, None), ev.Cleared(1, 0))),
+    ("an interruption of an earlier round", lambda: running(2), (), (interrupted(1),)),
+    ("an interruption of a round to come", lambda: running(2), (), (interrupted(3),)),
+    ("an interruption of the last round", joining_again, (), (interrupted(1),)),
+    ("a second verdict", stopping_for_the_verdict, (), (SUCCEEDED,)),
+    ("a round that completes while we leave", joining, (ev.StopRequested(),), (assigned(1),)),
+    ("found unhealthy twice", stopping_for_a_worker_that_hangs, (),
+     (ev.FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL),)),
+    ("unhealthy, stopped for another round", stopping_for_another_round, (), (HANGS_TOO,)),
+    ("unhealthy, stopped for good", stopping_for_good, (), (HANGS_TOO,)),
+    ("unhealthy, stopped for the verdict", stopping_for_the_verdict, (), (HANGS_TOO,)),
+    ("unhealthy, ended by itself", running, (ev.Exited(1, 1, None),), (HANGS_TOO,)),
+    ("unhealthy, not started", spawning, (), (HANGS_TOO,)),
+    ("the end of the grace in a stop for good", stopping_for_good, (), (GRACE_OVER,)),
+    ("the end of the grace after the verdict", stopping_for_the_verdict, (), (GRACE_OVER,)),
+    ("the end of the grace after a request", stopping_for_another_round, (ev.StopRequested(),), (GRACE_OVER,)),
+    ("the end of an earlier grace", stopping_for_another_round, (), (ev.GraceOver(0, "rank 5 does nothing"),)),
+    ("the end of a grace while all run", running, (), (GRACE_OVER,)),
+    *((f"a timer where none is armed: {where.__name__}", where, (), (ev.DeadlinePassed(),))
+      for where in (Story, joining, running, awaiting, done)),
+    ("a timer before the deadline of a stop", stopping_for_good, (), (ev.DeadlinePassed(),)),
+    ("a timer before the deadline of the barrier", in_the_barrier, (), (ev.DeadlinePassed(),)),
+]  # fmt: skip
 
 
-def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
-    story = running()
-    before = seen(story.group)
-    assert story.tell(ev.Exited(1, 9, FAILURE)) == []
-    assert story.tell(ev.Cleared(1, -1)) == []
-    assert story.tell(ev.FoundUnhealthy(1, 2, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-@pytest.mark.parametrize("round_", [1, 3])
-def test_an_interruption_of_another_round_does_not_stop_this_one(round_: int) -> None:
-    story = running(round_=2)
-    before = seen(story.group)
-    assert story.tell(interrupted(round_)) == []
-    assert seen(story.group) == before
-
-
-def test_an_interruption_of_the_last_round_does_not_disturb_joining() -> None:
-    story = stopping_for_another_round()
-    story.end(0, 1)
-    assert story.tell(interrupted(1)) == []
-    assert story.group.phase is Phase.JOINING
+@pytest.mark.parametrize(
+    "where, before, events", [case[1:] for case in NOTHING_FOLLOWS], ids=[case[0] for case in NOTHING_FOLLOWS]
+)
+def test_nothing_follows(
+    where: Callable[[], Story], before: tuple[ev.Event, ...], events: tuple[ev.Event, ...]
+) -> None:
+    story = where()
+    story.tell(*before)
+    story.now += 1 if story.group.deadline is not None else 10_000
+    for event in events:
+        known = seen(story.group)
+        assert story.tell(event) == []
+        assert seen(story.group) == known
 
 
 # Every pair is decided.
