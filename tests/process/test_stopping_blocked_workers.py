@@ -76,6 +76,7 @@ def test_a_restart_grace_is_kept_whatever_the_worker_does(launch: Launcher) -> N
     assert "W rank 1 not ended 0.3 s after SIGTERM: killed\n" in job.stderr
 
 
+@pytest.mark.all
 def test_as_long_as_the_shutdown_timeout_nothing_is_looked_at(launch: Launcher) -> None:
     options = "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=shutdown-timeout", "--shutdown-timeout=2.5"
     job = launch(FAILS, *options)
