@@ -179,18 +179,48 @@ def done() -> Story:
     return story
 
 
+# One event, and what follows at once.
+
+ASKED = "the agent was asked to stop (SIGTERM)"
+LEAVES = [ev.TellLeft(ASKED), ev.Finish(ASKED)]
+FOLLOWS: list[tuple[Callable[[], Story], ev.Event, list[ev.Action], WorkerState, float | None]] = [
+    (Story, ev.Start(), [ev.Join()], WorkerState.INIT, None),
+    (joining, TIMED_OUT, [ev.Finish(TIMED_OUT.reason)], WorkerState.FAILED, None),
+    (in_the_barrier, SUCCEEDED, [ev.Finish(SUCCEEDED.reason)], WorkerState.SUCCEEDED, None),
+    (in_the_barrier, FAILED, [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
+    (in_the_barrier, interrupted(1), [ev.Join()], WorkerState.STOPPED, None),
+    (running, ev.StopRequested(40),  # a signal that has no name
+     [ev.TellLeft("the agent was asked to stop (signal 40)"), ev.Stop(1, (0, 1), 40)], WorkerState.STOPPED, SHUTDOWN_S),
+    (stopping_for_good, ev.StopRequested(), [ev.Stop(1, (0, 1), signal.SIGKILL)], WorkerState.STOPPED, KILL_WAIT_S),
+    (spawning, FAILED, [ev.CancelSpawn(1)], WorkerState.UNHEALTHY, SHUTDOWN_S),
+    (cancelling_for_the_verdict, ev.SpawnCancelled(1), [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
+    *((where, ev.StopRequested(), LEAVES, WorkerState.STOPPED, None)
+      for where in (Story, joining, awaiting, in_the_barrier)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where, event, actions, state, left_s", FOLLOWS)
+def test_what_follows_at_once(
+    where: Callable[[], Story], event: ev.Event, actions: list[ev.Action], state: WorkerState, left_s: float | None
+) -> None:
+    story = where()
+    assert story.tell(event) == actions
+    assert (story.group.state, story.left_s) == (state, left_s)
+    assert story.group.is_done == any(isinstance(action, ev.Finish) for action in actions)
+    if story.group.is_done:
+        assert story.group.reason == actions[-1].reason  # type: ignore[union-attr]
+    if isinstance(event, Ended):
+        assert story.group.verdict == event
+    if isinstance(event, Interrupted):
+        assert story.group.reason == event.reason
+
+
 # Start.
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:
     group = Story().group
     assert (group.phase, group.state, group.deadline, group.exits.unended) == (Phase.INIT, WorkerState.INIT, None, ())
-
-
-def test_start_joins_the_rendezvous() -> None:
-    story = Story()
-    assert story.tell(ev.Start()) == [ev.Join()]
-    assert (story.group.phase, story.group.state, story.group.deadline) == (Phase.JOINING, WorkerState.INIT, None)
 
 
 def test_an_assignment_spawns_the_first_generation() -> None:
@@ -229,13 +259,6 @@ def test_workers_stand_in_the_order_of_their_local_ranks_whatever_the_back_end_s
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, "a"), (1, "b")]
 
 
-def test_the_verdict_while_joining_ends_the_run_with_it() -> None:
-    story = joining()
-    assert story.tell(TIMED_OUT) == [ev.Finish(TIMED_OUT.reason)]
-    assert story.group.is_done
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, TIMED_OUT)
-
-
 # Success.
 
 
@@ -264,32 +287,12 @@ def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
     assert story.tell(ev.Cleared(1, 0)) == [ev.TellSucceeded(1)]
 
 
-def test_all_succeeded_ends_the_run() -> None:
-    story = in_the_barrier()
-    assert story.tell(SUCCEEDED) == [ev.Finish(SUCCEEDED.reason)]
-    assert (story.group.state, story.group.deadline, story.group.exits.failed) == (WorkerState.SUCCEEDED, None, {})
-
-
 def test_other_nodes_that_do_not_finish_are_not_waited_for_for_ever() -> None:
     story = in_the_barrier()
     told, finish = story.pass_deadline()
     assert told == ev.TellLeft("exit barrier timed out after 300 s: other nodes still run")
     assert finish == ev.Finish(told.reason)
     assert story.group.state is WorkerState.SUCCEEDED
-
-
-def test_a_finished_group_is_started_again_when_the_job_restarts() -> None:
-    story = in_the_barrier()
-    assert story.tell(interrupted(1)) == [ev.Join()]
-    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
-    assert story.group.deadline is None
-    assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
-
-
-def test_a_final_failure_elsewhere_ends_the_barrier_at_once() -> None:
-    story = in_the_barrier()
-    assert story.tell(FAILED) == [ev.Finish(FAILED.reason)]
-    assert story.group.state is WorkerState.FAILED
 
 
 # What a finished worker leaves behind.
@@ -388,16 +391,6 @@ def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
 
 
-def test_a_lone_worker_that_fails_leaves_no_worker_to_signal() -> None:
-    story = Story(local_world_size=1)
-    story.tell(ev.Start(), assigned(1), ev.Spawned(1, {0: 700}))
-    told = story.tell(ev.Exited(1, 0, FAILURE))
-    assert told[0] == ev.TellFailed(1, FAILURE, 100.0)
-    assert all(action.local_ranks == () for action in told[1:])
-    assert story.tell(ev.Cleared(1, 0)) == []
-    assert story.group.phase is Phase.AWAITING
-
-
 # A stop while the workers are being started.
 
 
@@ -428,13 +421,6 @@ def test_a_start_that_is_interrupted_is_cancelled_and_the_next_round_is_joined()
     assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
     assert story.tell(ev.SpawnCancelled(1), ev.Spawned(1, {0: 1})) == []
     assert story.group.phase is Phase.SPAWNING
-
-
-def test_the_verdict_while_workers_are_being_started_cancels_the_start_and_ends_the_run() -> None:
-    story = spawning()
-    assert story.tell(FAILED) == [ev.CancelSpawn(1)]
-    assert story.tell(ev.SpawnCancelled(1)) == [ev.Finish(FAILED.reason)]
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
 
 
 def test_a_start_that_can_not_be_cancelled_ends_as_stopped_since_no_worker_is_known_to_survive() -> None:
@@ -585,17 +571,6 @@ def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
     assert (story.group.state, set(story.group.exits.stopped)) == (WorkerState.STOPPED, {0, 1})
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    left, _ = running().tell(ev.StopRequested(40))
-    assert left == ev.TellLeft("the agent was asked to stop (signal 40)")
-
-
-def test_asked_a_second_time_it_kills() -> None:
-    story = stopping_for_good()
-    assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
-    assert story.left_s == KILL_WAIT_S
-
-
 def test_asked_again_and_again_it_kills_a_limited_number_of_times_and_does_not_wait_longer() -> None:
     story = stopping_for_good()
     for _ in range(KILL_COUNT_MAX):
@@ -642,14 +617,6 @@ def test_a_second_request_during_the_stop_for_a_final_failure_kills_and_keeps_th
     assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
     story.tell(ev.Cleared(1, 0))
     assert story.end(1) == [ev.Finish(FAILED.reason)]
-
-
-@pytest.mark.parametrize("story", [Story, joining, awaiting, in_the_barrier])
-def test_asked_while_no_worker_runs_it_leaves_at_once(story: Any) -> None:
-    told = story()
-    left, finish = told.tell(ev.StopRequested())
-    assert (left, finish) == (ev.TellLeft("the agent was asked to stop (SIGTERM)"), ev.Finish(left.reason))
-    assert (told.group.state, told.group.deadline) == (WorkerState.STOPPED, None)
 
 
 # Deadlines.
