@@ -352,10 +352,9 @@ def test_an_exit_code_or_a_value_that_cannot_be_returned_is_a_failure_that_says_
     assert exitcode in {None, failure.exitcode} and words in failure.message, failure
 
 
-@with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_large_values_are_returned(method: str) -> None:
-    result = run("uvloop", call(entrypoints.many_bytes, 16, local_world_size=2, start_method=method).run())
+def test_large_values_are_returned() -> None:
+    result = run("uvloop", call(entrypoints.many_bytes, 16, local_world_size=2, start_method="spawn").run())
     assert result.return_values == {0: bytes(16 << 20), 1: b"\1" * (16 << 20)}
     assert len(repr(result)) < 500
 
@@ -378,10 +377,9 @@ def test_a_queue_of_the_same_context_goes_to_the_function(method: str) -> None:
     queue.join_thread()
 
 
-@with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_functions_are_started_again_after_a_failure(method: str) -> None:
-    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method=method).run())
+def test_functions_are_started_again_after_a_failure() -> None:
+    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method="forkserver").run())
     assert result.return_values == {0: 1}
 
 
