@@ -331,11 +331,16 @@ Generation._worker_env = lambda self, rank, page: {**usual(self, rank, page), **
 """
 
 
-def test_a_module_that_prints_is_told_and_preloaded(launch: Launcher) -> None:
-    launch.write("lib/mod.py", "print('welcome')", preamble="")
-    job = launch("say('mod' in sys.modules)", "--preload", "mod", env={"PYTHONPATH": str(launch.folder / "lib")})
+def test_a_module_that_prints_is_told_and_what_it_changes_in_the_environment_is_changed_for_workers(
+    launch: Launcher,
+) -> None:
+    code = "import os; os.environ.copy(); os.environ['NEW'] = '1'; os.environ['OLD'] = 'b'; del os.environ['GONE']"
+    launch.write("lib/mod.py", f"{code}\nprint('welcome')", preamble="")
+    env = {"PYTHONPATH": str(launch.folder / "lib"), "OLD": "a", "GONE": "x"}
+    says = "say('mod' in sys.modules, os.environ['NEW'], os.environ['OLD'], os.environ.get('GONE'))"
+    job = launch(says, "--preload", "mod", env=env)
     assert job.wait() == 0, job.story
-    assert job.lines == ["True"]
+    assert job.lines == ["True 1 b None"]
     assert "W --preload: mod prints while it is imported: 'welcome'" in job.stderr
 
 
@@ -359,17 +364,6 @@ def test_plain_libraries_keep_no_generators(launch: Launcher, modules: str) -> N
     job = launch("say('up')", "--preload", modules)
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert (job.lines, job.stderr) == (["up"], "")
-
-
-def test_what_a_module_changes_in_the_environment_is_changed_for_workers(launch: Launcher) -> None:
-    code = (
-        "import os; env = os.environ.copy(); os.environ['NEW'] = '1'; os.environ['OLD'] = 'b'; del os.environ['GONE']"
-    )
-    launch.write("lib/mod.py", code, preamble="")
-    env = {"PYTHONPATH": str(launch.folder / "lib"), "OLD": "a", "GONE": "x"}
-    job = launch("say(os.environ['NEW'], os.environ['OLD'], os.environ.get('GONE'))", "--preload", "mod", env=env)
-    assert job.wait() == 0, job.story
-    assert job.lines == ["1 b None"]
 
 
 def test_a_worker_whose_variables_are_not_those_that_modules_read_starts_cold(launch: Launcher) -> None:
