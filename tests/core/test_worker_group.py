@@ -192,6 +192,8 @@ FOLLOWS: list[tuple[Callable[[], Story], ev.Event, list[ev.Action], WorkerState,
     (running, ev.StopRequested(40),  # a signal that has no name
      [ev.TellLeft("the agent was asked to stop (signal 40)"), ev.Stop(1, (0, 1), 40)], WorkerState.STOPPED, SHUTDOWN_S),
     (stopping_for_good, ev.StopRequested(), [ev.Stop(1, (0, 1), signal.SIGKILL)], WorkerState.STOPPED, KILL_WAIT_S),
+    (running, ev.Drained(1, (0,), 120.0), [ev.Stop(1, (0,), signal.SIGTERM)], WorkerState.HEALTHY, 20.0),
+    (running, ev.Drained(1, (), 120.0), [], WorkerState.HEALTHY, 20.0),
     (spawning, FAILED, [ev.CancelSpawn(1)], WorkerState.UNHEALTHY, SHUTDOWN_S),
     (cancelling_for_the_verdict, ev.SpawnCancelled(1), [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
     *((where, ev.StopRequested(), LEAVES, WorkerState.STOPPED, None)
@@ -275,8 +277,7 @@ def test_a_worker_that_succeeds_waits_for_the_others() -> None:
 def test_when_the_last_worker_succeeded_the_group_says_so_and_waits_for_other_nodes() -> None:
     story = running(round_=5)
     assert story.end(1, 0) == [ev.TellSucceeded(5)]
-    assert story.group.phase is Phase.BARRIER
-    assert story.left_s == BARRIER_S
+    assert (story.group.phase, story.group.state, story.left_s) == (Phase.BARRIER, WorkerState.SUCCEEDED, BARRIER_S)
 
 
 def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
