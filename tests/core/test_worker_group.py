@@ -373,18 +373,6 @@ def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> N
     assert other.end(1) == [ev.Finish(FAILED.reason)]
 
 
-def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
-    story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, None))
-    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE}, {1})
-
-
-def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
-    story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, OTHER_FAILURE))
-    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
-
-
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     story = awaiting()
     story.tell(interrupted(1), assigned(2))
@@ -487,23 +475,11 @@ def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_an
 
 def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
     story = stopping_for_a_worker_that_hangs()
-    assert story.end(0) == []
+    assert story.end(0, failure=FAILURE) == []
     assert story.end(1) == []
     assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS}, {1})
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
     assert story.tell(interrupted(1)) == [ev.Join()]
-
-
-def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    story.end(0, failure=FAILURE)
-    assert story.group.exits.failed == {0: HANGS}
-
-
-def test_an_unhealthy_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    story.end(1)
-    assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
 
 
 def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> None:
@@ -536,18 +512,12 @@ def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_
 # Interruptions and verdicts from elsewhere.
 
 
-def test_an_interruption_stops_the_workers_for_another_round() -> None:
-    story = running()
-    assert story.tell(interrupted(1)) == [ev.Stop(1, (0, 1), signal.SIGTERM)]
-    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
-    assert story.end(0, 1) == [ev.Join()]
-
-
 def test_only_those_that_still_run_are_stopped() -> None:
     story = running()
     story.end(0)
     assert story.tell(interrupted(1)) == [ev.Stop(1, (1,), signal.SIGTERM)]
-    story.end(1)
+    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
+    assert story.end(1) == [ev.Join()]
     assert set(story.group.exits.stopped) == {1}
 
 
@@ -604,20 +574,13 @@ def test_a_request_after_a_failure_leaves_and_a_late_answer_is_not_for_us() -> N
     assert (story.group.state, story.group.verdict) == (WorkerState.STOPPED, None)
 
 
-def test_a_first_request_during_the_stop_for_a_final_failure_keeps_the_verdict() -> None:
-    story = stopping_for_the_verdict()
-    assert story.tell(ev.StopRequested(signal.SIGINT)) == []
-    story.tell(ev.Cleared(1, 0))
-    assert story.end(1) == [ev.Finish(FAILED.reason)]
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
-
-
 def test_a_second_request_during_the_stop_for_a_final_failure_kills_and_keeps_the_verdict() -> None:
     story = stopping_for_the_verdict()
-    story.tell(ev.StopRequested())
+    assert story.tell(ev.StopRequested(signal.SIGINT)) == [], "the first one keeps it, too"
     assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
     story.tell(ev.Cleared(1, 0))
     assert story.end(1) == [ev.Finish(FAILED.reason)]
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
 
 
 # Deadlines.
@@ -655,12 +618,6 @@ def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: An
     assert told.now - begin == SHUTDOWN_S + KILL_COUNT_MAX * KILL_WAIT_S
     assert told.group.state is WorkerState.UNKNOWN
     assert 1 in told.group.exits.unended
-
-
-def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
-    story = stopping_for_good()
-    story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None), ev.Cleared(1, 0))
-    assert story.pass_deadline() == [ev.Stop(1, (1,), signal.SIGKILL)]
 
 
 # Fences.
@@ -823,7 +780,17 @@ def test_the_story_is_bounded() -> None:
     assert len(story.group.story) == 64
 
 
-def test_what_a_worker_raised_before_it_was_stopped_is_kept_and_it_has_not_failed() -> None:
+@pytest.mark.parametrize(
+    "exited, failed, stopped",
+    [
+        (ev.Exited(1, 1, None), {0: FAILURE}, {1: None}),  # a victim, and no culprit
+        (ev.Exited(1, 1, None, None, OTHER_FAILURE), {0: FAILURE}, {1: OTHER_FAILURE}),  # it raised before
+        (ev.Exited(1, 1, OTHER_FAILURE), {0: FAILURE, 1: OTHER_FAILURE}, {}),  # it failed before it could be asked
+    ],
+)
+def test_a_worker_that_ends_while_others_are_stopped_is_a_victim_unless_it_had_failed(
+    exited: ev.Exited, failed: dict[int, ProcessFailure], stopped: dict[int, ProcessFailure | None]
+) -> None:
     story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, None, None, OTHER_FAILURE))
-    assert (story.group.exits.failed, story.group.exits.stopped) == ({0: FAILURE}, {1: OTHER_FAILURE})
+    story.tell(exited)
+    assert (story.group.exits.failed, story.group.exits.stopped) == (failed, stopped)

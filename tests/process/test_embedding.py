@@ -174,9 +174,10 @@ def test_several_supervisors_share_a_loop_with_other_tasks(loop: str) -> None:
     run(loop, main())
 
 
-@on_both_loops
+@pytest.mark.parametrize(
+    "loop, how", [("asyncio", "cancel"), ("uvloop", "cancel"), ("uvloop", "timeout"), ("asyncio", "task group")]
+)
 @pytest.mark.usefixtures("all_given_back")
-@pytest.mark.parametrize("how", ["cancel", "timeout", "task group"])
 def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "pids"
 

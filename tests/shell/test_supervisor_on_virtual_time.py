@@ -752,22 +752,6 @@ async def test_an_anyio_scope_stops_the_workers_and_catches_its_own_cancellation
 
 
 @on_virtual_time
-async def test_an_anyio_task_group_that_fails_elsewhere_stops_the_workers_first() -> None:
-    backend = FakeBackend([Plan(after_s=1e6, dies_after_s=2)])
-
-    async def fail() -> None:
-        await anyio.sleep(5)
-        raise ValueError("elsewhere")
-
-    with pytest.raises(BaseExceptionGroup) as caught:  # noqa: PT012  the group as a whole raises
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(supervise(backend, 1).run)
-            tasks.start_soon(fail)
-    assert [type(error) for error in caught.value.exceptions] == [ValueError]
-    assert (backend.signals, backend.closed_at) == ([(5, 0, TERM)], [7])
-
-
-@on_virtual_time
 async def test_cancelled_before_the_workers_are_there_it_starts_none() -> None:
     backend = FakeBackend([FOREVER])
     task = asyncio.get_running_loop().create_task(supervise(backend, 1).run())
@@ -776,18 +760,6 @@ async def test_cancelled_before_the_workers_are_there_it_starts_none() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert backend.running == set()
-
-
-@on_virtual_time
-async def test_several_supervisors_run_side_by_side_and_one_is_cancelled_alone() -> None:
-    backends = [FakeBackend([Plan(after_s=9 + n)]) for n in range(3)]
-    tasks = [asyncio.get_running_loop().create_task(supervise(backend, 1).run()) for backend in backends]
-    await anyio.sleep(1)
-    tasks[1].cancel()
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(results[1], asyncio.CancelledError)
-    assert [r.state for r in results if isinstance(r, RunResult)] == [WorkerState.SUCCEEDED] * 2
-    assert anyio.current_time() == 11
 
 
 # Errors of ours and of the back end's.
