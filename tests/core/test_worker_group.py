@@ -182,7 +182,8 @@ def done() -> Story:
 # One event, and what follows at once.
 
 ASKED = "the agent was asked to stop (SIGTERM)"
-LEAVES = [ev.TellLeft(ASKED), ev.Finish(ASKED)]
+LEAVES: list[ev.Action] = [ev.TellLeft(ASKED), ev.Finish(ASKED)]
+WITHOUT_WORKERS: list[Callable[[], Story]] = [Story, joining, awaiting, in_the_barrier]
 FOLLOWS: list[tuple[Callable[[], Story], ev.Event, list[ev.Action], WorkerState, float | None]] = [
     (Story, ev.Start(), [ev.Join()], WorkerState.INIT, None),
     (joining, TIMED_OUT, [ev.Finish(TIMED_OUT.reason)], WorkerState.FAILED, None),
@@ -196,8 +197,7 @@ FOLLOWS: list[tuple[Callable[[], Story], ev.Event, list[ev.Action], WorkerState,
     (running, ev.Drained(1, (), 120.0), [], WorkerState.HEALTHY, 20.0),
     (spawning, FAILED, [ev.CancelSpawn(1)], WorkerState.UNHEALTHY, SHUTDOWN_S),
     (cancelling_for_the_verdict, ev.SpawnCancelled(1), [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
-    *((where, ev.StopRequested(), LEAVES, WorkerState.STOPPED, None)
-      for where in (Story, joining, awaiting, in_the_barrier)),
+    *((where, ev.StopRequested(), LEAVES, WorkerState.STOPPED, None) for where in WITHOUT_WORKERS),
 ]  # fmt: skip
 
 
@@ -642,6 +642,7 @@ def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> Non
 
 GRACE_OVER = ev.GraceOver(1, "rank 5 does nothing")
 HANGS_TOO = ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)
+NOT_ARMED: list[Callable[[], Story]] = [Story, joining, running, awaiting, done]
 NOTHING_FOLLOWS: list[tuple[str, Callable[[], Story], tuple[ev.Event, ...], tuple[ev.Event, ...]]] = [
     # what it is, where, what comes before, what changes nothing then
     ("an exit that is told twice", running, (ev.Exited(1, 0, None), ev.Cleared(1, 0)),
@@ -668,7 +669,7 @@ NOTHING_FOLLOWS: list[tuple[str, Callable[[], Story], tuple[ev.Event, ...], tupl
     ("the end of an earlier grace", stopping_for_another_round, (), (ev.GraceOver(0, "rank 5 does nothing"),)),
     ("the end of a grace while all run", running, (), (GRACE_OVER,)),
     *((f"a timer where none is armed: {where.__name__}", where, (), (ev.DeadlinePassed(),))
-      for where in (Story, joining, running, awaiting, done)),
+      for where in NOT_ARMED),
     ("a timer before the deadline of a stop", stopping_for_good, (), (ev.DeadlinePassed(),)),
     ("a timer before the deadline of the barrier", in_the_barrier, (), (ev.DeadlinePassed(),)),
 ]  # fmt: skip
