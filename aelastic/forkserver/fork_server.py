@@ -149,15 +149,12 @@ class ForkServer:
 
     async def _end(self) -> None:
         """Takes the status of the process, whose end of the socket is closed."""
-        exitcode = await self._take_status()
+        exitcode = await self._process.take_status(is_importing=self.is_importing)
         if self._next is not None:
             modules, self._next = self._next, None
             self._start(modules)
             return
         self._tell(preload.Ended(exitcode, self._process.read_printed()))
-
-    async def _take_status(self) -> int:
-        return await self._process.take_status(is_importing=self.is_importing)
 
     def _tell(self, event: preload.Event) -> None:
         for action in self._core.handle(event, clock.now() if self._tasks else 0.0):
@@ -332,7 +329,7 @@ class ForkServer:
     async def aclose(self) -> None:
         """Ends the process, and those that are parked."""
         if self._process.is_there:
-            await self._take_status()
+            await self._process.take_status(is_importing=self.is_importing)
         for parked in self._parked:
             await parked.end()
         self._parked = []

@@ -104,9 +104,6 @@ class GuardProcess:
 
     def tell(self, sign: str, session: int) -> None:
         (self._sessions.add if sign == "+" else self._sessions.discard)(session)
-        self._write(sign, session)
-
-    def _write(self, sign: str, session: int) -> None:
         if self._popen is None:
             return  # the next one is told of all
         try:

@@ -24,7 +24,9 @@ def codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from codes_of(each)
 
 
-@pytest.mark.parametrize("module", [ast, threading, types, os])
+@pytest.mark.parametrize(
+    "module", [threading, types, *(pytest.param(each, marks=pytest.mark.all) for each in (ast, os))]
+)
 def test_the_line_of_each_instruction_is_the_one_that_python_tells(module: types.ModuleType) -> None:
     assert module.__file__ is not None
     with open(module.__file__) as file:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from kit.arguments import complaint
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.forkserver.command import parse
@@ -167,3 +168,16 @@ def test_what_was_learned_holds_for_the_same_command_and_script_only(tmp_path: P
     for damage in ("", "[]", '{"modules": ["json"]}', "\ud800".encode(errors="surrogatepass").decode("latin-1")):
         (tmp_path / "imports.json").write_text(damage)
         assert kept(*words).read() == ()
+
+
+@pytest.mark.parametrize(
+    "options, why",
+    [
+        ("--preload a-b", "--preload a-b: 'a-b' is not the name of a module: use names such as"),
+        ("--preload auto,json", "--preload auto,json: auto stands alone: leave the modules out"),
+        ("--preload json --numa-binding node", "preload and numa_binding are both given"),
+        ("--preload json --run-path --start-method fork", "preload is given with start_method 'fork'"),
+    ],
+)
+def test_what_cannot_be_preloaded_is_refused(options: str, why: str) -> None:
+    assert why in complaint(*options.split(), __file__)

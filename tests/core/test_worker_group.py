@@ -154,6 +154,12 @@ def stopping_for_the_verdict() -> Story:
     return story
 
 
+def joining_again() -> Story:
+    story = stopping_for_another_round()
+    story.end(0, 1)
+    return story
+
+
 def awaiting() -> Story:
     story = stopping_for_a_failure()
     story.tell(ev.Cleared(1, 0))
@@ -173,18 +179,50 @@ def done() -> Story:
     return story
 
 
+# One event, and what follows at once.
+
+ASKED = "the agent was asked to stop (SIGTERM)"
+LEAVES: list[ev.Action] = [ev.TellLeft(ASKED), ev.Finish(ASKED)]
+WITHOUT_WORKERS: list[Callable[[], Story]] = [Story, joining, awaiting, in_the_barrier]
+FOLLOWS: list[tuple[Callable[[], Story], ev.Event, list[ev.Action], WorkerState, float | None]] = [
+    (Story, ev.Start(), [ev.Join()], WorkerState.INIT, None),
+    (joining, TIMED_OUT, [ev.Finish(TIMED_OUT.reason)], WorkerState.FAILED, None),
+    (in_the_barrier, SUCCEEDED, [ev.Finish(SUCCEEDED.reason)], WorkerState.SUCCEEDED, None),
+    (in_the_barrier, FAILED, [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
+    (in_the_barrier, interrupted(1), [ev.Join()], WorkerState.STOPPED, None),
+    (running, ev.StopRequested(40),  # a signal that has no name
+     [ev.TellLeft("the agent was asked to stop (signal 40)"), ev.Stop(1, (0, 1), 40)], WorkerState.STOPPED, SHUTDOWN_S),
+    (stopping_for_good, ev.StopRequested(), [ev.Stop(1, (0, 1), signal.SIGKILL)], WorkerState.STOPPED, KILL_WAIT_S),
+    (running, ev.Drained(1, (0,), 120.0), [ev.Stop(1, (0,), signal.SIGTERM)], WorkerState.HEALTHY, 20.0),
+    (running, ev.Drained(1, (), 120.0), [], WorkerState.HEALTHY, 20.0),
+    (spawning, FAILED, [ev.CancelSpawn(1)], WorkerState.UNHEALTHY, SHUTDOWN_S),
+    (cancelling_for_the_verdict, ev.SpawnCancelled(1), [ev.Finish(FAILED.reason)], WorkerState.FAILED, None),
+    *((where, ev.StopRequested(), LEAVES, WorkerState.STOPPED, None) for where in WITHOUT_WORKERS),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("where, event, actions, state, left_s", FOLLOWS)
+def test_what_follows_at_once(
+    where: Callable[[], Story], event: ev.Event, actions: list[ev.Action], state: WorkerState, left_s: float | None
+) -> None:
+    story = where()
+    assert story.tell(event) == actions
+    assert (story.group.state, story.left_s) == (state, left_s)
+    assert story.group.is_done == any(isinstance(action, ev.Finish) for action in actions)
+    if story.group.is_done:
+        assert story.group.reason == actions[-1].reason  # type: ignore[union-attr]
+    if isinstance(event, Ended):
+        assert story.group.verdict == event
+    if isinstance(event, Interrupted):
+        assert story.group.reason == event.reason
+
+
 # Start.
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:
     group = Story().group
     assert (group.phase, group.state, group.deadline, group.exits.unended) == (Phase.INIT, WorkerState.INIT, None, ())
-
-
-def test_start_joins_the_rendezvous() -> None:
-    story = Story()
-    assert story.tell(ev.Start()) == [ev.Join()]
-    assert (story.group.phase, story.group.state, story.group.deadline) == (Phase.JOINING, WorkerState.INIT, None)
 
 
 def test_an_assignment_spawns_the_first_generation() -> None:
@@ -223,13 +261,6 @@ def test_workers_stand_in_the_order_of_their_local_ranks_whatever_the_back_end_s
     assert [(worker.local_rank, worker.id) for worker in story.group.workers] == [(0, "a"), (1, "b")]
 
 
-def test_the_verdict_while_joining_ends_the_run_with_it() -> None:
-    story = joining()
-    assert story.tell(TIMED_OUT) == [ev.Finish(TIMED_OUT.reason)]
-    assert story.group.is_done
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, TIMED_OUT)
-
-
 # Success.
 
 
@@ -246,8 +277,7 @@ def test_a_worker_that_succeeds_waits_for_the_others() -> None:
 def test_when_the_last_worker_succeeded_the_group_says_so_and_waits_for_other_nodes() -> None:
     story = running(round_=5)
     assert story.end(1, 0) == [ev.TellSucceeded(5)]
-    assert story.group.phase is Phase.BARRIER
-    assert story.left_s == BARRIER_S
+    assert (story.group.phase, story.group.state, story.left_s) == (Phase.BARRIER, WorkerState.SUCCEEDED, BARRIER_S)
 
 
 def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
@@ -258,32 +288,12 @@ def test_nothing_is_said_before_what_the_workers_left_behind_is_gone() -> None:
     assert story.tell(ev.Cleared(1, 0)) == [ev.TellSucceeded(1)]
 
 
-def test_all_succeeded_ends_the_run() -> None:
-    story = in_the_barrier()
-    assert story.tell(SUCCEEDED) == [ev.Finish(SUCCEEDED.reason)]
-    assert (story.group.state, story.group.deadline, story.group.exits.failed) == (WorkerState.SUCCEEDED, None, {})
-
-
 def test_other_nodes_that_do_not_finish_are_not_waited_for_for_ever() -> None:
     story = in_the_barrier()
     told, finish = story.pass_deadline()
     assert told == ev.TellLeft("exit barrier timed out after 300 s: other nodes still run")
     assert finish == ev.Finish(told.reason)
     assert story.group.state is WorkerState.SUCCEEDED
-
-
-def test_a_finished_group_is_started_again_when_the_job_restarts() -> None:
-    story = in_the_barrier()
-    assert story.tell(interrupted(1)) == [ev.Join()]
-    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
-    assert story.group.deadline is None
-    assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
-
-
-def test_a_final_failure_elsewhere_ends_the_barrier_at_once() -> None:
-    story = in_the_barrier()
-    assert story.tell(FAILED) == [ev.Finish(FAILED.reason)]
-    assert story.group.state is WorkerState.FAILED
 
 
 # What a finished worker leaves behind.
@@ -363,33 +373,11 @@ def test_an_answer_that_comes_while_the_workers_are_being_stopped_is_kept() -> N
     assert other.end(1) == [ev.Finish(FAILED.reason)]
 
 
-def test_a_worker_that_ends_because_we_asked_is_a_victim_not_a_culprit() -> None:
-    story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, None))
-    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE}, {1})
-
-
-def test_a_worker_that_failed_before_it_could_be_asked_is_a_culprit_too() -> None:
-    story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, OTHER_FAILURE))
-    assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: FAILURE, 1: OTHER_FAILURE}, set())
-
-
 def test_a_new_generation_forgets_the_failures_of_the_last() -> None:
     story = awaiting()
     story.tell(interrupted(1), assigned(2))
     assert (story.group.exits.failed, set(story.group.exits.stopped), story.group.exits.unended) == ({}, set(), ())
     assert (story.group.state, story.group.reason) == (WorkerState.HEALTHY, "")
-
-
-def test_a_lone_worker_that_fails_leaves_no_worker_to_signal() -> None:
-    story = Story(local_world_size=1)
-    story.tell(ev.Start(), assigned(1), ev.Spawned(1, {0: 700}))
-    told = story.tell(ev.Exited(1, 0, FAILURE))
-    assert told[0] == ev.TellFailed(1, FAILURE, 100.0)
-    assert all(action.local_ranks == () for action in told[1:])
-    assert story.tell(ev.Cleared(1, 0)) == []
-    assert story.group.phase is Phase.AWAITING
 
 
 # A stop while the workers are being started.
@@ -422,13 +410,6 @@ def test_a_start_that_is_interrupted_is_cancelled_and_the_next_round_is_joined()
     assert story.tell(assigned(2)) == [ev.Spawn(2, assigned(2))]
     assert story.tell(ev.SpawnCancelled(1), ev.Spawned(1, {0: 1})) == []
     assert story.group.phase is Phase.SPAWNING
-
-
-def test_the_verdict_while_workers_are_being_started_cancels_the_start_and_ends_the_run() -> None:
-    story = spawning()
-    assert story.tell(FAILED) == [ev.CancelSpawn(1)]
-    assert story.tell(ev.SpawnCancelled(1)) == [ev.Finish(FAILED.reason)]
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
 
 
 def test_a_start_that_can_not_be_cancelled_ends_as_stopped_since_no_worker_is_known_to_survive() -> None:
@@ -465,13 +446,6 @@ def test_asked_again_while_a_start_is_cancelled_it_leaves_at_once() -> None:
     assert story.group.state is WorkerState.FAILED
 
 
-def test_an_exit_of_a_worker_that_was_never_started_changes_nothing() -> None:
-    for story in (spawning(), cancelling_for_good()):
-        before = seen(story.group)
-        assert story.tell(ev.Exited(1, 0, None), ev.Cleared(1, 0)) == []
-        assert seen(story.group) == before
-
-
 def test_an_assignment_of_an_earlier_round_starts_nothing() -> None:
     story = stopping_for_another_round()
     story.end(0, 1)
@@ -501,23 +475,11 @@ def test_an_unhealthy_worker_is_told_of_as_failed_then_stopped_in_its_own_way_an
 
 def test_an_unhealthy_worker_that_then_ends_has_failed_whatever_it_says_and_the_others_are_victims() -> None:
     story = stopping_for_a_worker_that_hangs()
-    assert story.end(0) == []
+    assert story.end(0, failure=FAILURE) == []
     assert story.end(1) == []
     assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS}, {1})
     assert (story.group.phase, story.group.deadline) == (Phase.AWAITING, None)
     assert story.tell(interrupted(1)) == [ev.Join()]
-
-
-def test_what_an_unhealthy_worker_says_of_its_end_does_not_hide_what_it_was_stopped_for() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    story.end(0, failure=FAILURE)
-    assert story.group.exits.failed == {0: HANGS}
-
-
-def test_an_unhealthy_worker_that_ignores_its_signal_is_killed_when_the_time_is_up() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    story.end(1)
-    assert story.pass_deadline() == [ev.Stop(1, (0,), signal.SIGKILL)]
 
 
 def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> None:
@@ -528,39 +490,6 @@ def test_each_of_several_that_hang_has_failed_and_one_of_them_is_told_of() -> No
     assert (story.group.exits.failed, story.group.deadline) == ({0: HANGS, 1: OTHER_HANGS}, deadline)
     story.end(0, 1)
     assert (story.group.exits.failed, set(story.group.exits.stopped)) == ({0: HANGS, 1: OTHER_HANGS}, set())
-
-
-def test_a_worker_is_found_unhealthy_once() -> None:
-    story = stopping_for_a_worker_that_hangs()
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-@pytest.mark.parametrize(
-    "story", [stopping_for_another_round, stopping_for_good, stopping_for_the_verdict], ids=lambda story: story.__name__
-)
-def test_a_worker_that_is_being_stopped_for_something_else_is_not_found_unhealthy(story: Any) -> None:
-    told = story()
-    before = seen(told.group)
-    assert told.tell(ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)) == []
-    assert seen(told.group) == before
-
-
-def test_a_worker_that_ended_by_itself_meanwhile_is_not_found_unhealthy() -> None:
-    story = running()
-    story.tell(ev.Exited(1, 0, None))
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-def test_a_worker_that_no_watch_can_have_looked_at_is_not_found_unhealthy() -> None:
-    story = joining()
-    story.tell(assigned(1))
-    before = seen(story.group)
-    assert story.tell(ev.FoundUnhealthy(1, 0, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
 
 
 def test_an_unhealthy_worker_leaves_the_time_for_what_another_left_behind_as_long_as_a_stop_has() -> None:
@@ -583,18 +512,12 @@ def test_asked_to_stop_while_an_unhealthy_worker_ends_it_leaves_and_the_failure_
 # Interruptions and verdicts from elsewhere.
 
 
-def test_an_interruption_stops_the_workers_for_another_round() -> None:
-    story = running()
-    assert story.tell(interrupted(1)) == [ev.Stop(1, (0, 1), signal.SIGTERM)]
-    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
-    assert story.end(0, 1) == [ev.Join()]
-
-
 def test_only_those_that_still_run_are_stopped() -> None:
     story = running()
     story.end(0)
     assert story.tell(interrupted(1)) == [ev.Stop(1, (1,), signal.SIGTERM)]
-    story.end(1)
+    assert (story.group.state, story.group.reason) == (WorkerState.STOPPED, interrupted(1).reason)
+    assert story.end(1) == [ev.Join()]
     assert set(story.group.exits.stopped) == {1}
 
 
@@ -604,12 +527,6 @@ def test_a_final_failure_elsewhere_stops_the_workers_and_ends_the_run() -> None:
     assert story.group.state is WorkerState.UNHEALTHY
     assert story.end(0, 1) == [ev.Finish(FAILED.reason)]
     assert (story.group.state, story.group.exits.failed) == (WorkerState.FAILED, {})
-
-
-def test_a_second_verdict_changes_nothing() -> None:
-    story = stopping_for_the_verdict()
-    assert story.tell(SUCCEEDED) == []
-    assert story.group.verdict == FAILED
 
 
 # Stop.
@@ -623,17 +540,6 @@ def test_a_request_to_stop_is_told_and_passed_on_with_its_signal() -> None:
     assert story.left_s == SHUTDOWN_S
     assert story.end(0, 1) == [ev.Finish(left.reason)]
     assert (story.group.state, set(story.group.exits.stopped)) == (WorkerState.STOPPED, {0, 1})
-
-
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
-    left, _ = running().tell(ev.StopRequested(40))
-    assert left == ev.TellLeft("the agent was asked to stop (signal 40)")
-
-
-def test_asked_a_second_time_it_kills() -> None:
-    story = stopping_for_good()
-    assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
-    assert story.left_s == KILL_WAIT_S
 
 
 def test_asked_again_and_again_it_kills_a_limited_number_of_times_and_does_not_wait_longer() -> None:
@@ -668,34 +574,13 @@ def test_a_request_after_a_failure_leaves_and_a_late_answer_is_not_for_us() -> N
     assert (story.group.state, story.group.verdict) == (WorkerState.STOPPED, None)
 
 
-def test_a_first_request_during_the_stop_for_a_final_failure_keeps_the_verdict() -> None:
-    story = stopping_for_the_verdict()
-    assert story.tell(ev.StopRequested(signal.SIGINT)) == []
-    story.tell(ev.Cleared(1, 0))
-    assert story.end(1) == [ev.Finish(FAILED.reason)]
-    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
-
-
 def test_a_second_request_during_the_stop_for_a_final_failure_kills_and_keeps_the_verdict() -> None:
     story = stopping_for_the_verdict()
-    story.tell(ev.StopRequested())
+    assert story.tell(ev.StopRequested(signal.SIGINT)) == [], "the first one keeps it, too"
     assert story.tell(ev.StopRequested()) == [ev.Stop(1, (0, 1), signal.SIGKILL)]
     story.tell(ev.Cleared(1, 0))
     assert story.end(1) == [ev.Finish(FAILED.reason)]
-
-
-@pytest.mark.parametrize("story", [Story, joining, awaiting, in_the_barrier])
-def test_asked_while_no_worker_runs_it_leaves_at_once(story: Any) -> None:
-    told = story()
-    left, finish = told.tell(ev.StopRequested())
-    assert (left, finish) == (ev.TellLeft("the agent was asked to stop (SIGTERM)"), ev.Finish(left.reason))
-    assert (told.group.state, told.group.deadline) == (WorkerState.STOPPED, None)
-
-
-def test_a_round_that_completes_while_we_leave_starts_nothing() -> None:
-    story = joining()
-    story.tell(ev.StopRequested())
-    assert story.tell(assigned(1)) == []
+    assert (story.group.state, story.group.verdict) == (WorkerState.FAILED, FAILED)
 
 
 # Deadlines.
@@ -720,22 +605,6 @@ def test_in_a_restart_workers_are_killed_as_soon_as_waiting_cannot_help(story: A
     assert told.left_s == KILL_WAIT_S
 
 
-def test_in_a_stop_for_good_workers_keep_the_whole_shutdown_timeout() -> None:
-    for story in (stopping_for_good(), stopping_for_the_verdict()):
-        assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
-        assert story.left_s == SHUTDOWN_S
-    story = stopping_for_another_round()
-    story.tell(ev.StopRequested())
-    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
-
-
-def test_the_end_of_the_grace_of_an_earlier_generation_kills_no_worker() -> None:
-    story = stopping_for_another_round()
-    assert story.tell(ev.GraceOver(0, "rank 5 does nothing")) == []
-    story = running()
-    assert story.tell(ev.GraceOver(1, "rank 5 does nothing")) == []
-
-
 @pytest.mark.parametrize(
     "story", [stopping_for_another_round, stopping_for_a_failure, stopping_for_good, stopping_for_the_verdict]
 )
@@ -749,30 +618,6 @@ def test_a_worker_that_survives_sigkill_cannot_hold_the_agent_for_ever(story: An
     assert told.now - begin == SHUTDOWN_S + KILL_COUNT_MAX * KILL_WAIT_S
     assert told.group.state is WorkerState.UNKNOWN
     assert 1 in told.group.exits.unended
-
-
-def test_a_grandchild_that_outlives_its_worker_is_killed_too() -> None:
-    story = stopping_for_good()
-    story.tell(ev.Exited(1, 0, None), ev.Exited(1, 1, None), ev.Cleared(1, 0))
-    assert story.pass_deadline() == [ev.Stop(1, (1,), signal.SIGKILL)]
-
-
-@pytest.mark.parametrize("story", [Story, joining, running, awaiting, done])
-def test_where_nothing_is_armed_a_timer_changes_nothing(story: Any) -> None:
-    told = story()
-    before = told.group.phase
-    told.now += 10_000
-    assert told.tell(ev.DeadlinePassed()) == []
-    assert told.group.phase is before
-
-
-@pytest.mark.parametrize("story", [stopping_for_good, in_the_barrier])
-def test_a_timer_that_fires_before_the_deadline_changes_nothing(story: Any) -> None:
-    told = story()
-    before = copy.deepcopy(told.group)
-    told.now += 1
-    assert told.tell(ev.DeadlinePassed()) == []
-    assert seen(told.group) == seen(before)
 
 
 # Fences.
@@ -795,37 +640,54 @@ def test_an_exit_of_an_earlier_generation_does_not_stop_a_healthy_group() -> Non
     assert [worker.id for worker in story.group.workers] == [800, 801]
 
 
-def test_an_exit_that_is_told_twice_counts_once() -> None:
-    story = running()
-    story.end(0)
-    before = seen(story.group)
-    assert story.tell(ev.Exited(1, 0, FAILURE)) == []
-    assert story.tell(ev.Cleared(1, 0)) == []
-    assert seen(story.group) == before
+GRACE_OVER = ev.GraceOver(1, "rank 5 does nothing")
+HANGS_TOO = ev.FoundUnhealthy(1, 1, OTHER_HANGS, signal.SIGKILL)
+NOT_ARMED: list[Callable[[], Story]] = [Story, joining, running, awaiting, done]
+NOTHING_FOLLOWS: list[tuple[str, Callable[[], Story], tuple[ev.Event, ...], tuple[ev.Event, ...]]] = [
+    # what it is, where, what comes before, what changes nothing then
+    ("an exit that is told twice", running, (ev.Exited(1, 0, None), ev.Cleared(1, 0)),
+     (ev.Exited(1, 0, FAILURE), ev.Cleared(1, 0))),
+    ("a local rank that does not exist", running, (),
+     (ev.Exited(1, 9, FAILURE), ev.Cleared(1, -1), ev.FoundUnhealthy(1, 2, HANGS, signal.SIGKILL))),
+    ("an exit of a worker that was not started", spawning, (), (ev.Exited(1, 0, None), ev.Cleared(1, 0))),
+    ("an exit while the start is cancelled", cancelling_for_good, (), (ev.Exited(1, 0, None), ev.Cleared(1, 0))),
+    ("an interruption of an earlier round", lambda: running(2), (), (interrupted(1),)),
+    ("an interruption of a round to come", lambda: running(2), (), (interrupted(3),)),
+    ("an interruption of the last round", joining_again, (), (interrupted(1),)),
+    ("a second verdict", stopping_for_the_verdict, (), (SUCCEEDED,)),
+    ("a round that completes while we leave", joining, (ev.StopRequested(),), (assigned(1),)),
+    ("found unhealthy twice", stopping_for_a_worker_that_hangs, (),
+     (ev.FoundUnhealthy(1, 0, OTHER_HANGS, signal.SIGKILL),)),
+    ("unhealthy, stopped for another round", stopping_for_another_round, (), (HANGS_TOO,)),
+    ("unhealthy, stopped for good", stopping_for_good, (), (HANGS_TOO,)),
+    ("unhealthy, stopped for the verdict", stopping_for_the_verdict, (), (HANGS_TOO,)),
+    ("unhealthy, ended by itself", running, (ev.Exited(1, 1, None),), (HANGS_TOO,)),
+    ("unhealthy, not started", spawning, (), (HANGS_TOO,)),
+    ("the end of the grace in a stop for good", stopping_for_good, (), (GRACE_OVER,)),
+    ("the end of the grace after the verdict", stopping_for_the_verdict, (), (GRACE_OVER,)),
+    ("the end of the grace after a request", stopping_for_another_round, (ev.StopRequested(),), (GRACE_OVER,)),
+    ("the end of an earlier grace", stopping_for_another_round, (), (ev.GraceOver(0, "rank 5 does nothing"),)),
+    ("the end of a grace while all run", running, (), (GRACE_OVER,)),
+    *((f"a timer where none is armed: {where.__name__}", where, (), (ev.DeadlinePassed(),))
+      for where in NOT_ARMED),
+    ("a timer before the deadline of a stop", stopping_for_good, (), (ev.DeadlinePassed(),)),
+    ("a timer before the deadline of the barrier", in_the_barrier, (), (ev.DeadlinePassed(),)),
+]  # fmt: skip
 
 
-def test_a_local_rank_that_does_not_exist_changes_nothing() -> None:
-    story = running()
-    before = seen(story.group)
-    assert story.tell(ev.Exited(1, 9, FAILURE)) == []
-    assert story.tell(ev.Cleared(1, -1)) == []
-    assert story.tell(ev.FoundUnhealthy(1, 2, HANGS, signal.SIGKILL)) == []
-    assert seen(story.group) == before
-
-
-@pytest.mark.parametrize("round_", [1, 3])
-def test_an_interruption_of_another_round_does_not_stop_this_one(round_: int) -> None:
-    story = running(round_=2)
-    before = seen(story.group)
-    assert story.tell(interrupted(round_)) == []
-    assert seen(story.group) == before
-
-
-def test_an_interruption_of_the_last_round_does_not_disturb_joining() -> None:
-    story = stopping_for_another_round()
-    story.end(0, 1)
-    assert story.tell(interrupted(1)) == []
-    assert story.group.phase is Phase.JOINING
+@pytest.mark.parametrize(
+    "where, before, events", [case[1:] for case in NOTHING_FOLLOWS], ids=[case[0] for case in NOTHING_FOLLOWS]
+)
+def test_nothing_follows(
+    where: Callable[[], Story], before: tuple[ev.Event, ...], events: tuple[ev.Event, ...]
+) -> None:
+    story = where()
+    story.tell(*before)
+    story.now += 1 if story.group.deadline is not None else 10_000
+    for event in events:
+        known = seen(story.group)
+        assert story.tell(event) == []
+        assert seen(story.group) == known
 
 
 # Every pair is decided.
@@ -919,7 +781,17 @@ def test_the_story_is_bounded() -> None:
     assert len(story.group.story) == 64
 
 
-def test_what_a_worker_raised_before_it_was_stopped_is_kept_and_it_has_not_failed() -> None:
+@pytest.mark.parametrize(
+    "exited, failed, stopped",
+    [
+        (ev.Exited(1, 1, None), {0: FAILURE}, {1: None}),  # a victim, and no culprit
+        (ev.Exited(1, 1, None, None, OTHER_FAILURE), {0: FAILURE}, {1: OTHER_FAILURE}),  # it raised before
+        (ev.Exited(1, 1, OTHER_FAILURE), {0: FAILURE, 1: OTHER_FAILURE}, {}),  # it failed before it could be asked
+    ],
+)
+def test_a_worker_that_ends_while_others_are_stopped_is_a_victim_unless_it_had_failed(
+    exited: ev.Exited, failed: dict[int, ProcessFailure], stopped: dict[int, ProcessFailure | None]
+) -> None:
     story = stopping_for_a_failure()
-    story.tell(ev.Exited(1, 1, None, None, OTHER_FAILURE))
-    assert (story.group.exits.failed, story.group.exits.stopped) == ({0: FAILURE}, {1: OTHER_FAILURE})
+    story.tell(exited)
+    assert (story.group.exits.failed, story.group.exits.stopped) == (failed, stopped)

@@ -114,10 +114,9 @@ def test_a_run_changes_nothing_around_it_while_it_lasts_or_after(loop: str, tmp_
     run(loop, main())
 
 
-@on_both_loops
 @pytest.mark.usefixtures("all_given_back")
-def test_a_run_gives_everything_back(loop: str) -> None:
-    result = run(loop, Supervisor(python("print('x')", local_world_size=3)).run())
+def test_a_run_gives_everything_back() -> None:
+    result = run("uvloop", Supervisor(python("print('x')", local_world_size=3)).run())
     assert result == RunResult(WorkerState.SUCCEEDED, reason=result.reason)
 
 
@@ -128,7 +127,7 @@ def test_a_failed_run_gives_everything_back(loop: str) -> None:
     assert result.is_failed() and {failure.exitcode for failure in result.failures.values()} == {4}
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_a_refused_run_gives_everything_back(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Board:
@@ -175,9 +174,10 @@ def test_several_supervisors_share_a_loop_with_other_tasks(loop: str) -> None:
     run(loop, main())
 
 
-@on_both_loops
+@pytest.mark.parametrize(
+    "loop, how", [("asyncio", "cancel"), ("uvloop", "cancel"), ("uvloop", "timeout"), ("asyncio", "task group")]
+)
 @pytest.mark.usefixtures("all_given_back")
-@pytest.mark.parametrize("how", ["cancel", "timeout", "task group"])
 def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "pids"
 
@@ -234,7 +234,7 @@ def test_a_run_cancelled_before_its_first_step_leaves_nothing_behind(loop: str) 
     run(loop, main())
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_cancelled_twice_a_run_kills(loop: str, tmp_path: Path) -> None:
     ready, asked = tmp_path / "ready", tmp_path / "asked"
@@ -297,11 +297,10 @@ def call(function: Callable[..., Any], *args: Any, **spec: Any) -> Supervisor:
     return Supervisor(WorkerSpec(**{"entrypoint": function, "args": args, "max_restarts": 0, **spec}))
 
 
-@on_each_loop
 @with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_functions_return_their_values_by_global_rank(loop: str, method: str) -> None:
-    result = run(loop, call(entrypoints.rank_squared, local_world_size=3, start_method=method).run())
+def test_functions_return_their_values_by_global_rank(method: str) -> None:
+    result = run("uvloop", call(entrypoints.rank_squared, local_world_size=3, start_method=method).run())
     assert result.state is WorkerState.SUCCEEDED
     assert result.return_values == {0: 0, 1: 1, 2: 4} and not result.failures
 
@@ -320,13 +319,12 @@ def test_a_function_is_a_worker_like_any_other(method: str) -> None:
     }
 
 
-@on_each_loop
 @with_every_method
 @pytest.mark.usefixtures("all_given_back")
 def test_an_exception_of_a_function_comes_with_its_traceback_and_none_of_our_frames(
-    loop: str, method: str, capfd: pytest.CaptureFixture[str]
+    method: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    result = run(loop, call(entrypoints.raise_on_rank_1, local_world_size=2, start_method=method).run())
+    result = run("uvloop", call(entrypoints.raise_on_rank_1, local_world_size=2, start_method=method).run())
     assert result.is_failed() and list(result.failures) == [1] and result.victims == (0,)
     failure = result.failures[1]
     assert failure.exitcode == 1 and "LookupError" in failure.message and "no batch left" in failure.message
@@ -335,42 +333,36 @@ def test_an_exception_of_a_function_comes_with_its_traceback_and_none_of_our_fra
         assert f"{os.sep}aelastic{os.sep}functions.py" not in text and "errors.py" not in text
 
 
-@with_every_method
+@pytest.mark.parametrize(
+    "function, method, exitcode, words",
+    [
+        (entrypoints.leave_with, "spawn", 3, ""),
+        (entrypoints.unpicklable, "fork", 1, "pickle"),
+        (entrypoints.unpicklable, "spawn", 1, "return value"),
+        (entrypoints.returns_what_cannot_be_read, "forkserver", None, "return value cannot be read"),
+    ],
+)
 @pytest.mark.usefixtures("all_given_back")
-def test_a_function_may_leave_with_an_exit_code(method: str) -> None:
-    result = run("asyncio", call(entrypoints.leave_with, 3, start_method=method).run())
-    assert result.is_failed() and result.failures[0].exitcode == 3
+def test_an_exit_code_or_a_value_that_cannot_be_returned_is_a_failure_that_says_so(
+    function: Callable[..., Any], method: str, exitcode: int | None, words: str
+) -> None:
+    args = [exitcode] if function is entrypoints.leave_with else []
+    result = run("asyncio", call(function, *args, start_method=method).run())
+    assert result.is_failed()
+    failure = result.failures[0]
+    assert exitcode in {None, failure.exitcode} and words in failure.message, failure
 
 
-@with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_large_values_are_returned(method: str) -> None:
-    result = run("uvloop", call(entrypoints.many_bytes, 16, local_world_size=2, start_method=method).run())
+def test_large_values_are_returned() -> None:
+    result = run("uvloop", call(entrypoints.many_bytes, 16, local_world_size=2, start_method="spawn").run())
     assert result.return_values == {0: bytes(16 << 20), 1: b"\1" * (16 << 20)}
     assert len(repr(result)) < 500
 
 
-@with_every_method
-@pytest.mark.usefixtures("all_given_back")
-def test_a_value_that_cannot_be_pickled_is_a_failure_that_says_so(method: str) -> None:
-    result = run("asyncio", call(entrypoints.unpicklable, start_method=method).run())
-    assert result.is_failed()
-    message = result.failures[0].message
-    assert "pickle" in message and "return value" in message, message
-
-
-@with_every_method
-@pytest.mark.usefixtures("all_given_back")
-def test_a_value_that_cannot_be_read_is_a_failure_that_says_so(method: str) -> None:
-    result = run("asyncio", call(entrypoints.returns_what_cannot_be_read, start_method=method).run())
-    assert result.is_failed()
-    assert "return value cannot be read" in result.failures[0].message
-
-
-@on_each_loop
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code(loop: str, method: str) -> None:
-    result = run(loop, call(entrypoints.never_begins, entrypoints.DiesWhenRead(), start_method=method).run())
+def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code(method: str) -> None:
+    result = run("uvloop", call(entrypoints.never_begins, entrypoints.DiesWhenRead(), start_method=method).run())
     assert result.is_failed() and result.failures[0].exitcode == 9
 
 
@@ -386,10 +378,9 @@ def test_a_queue_of_the_same_context_goes_to_the_function(method: str) -> None:
     queue.join_thread()
 
 
-@with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_functions_are_started_again_after_a_failure(method: str) -> None:
-    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method=method).run())
+def test_functions_are_started_again_after_a_failure() -> None:
+    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method="forkserver").run())
     assert result.return_values == {0: 1}
 
 
@@ -479,9 +470,8 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
     run(loop, main())
 
 
-@on_both_loops
 def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(
-    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Who is held up waits so long.
     monkeypatch.setattr("aelastic.workers.guard_process.GUARD_TIMEOUT_S", 10 * DEADLINE_S)
@@ -500,7 +490,7 @@ def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(
         second.stop()
         await running
 
-    run(loop, main())
+    run("uvloop", main())
 
 
 @pytest.mark.parametrize(
@@ -536,19 +526,17 @@ def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     assert capfd.readouterr().err.count(words) == 1
 
 
-@on_both_loops
-def test_a_program_that_is_not_there_is_refused_before_it_starts(loop: str) -> None:
+def test_a_program_that_is_not_there_is_refused_before_it_starts() -> None:
     with pytest.raises(InputError, match="entrypoint nosuch is not a program in PATH"):
-        run(loop, Supervisor(WorkerSpec(entrypoint="nosuch")).run())
+        run("uvloop", Supervisor(WorkerSpec(entrypoint="nosuch")).run())
 
 
-@on_both_loops
-def test_a_function_that_cannot_be_sent_to_a_worker_is_refused(loop: str) -> None:
+def test_a_function_that_cannot_be_sent_to_a_worker_is_refused() -> None:
     with pytest.raises(InputError, match="define it at the top of a module"):
-        run(loop, Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())
+        run("uvloop", Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())
 
 
-@on_both_loops
+@on_each_loop
 def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: str, tmp_path: Path) -> None:
     asked, answer, started = threading.Event(), threading.Event(), tmp_path / "started"
 

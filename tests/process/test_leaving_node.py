@@ -15,9 +15,9 @@ from kit.launching import Job, Launcher, on_both_loops, run, wait_for
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.agent.requests import notice_sources
-from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources, said_by
+from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.resources import Asked
-from aelastic.errors import EXIT_INPUT, EXIT_TRY_AGAIN
+from aelastic.errors import EXIT_TRY_AGAIN
 
 # Steps of 10 ms; where `slow` is there, rank 1 takes none, and says so.
 TRAINS = """
@@ -49,9 +49,8 @@ def slow_down(job: Job) -> None:
     wait_for("rank 1 takes no step", (job.folder / "stands").exists)
 
 
-@on_both_loops
-def test_all_ranks_save_at_one_step_on_a_signal(launch: Launcher, loop: str) -> None:
-    job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:20", loop=loop)
+def test_all_ranks_save_at_one_step_on_a_signal(launch: Launcher) -> None:
+    job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:20")
     job.wait_line("trains", 2)
     job.signal(signal.SIGUSR1)
     assert job.wait(15) == EXIT_TRY_AGAIN, job.story
@@ -264,25 +263,6 @@ def _has_said(job: Job, words: str) -> bool:
     return words in job.stderr
 
 
-@pytest.mark.parametrize(
-    "line, said",
-    [
-        ("drain 110 spot", Asked(110.0, "spot")),
-        ("drain 30", Asked(30.0)),
-        ("45.5 s maintenance  of\tthe host\n", Asked(45.5, "maintenance of the host")),
-        ("90", Asked(90.0)),
-        ("cancel\n", Asked(None)),
-        ("drain soon", None),
-        ("drain -5", None),
-        ("", None),
-        ("drained 5", None),
-        ("drain 99999999", None),
-    ],
-)
-def test_what_a_line_says(line: str, said: Asked | None) -> None:
-    assert said_by(line) == said
-
-
 def test_a_file_that_says_nothing_or_nonsense_is_a_notice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     heard: list[Asked] = []
     path = tmp_path / "notice"
@@ -341,24 +321,3 @@ notice.saved()
         return result.is_drained and result.reason.endswith(" (by the program)") and not result.failures
 
     assert run(loop, job())
-
-
-BAD = {
-    ("--on-signal", "USR1"): "--on-signal USR1: use SIGNAL=drain:SECONDS or SIGNAL=pass",
-    ("--on-signal", "USR1=drain:0"): "give at least 1 s to drain in",
-    ("--on-signal", "USR1=drain:x"): "use a number of seconds",
-    ("--on-signal", "FOO=pass"): "SIGFOO is not a signal of this system",
-    ("--on-signal", "KILL=pass"): "SIGKILL cannot be handled",
-    ("--on-signal", "USR1=pass,USR1=drain:5"): "name each signal once",
-    ("--drain-signal", "SIGKILL"): "SIGKILL cannot be handled",
-    ("--drain-signal", "SIGTERM,SIGINT"): "use the name of one signal",
-    ("--drain-wait", "-1"): "use seconds, 0 or more",
-    ("--notice-file", ""): "name a file or folder",
-}
-
-
-@pytest.mark.parametrize("options", BAD, ids=" ".join)
-def test_what_cannot_be_is_refused_in_one_line(launch: Launcher, options: tuple[str, str]) -> None:
-    job = launch("say('start')", *options)
-    assert job.wait() == EXIT_INPUT and BAD[options] in job.stderr and job.stderr.count("\n") == 1, job.story
-    assert not job.lines

@@ -7,10 +7,11 @@ import resource
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from kit.agents import listening_ports
 from kit.launching import DEADLINE_S, Job, Launcher, wait_for
 from kit.ports import quiet_port
 
@@ -181,7 +182,9 @@ def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
     refused.assert_nothing_left()
 
 
-@pytest.mark.parametrize("limit", [9, 12, 16, 28])
+@pytest.mark.parametrize(
+    "limit", [9, pytest.param(12, marks=pytest.mark.all), pytest.param(16, marks=pytest.mark.all), 28]
+)
 def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, limit: int) -> None:
     job = launch("say('started')", prefix=["prlimit", f"--nofile={limit}"])
     assert job.wait() == 2, job.story
@@ -211,24 +214,6 @@ def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(lau
     assert_no_bug(job)
     assert "files" in job.stderr or "FAILED" in job.stderr, job.story
     job.assert_nothing_left()
-
-
-def listening_ports(pid: int) -> set[int]:
-    """Where a process takes connections (`proc_pid_net(5)`, state 0A)."""
-    sockets = set()
-    for name in os.listdir(f"/proc/{pid}/fd"):
-        with suppress(OSError):
-            sockets.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    lines = [
-        line.split()
-        for table in ("tcp", "tcp6")
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().split("\n")[1:]
-    ]
-    return {
-        int(line[1].rpartition(":")[2], 16)
-        for line in lines
-        if line and line[3] == "0A" and f"socket:[{line[9]}]" in sockets
-    }
 
 
 def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(launch: Launcher) -> None:

@@ -76,8 +76,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_at_the_shutdown_timeout(launch:
     job.assert_nothing_left()
 
 
-@on_both_loops
-def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(launch: Launcher, loop: str) -> None:
+def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(launch: Launcher) -> None:
     job = launch(
         """
         LOADER = "import sys, time\\nfor line in sys.stdin: print('batch', flush=True)\\ntime.sleep(600)"
@@ -98,7 +97,6 @@ def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(l
         say("ready", loader.pid)
         rest()
         """,
-        loop=loop,
     )
     job.wait_line("ready")
     job.signal(signal.SIGTERM)
@@ -130,7 +128,7 @@ def test_the_last_line_names_the_workers_that_failed_while_they_were_stopping(la
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=signal_name)
 def test_a_second_signal_kills_now(launch: Launcher, loop: str, signum: int) -> None:
     job = launch(IGNORES, "--shutdown-timeout", "600", "--nproc-per-node", "2", loop=loop)
@@ -186,15 +184,14 @@ def test_a_fork_server_outlives_signals_which_are_as_ever_in_its_workers(launch:
     job.assert_nothing_left()
 
 
-@on_both_loops
-def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher, loop: str) -> None:
+def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) -> None:
     worker = """
     signal.signal(signal.SIGUSR1, lambda *_: (say("got", "USR1"), os._exit(0)))
     say("ready")
     rest()
     """
-    named = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="named")
-    other = launch(worker, "--signals-to-handle", "SIGUSR1", loop=loop, name="other")
+    named = launch(worker, "--signals-to-handle", "SIGUSR1", name="named")
+    other = launch(worker, "--signals-to-handle", "SIGUSR1", name="other")
     named.wait_line("ready")
     other.wait_line("ready")
     named.signal(signal.SIGUSR1)
@@ -206,14 +203,12 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher, lo
     other.wait_nothing_left(AFTERLIFE_S)
 
 
-@on_both_loops
-def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher, loop: str) -> None:
+def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher) -> None:
     job = launch(
         """
         say("ready", signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
         wait_for("go")
         """,
-        loop=loop,
         prefix=["nohup"],
     )
     assert job.wait_line("ready") == ["ready True"]
@@ -226,7 +221,6 @@ def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher, loop: str) 
 # Exit codes.
 
 
-@on_both_loops
 @pytest.mark.parametrize(
     "end, options, code",
     [
@@ -239,10 +233,8 @@ def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher, loop: str) 
         ("raise ValueError('x')", [], 1),
     ],
 )
-def test_the_exit_code_tells_how_the_worker_ended(
-    launch: Launcher, loop: str, end: str, options: list[str], code: int
-) -> None:
-    job = launch(end, *options, loop=loop)
+def test_the_exit_code_tells_how_the_worker_ended(launch: Launcher, end: str, options: list[str], code: int) -> None:
+    job = launch(end, *options)
     assert job.wait() == code, job.story
     job.assert_nothing_left()
 
@@ -275,50 +267,33 @@ def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher)
 # What is left behind.
 
 
-@on_both_loops
 @pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(4)"])
-def test_nothing_a_worker_leaves_behind_outlives_the_agent(launch: Launcher, loop: str, end: str) -> None:
-    job = launch(HAS_FAMILY + end, loop=loop)
+def test_nothing_a_worker_leaves_behind_outlives_the_agent(launch: Launcher, end: str) -> None:
+    job = launch(HAS_FAMILY + end)
     assert job.wait() == int(end[-2]), job.story
     assert job.lines
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_daemon_without_environment_and_session_does_not_outlive_the_agent(launch: Launcher, code: int) -> None:
-    job = launch(f"{HAS_STRANGE_DAEMON}\nsys.exit({code})\n")
-    assert job.wait() == code, job.story
-    (pid,) = (int(line.split()[1]) for line in job.lines)
-    assert not alive(pid)
-
-
-def test_such_a_daemon_is_gone_before_the_next_generation(launch: Launcher) -> None:
+def test_what_a_worker_leaves_is_gone_before_the_next_generation_and_outlives_no_agent(launch: Launcher) -> None:
+    """A child in a group of its own, and a daemon without its environment and session."""
     job = launch(
-        f"if restart: say('second', os.path.exists('/proc/' + open('daemon0').read().strip()))\n{HAS_STRANGE_DAEMON}"
-        "sys.exit(restart == 0)\n",
+        f"""
+if restart:
+    for name in ("daemon0", "child"):
+        say(name, os.path.exists(f"/proc/{{open(name).read().strip()}}/exe"))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
+open("child", "w").write(str(child.pid))
+{HAS_STRANGE_DAEMON}
+os._exit(restart == 0)
+""",
         "--max-restarts=1",
     )
     assert job.wait() == 0, job.story
-    assert job.lines[1] == "second False", job.story
-
-
-@on_both_loops
-def test_what_a_worker_leaves_in_its_session_is_gone_before_the_next_generation(launch: Launcher, loop: str) -> None:
-    job = launch(
-        """
-        if restart == 0:
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
-            open("child", "w").write(str(child.pid))
-            os._exit(1)
-        child = int(open("child").read())
-        say("child", os.path.exists(f"/proc/{child}/exe") and "alive" or "gone")
-        """,
-        "--max-restarts",
-        "1",
-        loop=loop,
-    )
-    assert job.wait() == 0, job.story
-    assert job.lines == ["child gone"]
+    daemons = [int(line.split()[1]) for line in job.lines if line.startswith("daemon ")]
+    assert job.lines[1:3] == ["daemon0 False", "child False"], job.story
+    assert len(daemons) == 2 and not any(map(alive, daemons))
+    job.assert_nothing_left()
 
 
 @pytest.fixture
@@ -356,13 +331,11 @@ def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     other.assert_nothing_left()
 
 
-@on_both_loops
-def test_a_guard_that_is_killed_is_replaced_and_the_agent_can_still_be_killed(launch: Launcher, loop: str) -> None:
+def test_a_guard_that_is_killed_is_replaced_and_the_agent_can_still_be_killed(launch: Launcher) -> None:
     job = launch(
         "if restart == 0:\n    say('first')\n    wait_for('go')\n    os._exit(1)\n" + HAS_FAMILY + "time.sleep(600)",
         "--max-restarts",
         "1",
-        loop=loop,
     )
     job.wait_line("first")
     first = job.child(GUARD)
@@ -406,22 +379,21 @@ def test_a_guard_has_all_that_it_needs_before_it_runs() -> None:
     wait_for("the worker gone", lambda: not alive(int(agent.stdout)))
 
 
-@on_both_loops
-def test_a_job_whose_guard_was_killed_ends_as_any_other(launch: Launcher, loop: str) -> None:
-    job = launch("say('ready')\nwait_for('go')\n", loop=loop)
+def test_a_job_whose_guard_was_killed_ends_as_any_other(launch: Launcher) -> None:
+    job = launch("say('ready')\nwait_for('go')\n")
     job.wait_line("ready")
+    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
+    assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
     os.kill(job.child(GUARD), signal.SIGKILL)
     job.go()
     assert job.wait() == 0, job.story
     job.assert_nothing_left()
 
 
-@on_both_loops
-def test_nothing_is_left_of_an_agent_in_an_agent_when_the_outer_one_is_killed(launch: Launcher, loop: str) -> None:
+def test_nothing_is_left_of_an_agent_in_an_agent_when_the_outer_one_is_killed(launch: Launcher) -> None:
     inner = launch.write("job/inner.py", HAS_FAMILY + "time.sleep(600)")
     job = launch(
-        f"os.execv(sys.executable, [sys.executable, '-m', 'aelastic', '--loop', '{loop}', '--nproc-per-node', '2', {str(inner)!r}])",
-        loop=loop,
+        f"os.execv(sys.executable, [sys.executable, '-m', 'aelastic', '--nproc-per-node', '2', {str(inner)!r}])",
     )
     job.wait_line("ready", 2)
     guards = [pid for pid in job.left() if GUARD in cmdline(pid)]
@@ -431,14 +403,6 @@ def test_nothing_is_left_of_an_agent_in_an_agent_when_the_outer_one_is_killed(la
 
     job.wait()
     job.wait_nothing_left(AFTERLIFE_S)
-
-
-@on_both_loops
-def test_the_guard_is_not_found_by_the_name_of_the_program(launch: Launcher, loop: str) -> None:
-    job = launch(SLEEPS, loop=loop)
-    job.wait_line("ready")
-    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
-    assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
 
 
 def test_a_chain_of_forks_that_outruns_a_look_is_gone_too(launch: Launcher) -> None:
@@ -515,9 +479,8 @@ def test_as_pid_1_it_reaps_orphans_while_workers_run(launch: Launcher, loop: str
     job.assert_nothing_left()
 
 
-@on_both_loops
-def test_as_pid_1_it_ends_at_sigterm_and_exits_with_143(launch: Launcher, loop: str, unshare: list[str]) -> None:
-    job = launch(HAS_FAMILY + "time.sleep(600)", loop=loop, prefix=unshare)
+def test_as_pid_1_it_ends_at_sigterm_and_exits_with_143(launch: Launcher, unshare: list[str]) -> None:
+    job = launch(HAS_FAMILY + "time.sleep(600)", prefix=unshare)
     job.wait_line("ready")
     os.kill(init_of(job), signal.SIGTERM)
     assert job.wait() == 128 + signal.SIGTERM, job.story
@@ -570,21 +533,20 @@ def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(
 # What does not begin.
 
 
-@on_both_loops
-def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(launch: Launcher, loop: str) -> None:
+def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(launch: Launcher) -> None:
     for name, content, code in [
         ("garbage", "\x7fELF but not really", 126),
         ("no-interpreter", "#!/nowhere/python\n", 127),
     ]:
         program = launch.write(f"{name}/program", content, preamble="")
         program.chmod(0o755)
-        job = launch.command("--no-python", "--max-restarts", "1", str(program), loop=loop, name=name)
+        job = launch.command("--no-python", "--max-restarts", "1", str(program), name=name)
         assert job.wait() == code, job.story
         assert "could not be started" in job.stderr
         job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher, loop: str) -> None:
     # An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then
     # the old program is gone, and the kernel can but kill the process (`load_elf_binary`).
@@ -603,7 +565,7 @@ def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher,
 # Floods, and kernels without pidfds.
 
 
-@on_both_loops
+@on_each_loop
 def test_floods_on_both_streams_come_through_whole(launch: Launcher, loop: str) -> None:
     job = launch(
         """
@@ -649,7 +611,7 @@ def test_without_pidfds_exits_are_still_seen_and_all_is_cleared(launch: Launcher
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 def test_without_pidfds_a_worker_is_stopped_too(launch: Launcher, loop: str) -> None:
     job = launch(IGNORES, "--shutdown-timeout", "0.2", loop=loop, wrapper=NO_PIDFDS)
     job.wait_line("ready")
@@ -658,7 +620,7 @@ def test_without_pidfds_a_worker_is_stopped_too(launch: Launcher, loop: str) -> 
     job.assert_nothing_left()
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_standard_streams_change_nothing_but_what_is_seen(launch: Launcher, loop: str, closed: str) -> None:
     job = launch("sys.exit(3)", loop=loop, prefix=["sh", "-c", f'exec "$@" {closed}', "sh"])
