@@ -39,7 +39,7 @@ rehearsal-picture: $(INSTALLED)  ## make docs/rehearsal.png anew, of a tutorial'
 	$(BIN)/python examples/rehearsal_picture.py
 
 test-core: $(INSTALLED)  ## run the tests that start no process, in less than a minute
-	$(PYTEST) $(QUIET_RINGS) $(ARGS)
+	$(PYTEST) -n auto $(QUIET_RINGS) $(ARGS)  # they compute, and never wait
 
 test: $(INSTALLED)  ## run what a change can break, in some minutes
 	$(PYTEST) -m 'not all' $(RING) $(ARGS)
