@@ -190,9 +190,10 @@ def teed(text: bytes) -> list[bytes]:
     [
         (["--redirects=0:0,1:1,2:2,3:3", "--tee=0:1,3:2"], {}),
         pytest.param(["--redirects=1:3", "--tee=0:3,2:3", "--local-ranks-filter=0,1"], {}, marks=pytest.mark.all),
-        (
+        pytest.param(
             ["--tee=3", "--duplicate-stdout-filters=apple,last", "--duplicate-stderr-filters=bytes"],
             {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank} $$ ${unknown}>:"},
+            marks=pytest.mark.all,
         ),
         pytest.param(["--redirects=3", "--duplicate-stdout-filters=apple"], {}, marks=pytest.mark.all),
     ],

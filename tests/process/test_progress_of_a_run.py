@@ -66,9 +66,11 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: st
     "trouble",
     [
         "wrong token",
-        "another's certificate",
         "slow",
-        *(pytest.param(each, marks=pytest.mark.all) for each in ("no token", "not there", "5xx")),
+        *(
+            pytest.param(each, marks=pytest.mark.all)
+            for each in ("another's certificate", "no token", "not there", "5xx")
+        ),
     ],
 )
 def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: Path, trouble: str) -> None:

@@ -242,7 +242,7 @@ say("ended")
 """
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.all), 8])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.all), pytest.param(2, marks=pytest.mark.all), 8])
 def test_bars_are_one_row_for_each_rank_and_leave_their_last_state(start: Screens, ranks: int) -> None:
     job, screen = start(BARS, f"--nproc-per-node={ranks}", columns=80, rows=30)
     labels = [f"[{rank}] " if ranks > 1 else "" for rank in range(ranks)]
@@ -267,7 +267,7 @@ def test_bars_are_one_row_for_each_rank_and_leave_their_last_state(start: Screen
     assert rows.count("ended") == ranks and "rank 0:  " not in text
 
 
-@pytest.mark.parametrize("kind", ["line", "view"])
+@pytest.mark.parametrize("kind", ["line", pytest.param("view", marks=pytest.mark.all)])
 @pytest.mark.parametrize("every_s", [0.02, pytest.param(0.2, marks=pytest.mark.all)])
 def test_the_state_is_there_however_often_a_worker_writes(start: Screens, kind: str, every_s: float) -> None:
     pytest.importorskip("rich")
@@ -312,7 +312,7 @@ def test_without_live_rows_the_agents_lines_begin_at_the_first_column_too(start:
     assert "40/120\naelastic: W rank 0 failed" in piped.stderr
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [pytest.param(signal.SIGTERM, marks=pytest.mark.all), signal.SIGKILL])
 def test_a_terminal_is_as_it_was_whatever_ends_the_agent(start: Screens, signum: int) -> None:
     job, screen = start(
         "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nos.write(1, b'working\\n\\r 1%')\nwait_for('never')",
