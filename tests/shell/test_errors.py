@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import logging
 import os
 import pickle
-import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.stories.recorded import HOOKS, TRACEBACK, Told, outcome, record_text, returns, written
 
 from aelastic import errors
 from aelastic.errors import (
@@ -37,11 +35,6 @@ from aelastic.errors import (
     record,
 )
 
-ROOT = Path(__file__).parents[2]
-TRACEBACK = (
-    'Traceback (most recent call last):\n  File "train.py", line 12, in main\n    step()\nValueError: batch is empty\n'
-)
-
 
 @pytest.fixture
 def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -51,33 +44,11 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def written(path: Path) -> Any:
-    return json.loads(path.read_text())
-
-
-def record_text(
-    message: str = "ValueError: batch is empty", traceback: str = TRACEBACK, timestamp: str = "1000"
-) -> str:
-    return json.dumps(
-        {"message": {"message": message, "extraInfo": {"py_callstack": traceback, "timestamp": timestamp}}}
-    )
-
-
 def failure_at(
     path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, said: str = "", **more: Any
 ) -> ProcessFailure:
     path.write_text(record_text(message=said or "ValueError: batch is empty", timestamp=str(timestamp)))
     return ProcessFailure(local_rank, 100 + local_rank, exitcode, str(path), **more)
-
-
-def run(script: str, error_file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 class TestTree:
@@ -125,32 +96,6 @@ class TestTree:
 
     def test_any_other_error_exits_with_1(self) -> None:
         assert exit_code_of(RuntimeError()) == 1
-
-    def test_importing_errors_imports_nothing_slow(self) -> None:
-        slow = [
-            "torch",
-            "anyio",
-            "asyncio",
-            "socket",
-            "traceback",
-            "logging",
-            "json",
-            "aelastic.failures.exit_reason",
-            "pathlib",
-        ]
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-S",
-                "-c",
-                f"import sys, aelastic.errors; print([m for m in {slow} if m in sys.modules])",
-            ],
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout == "[]\n"
 
 
 class TestProcessFailure:
@@ -352,22 +297,6 @@ class TestReport:
         assert len(report) < 150_000
         assert "... and 935 more: ranks 65-999" in report
 
-    def test_scrapers_of_torchs_report_find_their_fields(self, tmp_path: Path) -> None:
-        torch_errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
-        ours_at, theirs_at = tmp_path / "o.json", tmp_path / "t.json"
-        ours = ChildFailedError("x", {0: failure_at(ours_at), 1: failure_at(theirs_at, said="OSError: other")})
-        theirs = torch_errors.ChildFailedError(
-            "x", {n: torch_errors.ProcessFailure(0, 1, 1, str(path)) for n, path in enumerate([ours_at, theirs_at])}
-        )
-
-        def marks(report: str) -> list[str]:
-            lines = report.strip("\n").split("\n")
-            names = ("[", "  time ", "  host ", "  rank ", "  exitcode ", "  error_file", "  traceback ")
-            kept = [line for line in lines if line.startswith(names) or line[:1] not in " V"]
-            return [line.split(":")[0].strip("=-") for line in kept]
-
-        assert marks(str(ours)) == marks(str(theirs))
-
 
 @pytest.mark.parametrize(
     "code", ["\x1b[2J", "\x1b]0;title\x07", "\x07", "\x00", "\x9b31m", "\u202e", "\u2066", "\u2028"]
@@ -546,50 +475,6 @@ class TestErrorHandler:
         assert "Handler" in caplog.text
 
 
-class Told(ErrorHandler):
-    """A handler that writes down what `record` calls, as one of torch 2.15 may."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-
-    def initialize(self) -> None:
-        self.calls.append(("initialize", self._fn_name))
-
-    def record_exception(self, e: BaseException) -> None:
-        self.calls.append(("record_exception", self._fn_name))
-
-    def record_success(self) -> None:
-        self.calls.append(("record_success", self._fn_name))
-
-
-def returns() -> int:
-    return 7
-
-
-def raises() -> int:
-    raise ValueError("x")
-
-
-def exits() -> int:
-    sys.exit(0)
-
-
-# What `record` decorates, and the calls that its handler sees.
-HOOKS: dict[str, tuple[Callable[[], int], list[object]]] = {
-    "returns": (returns, [("initialize", "returns"), ("record_success", "returns")]),
-    "raises": (raises, [("initialize", "raises"), ("record_exception", "raises")]),
-    "exits with 0": (exits, [("initialize", "exits")]),
-    "has no name": (functools.partial(returns), [("initialize", None), ("record_success", None)]),
-}
-
-
-def outcome(main: Callable[[], int | None]) -> object:
-    try:
-        return main()
-    except ValueError as error:
-        return str(error)
-
-
 class TestHooksOfAHandler:
     @pytest.mark.parametrize("case", HOOKS)
     def test_a_handler_learns_the_functions_name_and_whether_it_returned(self, case: str) -> None:
@@ -597,15 +482,6 @@ class TestHooksOfAHandler:
         handler = Told()
         assert outcome(record(fn, handler)) == {"raises": "x", "exits with 0": None}.get(case, 7)
         assert handler.calls == calls
-
-    @pytest.mark.parametrize("case", HOOKS)
-    def test_torchs_record_calls_the_same(self, case: str, torch_errors: Any) -> None:
-        if not hasattr(torch_errors.ErrorHandler, "record_success"):
-            pytest.skip("torch before 2.15")
-        fn, _ = HOOKS[case]
-        ours, theirs = Told(), Told()
-        assert outcome(record(fn, ours)) == outcome(torch_errors.record(fn, theirs))
-        assert ours.calls == theirs.calls
 
     def test_a_success_that_cannot_be_recorded_is_no_failure_of_the_function(self, error_file: Path) -> None:
         class Handler(ErrorHandler):
@@ -641,101 +517,3 @@ class TestHooksOfAHandler:
         assert "GPU" not in str(ChildFailedError("x", {0: killed}))  # the third time it fails
         assert "no driver" in caplog.text
         assert error.failures[0].message == killed.message
-
-
-@pytest.fixture(scope="module")
-def torch_errors() -> Any:
-    """torch's own module, the oracle."""
-    import torch.distributed.elastic.multiprocessing.errors as module
-
-    return module
-
-
-OURS = "from aelastic.errors import record, ChildFailedError, ProcessFailure\n"
-THEIRS = "from torch.distributed.elastic.multiprocessing.errors import record, ChildFailedError, ProcessFailure\n"
-WORKER = "@record\ndef main():\n    raise ValueError('batch is empty')\nmain()\n"
-
-
-def agent(child: Path) -> str:
-    return f"@record\ndef main():\n    raise ChildFailedError('train', {{0: ProcessFailure(0, 1, -11, {str(child)!r})}})\nmain()\n"
-
-
-class TestTorch:
-    @pytest.mark.all
-    def test_ours_reads_what_torchs_record_wrote(self, tmp_path: Path) -> None:
-        assert run(THEIRS + WORKER, tmp_path / "e.json").returncode == 1
-        failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
-        assert failure.message == "ValueError: batch is empty"
-        assert failure.traceback.endswith("ValueError: batch is empty\n")
-        assert failure.headline == "ValueError: batch is empty at <string>:4"
-
-    def test_torchs_reads_what_our_record_wrote(self, tmp_path: Path, torch_errors: Any) -> None:
-        assert run(OURS + WORKER, tmp_path / "e.json").returncode == 1
-        theirs = torch_errors.ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
-        ours = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
-        assert theirs.message["message"] == ours.message == "ValueError: batch is empty"
-        assert theirs.message["extraInfo"]["py_callstack"] == ours.traceback
-        assert theirs.timestamp == ours.timestamp
-        assert theirs.error_file_data == ours.error_file_data
-        assert "batch is empty" in torch_errors.ChildFailedError("x", {0: theirs}).format_msg()
-
-    @pytest.mark.parametrize(
-        "worker, above", [(OURS, THEIRS), pytest.param(THEIRS, OURS, marks=pytest.mark.all), (OURS, OURS)]
-    )
-    @pytest.mark.all
-    def test_a_cause_passes_through_nested_agents_of_either_kind(self, tmp_path: Path, worker: str, above: str) -> None:
-        files = [tmp_path / f"{n}.json" for n in range(3)]
-        run(worker + WORKER, files[0])
-        run(above + agent(files[0]), files[1])
-        run(worker + agent(files[1]), files[2])
-        expected = written(files[0])
-        expected["message"]["errorCode"] = -11
-        assert written(files[1]) == written(files[2]) == expected
-
-    def test_torchs_child_failed_error_passes_our_record(
-        self, tmp_path: Path, torch_errors: Any, error_file: Path
-    ) -> None:
-        (tmp_path / "child.json").write_text(record_text())
-
-        def fails(path: str) -> Callable[[], None]:
-            def main() -> None:
-                raise torch_errors.ChildFailedError("x", {0: torch_errors.ProcessFailure(0, 1, -9, path)})
-
-            return record(main)
-
-        with pytest.raises(torch_errors.ChildFailedError) as raised:
-            fails(str(tmp_path / "child.json"))()
-        assert exit_code_of(raised.value) == 137
-        assert written(error_file)["message"]["errorCode"] == -9
-        assert written(error_file)["message"]["message"] == "ValueError: batch is empty"
-        with pytest.raises(torch_errors.ChildFailedError):
-            fails("/none")()
-        assert written(error_file)["message"]["message"].startswith("killed by signal 9")
-
-    @pytest.mark.parametrize("is_old", [False, True], ids=["this torch", "torch before 2.15"])
-    def test_torchs_handler_may_be_given_to_our_record(
-        self, torch_errors: Any, error_file: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
-    ) -> None:
-        for hook in ("set_entrypoint_fn_name", "record_success") if is_old else ():
-            monkeypatch.delattr(torch_errors.ErrorHandler, hook, raising=False)
-        assert record(returns, torch_errors.ErrorHandler())() == 7
-
-        def main() -> None:
-            raise ValueError("x")
-
-        with pytest.raises(ValueError, match="x"):
-            record(main, torch_errors.ErrorHandler())()
-        assert written(error_file)["message"]["message"] == "ValueError: x"
-        with pytest.raises(ChildFailedError):
-            record(_fail_without_a_file, torch_errors.ErrorHandler())()
-
-    def test_a_fatal_signal_under_record_shows_where_python_stood(self, tmp_path: Path) -> None:
-        done = run(OURS + "import ctypes\n@record\ndef main():\n    ctypes.string_at(0)\nmain()\n", tmp_path / "e.json")
-        failure = ProcessFailure(0, 1, done.returncode, str(tmp_path / "e.json"), stderr_tail=done.stderr)
-        assert failure.signal_name() == "SIGSEGV"
-        assert failure.message.endswith("its last words: Fatal Python error: Segmentation fault")
-        assert "in main" in failure.traceback
-
-
-def _fail_without_a_file() -> None:
-    raise ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")})

@@ -1,0 +1,188 @@
+"""Error files and `record` beside torch's, which is the oracle, and in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.stories.recorded import HOOKS, Told, outcome, record_text, returns, written
+
+from aelastic.errors import ChildFailedError, ProcessFailure, exit_code_of, record
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This process's own error file, which does not exist yet."""
+    path = tmp_path / "own.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def torch_errors() -> Any:
+    """torch's own module, the oracle."""
+    import torch.distributed.elastic.multiprocessing.errors as module
+
+    return module
+
+
+def run(script: str, error_file: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_importing_errors_imports_nothing_slow() -> None:
+    slow = [
+        "torch",
+        "anyio",
+        "asyncio",
+        "socket",
+        "traceback",
+        "logging",
+        "json",
+        "aelastic.failures.exit_reason",
+        "pathlib",
+    ]
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-S",
+            "-c",
+            f"import sys, aelastic.errors; print([m for m in {slow} if m in sys.modules])",
+        ],
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("case", HOOKS)
+def test_torchs_record_calls_the_same(case: str, torch_errors: Any) -> None:
+    if not hasattr(torch_errors.ErrorHandler, "record_success"):
+        pytest.skip("torch before 2.15")
+    fn, _ = HOOKS[case]
+    ours, theirs = Told(), Told()
+    assert outcome(record(fn, ours)) == outcome(torch_errors.record(fn, theirs))
+    assert ours.calls == theirs.calls
+
+
+OURS = "from aelastic.errors import record, ChildFailedError, ProcessFailure\n"
+THEIRS = "from torch.distributed.elastic.multiprocessing.errors import record, ChildFailedError, ProcessFailure\n"
+WORKER = "@record\ndef main():\n    raise ValueError('batch is empty')\nmain()\n"
+
+
+def agent(child: Path) -> str:
+    return f"@record\ndef main():\n    raise ChildFailedError('train', {{0: ProcessFailure(0, 1, -11, {str(child)!r})}})\nmain()\n"
+
+
+class TestTorch:
+    @pytest.mark.all
+    def test_ours_reads_what_torchs_record_wrote(self, tmp_path: Path) -> None:
+        assert run(THEIRS + WORKER, tmp_path / "e.json").returncode == 1
+        failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        assert failure.message == "ValueError: batch is empty"
+        assert failure.traceback.endswith("ValueError: batch is empty\n")
+        assert failure.headline == "ValueError: batch is empty at <string>:4"
+
+    def test_torchs_reads_what_our_record_wrote(self, tmp_path: Path, torch_errors: Any) -> None:
+        assert run(OURS + WORKER, tmp_path / "e.json").returncode == 1
+        theirs = torch_errors.ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        ours = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
+        assert theirs.message["message"] == ours.message == "ValueError: batch is empty"
+        assert theirs.message["extraInfo"]["py_callstack"] == ours.traceback
+        assert theirs.timestamp == ours.timestamp
+        assert theirs.error_file_data == ours.error_file_data
+        assert "batch is empty" in torch_errors.ChildFailedError("x", {0: theirs}).format_msg()
+
+    @pytest.mark.parametrize(
+        "worker, above", [(OURS, THEIRS), pytest.param(THEIRS, OURS, marks=pytest.mark.all), (OURS, OURS)]
+    )
+    @pytest.mark.all
+    def test_a_cause_passes_through_nested_agents_of_either_kind(self, tmp_path: Path, worker: str, above: str) -> None:
+        files = [tmp_path / f"{n}.json" for n in range(3)]
+        run(worker + WORKER, files[0])
+        run(above + agent(files[0]), files[1])
+        run(worker + agent(files[1]), files[2])
+        expected = written(files[0])
+        expected["message"]["errorCode"] = -11
+        assert written(files[1]) == written(files[2]) == expected
+
+    def test_scrapers_of_torchs_report_find_their_fields(self, tmp_path: Path, torch_errors: Any) -> None:
+        ours_at, theirs_at = tmp_path / "o.json", tmp_path / "t.json"
+        ours_at.write_text(record_text())
+        theirs_at.write_text(record_text("OSError: other"))
+        failures = [ProcessFailure(0, 1, 1, str(path)) for path in (ours_at, theirs_at)]
+        ours = ChildFailedError("x", dict(enumerate(failures)))
+        theirs = torch_errors.ChildFailedError(
+            "x", {n: torch_errors.ProcessFailure(0, 1, 1, str(path)) for n, path in enumerate([ours_at, theirs_at])}
+        )
+
+        def marks(report: str) -> list[str]:
+            lines = report.strip("\n").split("\n")
+            names = ("[", "  time ", "  host ", "  rank ", "  exitcode ", "  error_file", "  traceback ")
+            kept = [line for line in lines if line.startswith(names) or line[:1] not in " V"]
+            return [line.split(":")[0].strip("=-") for line in kept]
+
+        assert marks(str(ours)) == marks(str(theirs))
+
+    def test_torchs_child_failed_error_passes_our_record(
+        self, tmp_path: Path, torch_errors: Any, error_file: Path
+    ) -> None:
+        (tmp_path / "child.json").write_text(record_text())
+
+        def fails(path: str) -> Callable[[], None]:
+            def main() -> None:
+                raise torch_errors.ChildFailedError("x", {0: torch_errors.ProcessFailure(0, 1, -9, path)})
+
+            return record(main)
+
+        with pytest.raises(torch_errors.ChildFailedError) as raised:
+            fails(str(tmp_path / "child.json"))()
+        assert exit_code_of(raised.value) == 137
+        assert written(error_file)["message"]["errorCode"] == -9
+        assert written(error_file)["message"]["message"] == "ValueError: batch is empty"
+        with pytest.raises(torch_errors.ChildFailedError):
+            fails("/none")()
+        assert written(error_file)["message"]["message"].startswith("killed by signal 9")
+
+    @pytest.mark.parametrize("is_old", [False, True], ids=["this torch", "torch before 2.15"])
+    def test_torchs_handler_may_be_given_to_our_record(
+        self, torch_errors: Any, error_file: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+    ) -> None:
+        for hook in ("set_entrypoint_fn_name", "record_success") if is_old else ():
+            monkeypatch.delattr(torch_errors.ErrorHandler, hook, raising=False)
+        assert record(returns, torch_errors.ErrorHandler())() == 7
+
+        def main() -> None:
+            raise ValueError("x")
+
+        with pytest.raises(ValueError, match="x"):
+            record(main, torch_errors.ErrorHandler())()
+        assert written(error_file)["message"]["message"] == "ValueError: x"
+        with pytest.raises(ChildFailedError):
+            record(_fail_without_a_file, torch_errors.ErrorHandler())()
+
+    def test_a_fatal_signal_under_record_shows_where_python_stood(self, tmp_path: Path) -> None:
+        done = run(OURS + "import ctypes\n@record\ndef main():\n    ctypes.string_at(0)\nmain()\n", tmp_path / "e.json")
+        failure = ProcessFailure(0, 1, done.returncode, str(tmp_path / "e.json"), stderr_tail=done.stderr)
+        assert failure.signal_name() == "SIGSEGV"
+        assert failure.message.endswith("its last words: Fatal Python error: Segmentation fault")
+        assert "in main" in failure.traceback
+
+
+def _fail_without_a_file() -> None:
+    raise ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")})
