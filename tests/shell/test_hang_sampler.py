@@ -1,0 +1,261 @@
+"""What a watch for hangs sees of workers, in a `/proc` of our own, and when it looks, on a clock that costs no time."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from kit.virtual_clock import on_virtual_time
+
+from aelastic import ExpectedOutput
+from aelastic.group.backend import WorkerStart
+from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, sizes_of
+from aelastic.hangs.hang_rules import Rules, Sample
+from aelastic.hangs.watch import Found
+from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
+from aelastic.logs.lines import PrefixedLines
+from aelastic.settings import HANG_SIGNALS
+
+ALL = Rules(hang_timeout_s=60.0, hang_signals=HANG_SIGNALS, stuck_timeout_s=60.0)
+
+
+# Looking: a `/proc` of our own.
+
+
+def put(root: Path, pid: int, *, parent: int = 1, session: int = 0, **more: Any) -> None:
+    """One process; its name is meant to confuse."""
+    values = {"state": "S", "ticks": 0, "io": 0, "own_io": 0, "began": 5, **more}
+    folder = root / str(pid)
+    (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+    fields = [
+        values["state"],
+        parent,
+        session,
+        session,
+        *[0] * 7,
+        values["ticks"],
+        0,
+        0,
+        0,
+        20,
+        0,
+        1,
+        0,
+        values["began"],
+    ]
+    (folder / "stat").write_text(f"{pid} (a) S 1 (b)) " + " ".join(map(str, fields)) + " 0 0\n")
+    for path, value in ((folder / "io", values["io"]), (folder / "task" / str(pid) / "io", values["own_io"])):
+        if value is not None:
+            path.write_text(f"rchar: {value}\nwchar: 0\nsyscr: 0\n")
+
+
+def remove(root: Path, pid: int) -> None:
+    (root / str(pid) / "stat").unlink()
+
+
+PLACES = {0: Place(100, ()), 1: Place(200, ())}
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_worker_stands_for_its_session_and_all_that_descends_from_it(tmp_path: Path) -> None:
+    look = ProcTable(str(tmp_path))
+    put(tmp_path, 1)
+    put(tmp_path, 100, parent=1, session=100, ticks=1, io=1)
+    put(tmp_path, 101, parent=100, session=100, ticks=10, io=10)
+    put(tmp_path, 102, parent=1, session=100, ticks=100, io=100)  # an orphan
+    put(tmp_path, 103, parent=101, session=103, ticks=1000, io=1000)  # it has a session of its own
+    put(tmp_path, 104, parent=103, session=103, ticks=10000, io=10000)
+    put(tmp_path, 200, parent=1, session=200, ticks=5, io=6)
+    put(tmp_path, 300, parent=1, session=300, ticks=7, io=7)
+    first = look(PLACES, ALL)
+    assert (first[0].cpu_s, first[1].cpu_s) == pytest.approx((11111 * TICK_S, 5 * TICK_S))
+    assert (first[0].io, first[1].io) == (11111, 6)
+
+
+def test_what_has_ended_takes_nothing_back_and_what_comes_is_new(tmp_path: Path) -> None:
+    look = ProcTable(str(tmp_path))
+    put(tmp_path, 100, session=100, io=10)
+    put(tmp_path, 101, session=100, io=1000)
+    assert look(PLACES, ALL)[0].io == 1010
+    remove(tmp_path, 101)
+    assert look(PLACES, ALL)[0].io == 1010
+    put(tmp_path, 101, session=100, io=5, began=6)  # the number is another's now
+    assert look(PLACES, ALL)[0].io == 1015
+    put(tmp_path, 101, session=100, io=5, began=6)
+    assert look(PLACES, ALL)[0].io == 1015
+    put(tmp_path, 101, session=100, state="Z", io=999, began=6)
+    assert look(PLACES, ALL)[0].io == 1015
+
+
+def test_a_process_that_has_ended_is_not_seen_and_what_is_forbidden_is_none(tmp_path: Path) -> None:
+    look = ProcTable(str(tmp_path))
+    put(tmp_path, 100, session=100, state="Z")
+    put(tmp_path, 200, session=200, io=None)
+    assert look(PLACES, ALL) == {1: Sample(cpu_s=0.0)}
+    (tmp_path / "200" / "io").mkdir()  # opened, and not read
+    assert look(PLACES, ALL)[1].io is None
+    (tmp_path / "200" / "stat").write_text("200 (truncated")
+    assert look(PLACES, ALL) == {}
+    assert ProcTable(str(tmp_path / "nowhere"))(PLACES, ALL) == {}
+
+
+def test_sleep_that_no_signal_ends_is_told_by_what_its_thread_has_done(tmp_path: Path) -> None:
+    look = ProcTable(str(tmp_path))
+    put(tmp_path, 100, session=100, state="D", own_io=77)
+    put(tmp_path, 200, session=200, state="D", own_io=None)
+    assert {rank: sample.sleep for rank, sample in look(PLACES, ALL).items()} == {0: 77, 1: 0}
+    put(tmp_path, 100, session=100, state="S")
+    assert look(PLACES, ALL)[0].sleep is None
+
+
+def test_only_what_is_asked_for_is_looked_at(tmp_path: Path) -> None:
+    put(tmp_path, 100, session=100, state="D", io=5, ticks=5)
+    look, places = ProcTable(str(tmp_path)), {0: Place(100, (tmp_path / "100" / "stat",))}
+    assert look(places, Rules()) == {0: Sample()}
+    assert look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",)))[0].io is None
+    in_steps = Rules(hang_timeout_steps=5.0, hang_signals=("cpu",))
+    assert look(places, in_steps) == look(places, Rules(hang_timeout_s=1.0, hang_signals=("cpu",))) != {0: Sample()}
+    assert look(places, Rules(stuck_timeout_s=1.0)) == {0: Sample(sleep=0)}
+
+
+def test_output_is_the_size_of_files_and_pipes_have_none(tmp_path: Path) -> None:
+    out, err, pipe = tmp_path / "out", tmp_path / "err", tmp_path / "pipe"
+    out.write_bytes(b"123")
+    err.write_bytes(b"4")
+    os.mkfifo(pipe)
+
+    def output(pid: int | None, *files: Path) -> int | None:
+        return sizes_of({0: Place(pid, files)})[0]
+
+    assert output(100, out, err) == 4
+    assert output(100, out, pipe, Path(os.devnull)) == 3
+    assert output(100, pipe, tmp_path / "missing") is None
+    assert output(None, out) == 3
+    out.write_bytes(b"")
+    assert output(None, out) is None  # a worker that is no process here may write elsewhere
+    assert output(100, out) == 0
+
+
+def test_our_own_processes_are_seen_in_the_real_table() -> None:
+    (sample,) = ProcTable()({0: Place(os.getpid(), ())}, ALL).values()
+    assert sample.cpu_s and sample.io
+    assert (sample.output, sample.sleep) == (None, None)
+
+
+# The watch, on a clock that costs no time.
+
+
+def start_of(rank: int) -> WorkerStart:
+    path = Path(os.devnull)
+    return WorkerStart(rank, "x", (), {"RANK": str(rank)}, path, path, path)
+
+
+class FakeLook:
+    """What is seen is set by the test."""
+
+    def __init__(self, samples: Mapping[int, Sample]) -> None:
+        self.samples = dict(samples)
+        self.at: list[float] = []
+
+    def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
+        self.at.append(anyio.current_time())
+        return {rank: sample for rank, sample in self.samples.items() if rank in places}
+
+
+async def no_matches(local_rank: int) -> int:
+    return 0
+
+
+@on_virtual_time
+async def test_a_watch_looks_only_while_workers_run_and_reports_those_that_hang() -> None:
+    look, found = FakeLook({0: Sample(output=1), 1: Sample(output=1)}), list[Found]()
+    rules = Rules(hang_timeout_s=10.0, hang_signals=("output",))
+    sampler = ActivitySampler(rules, no_matches, found.append, look)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.run)
+        await anyio.sleep(100)
+        assert look.at == []
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        await anyio.sleep(5.5)
+        sampler.ended(1, 0)
+        sampler.ended(0, 1)  # of an earlier generation
+        await anyio.sleep(6)
+        assert found == [Found(1, 1, "hang", "no output for 10 s", signal.SIGTERM, waited_s=10.0)]
+        assert look.at == pytest.approx([100.0 + second for second in range(1, 12)])
+        sampler.ended(1, 1)
+        await anyio.sleep(100)
+        assert len(look.at) == 11
+        sampler.started(2, [start_of(0)], {0: 13})
+        await anyio.sleep(11.5)
+        assert [each.generation for each in found] == [1, 2]
+        tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_what_is_not_searched_in_time_is_no_reason_and_what_is_only_told_has_no_signal() -> None:
+    waits = True
+
+    async def count(local_rank: int) -> int:
+        assert local_rank == 1
+        if waits:
+            await anyio.sleep_forever()
+        return 0
+
+    found = list[Found]()
+    expected = ExpectedOutput("x", 10.0, frozenset({1}))
+    rules = Rules(hang_action="report", expect_output=expected)
+    sampler = ActivitySampler(rules, count, found.append, FakeLook({0: Sample(), 1: Sample()}))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        await anyio.sleep(100)
+        assert not found
+        waits = False
+        await anyio.sleep(15)
+        (only,) = found
+        assert (only.local_rank, only.by, only.signum) == (1, "output", None)
+        tasks.cancel_scope.cancel()
+
+
+@on_virtual_time
+async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    look = FakeLook({0: Sample(output=1, cpu_s=1.0), 1: Sample(output=1, cpu_s=1.0)})
+    sampler = ActivitySampler(Rules(hang_timeout_s=10.0, hang_signals=HANG_SIGNALS), no_matches, lambda _: None, look)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0), start_of(1)], {0: 11, 1: 12})
+        await anyio.sleep(10)
+        tasks.cancel_scope.cancel()
+    assert [record.getMessage() for record in caplog.records] == [
+        "cannot read IO of workers; ignored for hang detection"
+    ]
+
+
+# Scratch that is searched.
+
+
+def test_scratch_is_given_back_when_it_is_shown_and_searched(tmp_path: Path) -> None:
+    path = tmp_path / "scratch"
+    path.touch()
+    search = Follower(path, PrefixedLines(None))
+    shown = Follower(path, PrefixedLines(None), is_scratch=True, sharers=[search])
+    size = 3 * PUNCH_BYTES
+    path.write_bytes(b"x" * (size - 1) + b"\n")
+    while shown.next_piece(is_ended=False):
+        pass
+    assert path.stat().st_blocks * 512 >= size
+    while piece := search.next_piece(is_ended=False):
+        assert b"\0" not in piece
+    with path.open("ab") as file:
+        file.write(b"y" * PUNCH_BYTES)
+    while shown.next_piece(is_ended=False):
+        pass
+    if path.stat().st_blocks * 512 > 2 * PUNCH_BYTES + TAIL_BYTES:
+        pytest.skip("this file system gives nothing back")
+    search.close()
+    shown.close()
