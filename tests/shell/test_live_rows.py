@@ -1,8 +1,7 @@
-"""The live rows without processes: what is drawn, on a terminal of our own and on a clock that costs no time."""
+"""Turns on a terminal, without a job: what is written when the live rows are there, and when they are drawn."""
 
 from __future__ import annotations
 
-import io
 import os
 import pty
 import sys
@@ -10,7 +9,6 @@ import termios
 import threading
 import tty
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import anyio
 import pytest
@@ -18,9 +16,6 @@ from kit.launching import DEADLINE_S, wait_for
 from kit.screens import DRAWN
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.cli.arguments import parse
-from aelastic.cli.main import _may_draw
-from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.logs import terminal as terminal_module
@@ -31,48 +26,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers
 from aelastic.ui.status_line import BACKGROUND_INTERVAL_S, INTERVAL_S, ROWS_INTERVAL_S, StatusLine, status_line
 
-
-@pytest.mark.parametrize(
-    "ui, environ, answer",
-    [
-        ("auto", {"TERM": "xterm"}, True),
-        ("auto", {"TERM": "xterm", "NO_COLOR": "", "CI": ""}, True),
-        ("auto", {"TERM": "xterm", "CI": "false"}, True),
-        ("auto", {"TERM": "xterm", "NO_COLOR": "1"}, False),
-        ("auto", {"TERM": "xterm", "CI": "1"}, False),
-        ("auto", {"TERM": "xterm", "JPY_PARENT_PID": "1"}, False),
-        ("auto", {"TERM": "dumb"}, False),
-        ("auto", {}, False),
-        ("line", {"TERM": "xterm", "CI": "1", "NO_COLOR": "1"}, True),
-        ("view", {"TERM": "xterm", "CI": "1"}, True),
-        ("line", {"TERM": "dumb"}, False),
-        ("off", {"TERM": "xterm"}, False),
-    ],
-)
-def test_plain_lines_are_shown_where_they_are_asked_for(
-    ui: str, environ: dict[str, str], answer: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    with (tmp_path / "terminal").open("w") as file:
-        monkeypatch.setattr("sys.stderr", file)
-        assert not _may_draw(ui, environ)
-        monkeypatch.setattr("os.tcgetpgrp", lambda fd: 1)
-        assert _may_draw(ui, environ) is answer
-        with monkeypatch.context() as other:
-            other.setattr("sys.stdout", io.StringIO())
-            assert not _may_draw(ui, environ)
-    assert not _may_draw(ui, environ)  # closed
-    for stream in (None, io.StringIO()):
-        monkeypatch.setattr("sys.stderr", stream)
-        assert not _may_draw(ui, environ)
-
-
-def test_a_view_without_rich_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    script = tmp_path / "train.py"
-    script.touch()
-    with pytest.raises(InputError, match=r"--ui view: rich is not installed: pip install aelastic\[ui\], or use line"):
-        parse(["--ui=view", str(script)], {})
-    assert parse(["--ui=line", str(script)], {}).ui == "line"
+# Turns.
 
 
 @pytest.fixture
@@ -280,6 +234,9 @@ def test_the_streams_are_put_back_once_all_is_said(ends: tuple[int, int], monkey
         assert sys.stdout is plain and sys.stderr is plain
 
 
+# When it is drawn.
+
+
 class Paper:
     """In the place of a terminal: what was drawn, and when."""
 
@@ -437,6 +394,7 @@ async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
         line.tell(ev.RunEnded(WorkerState.SUCCEEDED, ""), anyio.current_time())
         await anyio.sleep(100)
         assert len(paper.drawn) == count
+    # The group has ended: so has the line.
 
 
 @on_virtual_time
