@@ -318,5 +318,6 @@ class Generation:
 def prepare_for_failure() -> None:
     """Loads what only a failure or a stop needs while the workers run, so that a restart need not wait for it."""
     from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
-    from aelastic.failures import exit_reason  # noqa: F401
+    from aelastic.failures import exit_reason, root_cause  # noqa: F401
+    from aelastic.group import restart_grace  # noqa: F401
     from aelastic.logs import tail  # noqa: F401
