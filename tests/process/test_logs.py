@@ -527,6 +527,9 @@ async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_i
     if not is_stopped:
         assert sink.bytes_taken == 1 << 20
     pump.close()
+    if not is_stopped:
+        reading.join(DEADLINE_S)  # it is at the end, once nobody writes
+        assert not reading.is_alive()
     os.close(reader)
 
 
