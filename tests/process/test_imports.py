@@ -74,6 +74,7 @@ def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp
     (tmp_path / "train.py").write_text("import sys\nprint(sys.path[0])\nraise ValueError('boom')\n")
     command = [sys.executable, "-m", module, "--max-restarts=1", "--tee=3", str(tmp_path / "train.py")]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+    env["TMPDIR"] = str(tmp_path)  # what --tee keeps goes with the test
     done = subprocess.run(command, cwd=shadows, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1 and "ValueError: boom" in done.stderr, done.stderr
     assert "of the folder" not in done.stderr
