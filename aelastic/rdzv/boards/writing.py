@@ -69,7 +69,7 @@ class Writing:
                 self._foreign, self._since = text, now
             if now - self._told_at >= TELL_INTERVAL_S:
                 self._told_at = now
-                _log.warning("%s: it counts as nothing", f"{where}: {error}")
+                _log.warning("%s: %s: it counts as nothing", where, error)
             return None
 
     def stand_by(self, text: bytes, where: str, read: Callable[[bytes], LeaderRecord | None]) -> None:
