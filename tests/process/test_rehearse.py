@@ -130,27 +130,34 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
         "frozen", "did not go on",
     ),
 }  # fmt: skip
+# What does not disturb another is in one script.
 RIGHT: dict[str, dict[str, str]] = {
     "that knows nothing of notices": {},
-    "that saves at a notice": {"begin": WITH, "notice": NOTICE},
-    "that has a log of its own": {"each": "print(step, file=open('own.log', 'a'))"},
-    "whose numbers are never the same": {"load": LOAD + "dice = random.Random()\n"},
-    "that saves on each rank": {"each": "if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()"},
+    "that saves at a notice, and has a log of its own": {
+        "begin": WITH,
+        "notice": NOTICE,
+        "each": "print(step, file=open('own.log', 'a'))",
+    },
+    "whose numbers, told on one rank, are never the same": {
+        "load": LOAD + "dice = random.Random()\n",
+        "tell": f"if rank == 0: {TELL}",
+    },
+    "that saves on each rank, and tells in a file how far it is": {
+        "each": "open('ck/status.txt', 'w').write(str(step)); step % 5 == 4 and open(f'ck/{step}.rank{rank}', 'w').close()"
+    },
     "whose number is a mean that begins anew": {
         "begin": "means = []",
         "load": LOAD + "    print('from step', state['step'] - 1, flush=True)\n",
         "tell": "means.append(state['weight'])\n    if step % 10 == 9: print('step', step, 'loss', sum(means) / len(means), flush=True); means = []",
     },
-    "that tells steps on one rank": {"tell": f"if rank == 0: {TELL}"},
     "that tells each third step": {"tell": f"if step % 3 == 0: {TELL}"},
     "that tells a step after a notice": {"begin": WITH, "early": NOTICE},
     "that saves at each step": {"each": "save()", "steps": "90"},
-    "that tells in a file how far it is": {"each": "open('ck/status.txt', 'w').write(str(step))"},
-    "that saves samples more often": {
+    "that saves samples more often, and logs beside its checkpoints": {
+        "begin": LOGS,
         "write": f"if step % 15 == 14: {WRITE}",
-        "each": "if step % 5 == 2: open(f'ck/{step}.png', 'w').write('a')",
+        "each": "print(step, file=own, flush=True); step % 5 == 2 and open(f'ck/{step}.png', 'w').write('a')",
     },
-    "that logs beside its checkpoints": {"begin": LOGS, "each": "print(step, file=own, flush=True)"},
 }
 
 
