@@ -13,15 +13,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from subprocess import PIPE
 
 import anyio
 
 from aelastic.aio import clock
 from aelastic.aio.threads import in_thread, run_sync
 from aelastic.host import proc_table
-from aelastic.host.programs import program
-from aelastic.host.reaping import helpers, wait_ended
+from aelastic.host.programs import ProgramError, output_of
+from aelastic.host.reaping import helpers
 
 _log = logging.getLogger(__name__)
 
@@ -87,30 +86,19 @@ class HealthGate:
     # The program.
 
     async def _asked(self) -> str:
-        said, trouble = [b"", b""], ""
+        code, out, trouble = None, "", f"takes more than {LIMIT_S:g} s"
         try:
-            async with program(self._command, self._env, stderr=PIPE) as popen:
-                assert popen.stdout is not None and popen.stderr is not None
-                with anyio.move_on_after(LIMIT_S) as waited:
-                    async with anyio.create_task_group() as tasks:
-                        for place, pipe in enumerate((popen.stdout, popen.stderr)):
-                            tasks.start_soon(_take, pipe.fileno(), said, place, tasks.cancel_scope)
-                    if not _is_flood(said):
-                        await wait_ended(popen.pid)
-                trouble = f"takes more than {LIMIT_S:g} s" if waited.cancelled_caught else ""
-            if _is_flood(said):
-                trouble = f"writes more than {OUTPUT_BYTES_MAX >> 10} KiB"
-            code = popen.returncode
-        except OSError as error:
-            code, trouble = -1, f"cannot be started ({error.strerror or error})"
-        out, err = (text.decode(errors="replace").strip() for text in said)
-        if not trouble and code == UNFIT:
-            return out.partition("\n")[0][:200] or f"the health check exits with {UNFIT}"
-        if trouble or code != FIT:
-            trouble = trouble or f"exit code {code}: {err.rpartition(chr(10))[2][:200] or 'it says nothing'}"
-            if trouble not in self._warned:
-                self._warned.add(trouble)
-                _log.warning("the health check could not tell, and the node counts as fit: %s", trouble)
+            with anyio.move_on_after(LIMIT_S):
+                code, out, err = await output_of(self._command, self._env, bytes_max=OUTPUT_BYTES_MAX)
+                last = err.strip().rpartition("\n")[2][:200]
+                trouble = "" if code in {FIT, UNFIT} else f"exit code {code}: {last or 'it says nothing'}"
+        except ProgramError as error:
+            trouble = str(error)
+        if trouble and trouble not in self._warned:
+            self._warned.add(trouble)
+            _log.warning("the health check could not tell, and the node counts as fit: %s", trouble)
+        if code == UNFIT:
+            return out.strip().partition("\n")[0][:200] or f"the health check exits with {UNFIT}"
         return ""
 
     # The host.
@@ -166,21 +154,6 @@ def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
                     if (path := os.readlink(f"/proc/{entry.pid}/fd/{fd}")).startswith(devices):
                         return f"process {entry.pid} of an earlier generation holds {path}"
     return ""
-
-
-async def _take(fd: int, said: list[bytes], place: int, both: anyio.CancelScope) -> None:
-    """What is written, until it ends, or is too much: then the other pipe is not awaited."""
-    os.set_blocking(fd, False)
-    while not _is_flood(said):
-        await anyio.wait_readable(fd)
-        if not (data := os.read(fd, OUTPUT_BYTES_MAX)):
-            return
-        said[place] += data
-    both.cancel()
-
-
-def _is_flood(said: list[bytes]) -> bool:
-    return any(len(each) > OUTPUT_BYTES_MAX for each in said)
 
 
 def _uptime_s() -> float:

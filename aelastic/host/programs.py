@@ -1,10 +1,11 @@
-"""Programs of other people that an agent runs: py-spy, or one that watches for notices."""
+"""Programs of other people that an agent runs: py-spy, a health check, or one that watches for notices."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
@@ -13,6 +14,10 @@ from aelastic.host.reaping import helpers, wait_ended, waited_for
 
 # A killed process is gone at once, or not soon.
 REAP_TIMEOUT_S = 0.1
+
+
+class ProgramError(Exception):
+    """A program cannot be started, or floods; the message says which, after the program's name."""
 
 
 @asynccontextmanager
@@ -29,17 +34,20 @@ async def program(
         stderr: as in `subprocess.Popen`.
 
     Raises:
-        OSError: it cannot be started.
+        ProgramError: it cannot be started.
     """
-    popen = subprocess.Popen(  # noqa: ASYNC220  starting takes a millisecond, and what follows does not block
-        command,
-        shell=isinstance(command, str),
-        env=env,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        start_new_session=True,
-    )
+    try:
+        popen = subprocess.Popen(  # noqa: ASYNC220  starting takes a millisecond, and what follows does not block
+            command,
+            shell=isinstance(command, str),
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProgramError(f"cannot be started ({error.strerror or error})") from None
     waited_for.add(popen.pid)
     helpers.add(popen.pid)
     try:
@@ -54,3 +62,51 @@ async def program(
         for stream in (popen.stdout, popen.stderr):
             if stream is not None:
                 stream.close()
+
+
+async def output_of(
+    command: str | Sequence[str], env: Mapping[str, str], *, bytes_max: int
+) -> tuple[int | None, str, str]:
+    """Runs a program to its end; gives its exit code, and what it has written to stdout and to stderr.
+
+    What it has started, and may hold the pipes for longer, is killed with it; and so is it if the caller is cancelled.
+
+    Args:
+        command: of a shell, if it is a text.
+        bytes_max: a program that writes more than that to one of them is killed.
+
+    Raises:
+        ProgramError: it cannot be started, or writes too much.
+    """
+    async with program(command, env, stderr=subprocess.PIPE) as popen:
+        assert popen.stdout is not None and popen.stderr is not None
+        written = {pipe.fileno(): bytearray() for pipe in (popen.stdout, popen.stderr)}
+        async with anyio.create_task_group() as tasks:
+            for fd, into in written.items():
+                os.set_blocking(fd, False)
+                tasks.start_soon(_read, fd, into, bytes_max, tasks.cancel_scope)
+            await wait_ended(popen.pid)
+            tasks.cancel_scope.cancel()
+        for fd, into in written.items():
+            _read_what_is_there(fd, into, bytes_max)
+        if any(len(each) > bytes_max for each in written.values()):
+            raise ProgramError(f"writes more than {bytes_max >> 10} KiB")
+    said, complained = (each.decode(errors="replace") for each in written.values())
+    return popen.returncode, said, complained
+
+
+async def _read(fd: int, into: bytearray, bytes_max: int, both: anyio.CancelScope) -> None:
+    """Reads to the end, or until it is too much: then neither the other pipe nor the end is awaited."""
+    while not _read_what_is_there(fd, into, bytes_max):
+        await anyio.wait_readable(fd)
+    if len(into) > bytes_max:
+        both.cancel()
+
+
+def _read_what_is_there(fd: int, into: bytearray, bytes_max: int) -> bool:
+    """Whether that was the end, or too much."""
+    with suppress(BlockingIOError):
+        while len(into) <= bytes_max and (chunk := os.read(fd, 1 << 16)):
+            into += chunk
+        return True
+    return False

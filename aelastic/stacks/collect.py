@@ -14,20 +14,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 
 import anyio
-from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.host import proc_table
-from aelastic.host.programs import program
-from aelastic.host.reaping import wait_ended
+from aelastic.host.programs import ProgramError, output_of
 from aelastic.stacks.format import Thread, listing, read_py_spy
 from aelastic.stacks.interpreter import stacks_of
 from aelastic.stacks.memory import Unreadable
@@ -153,7 +150,11 @@ async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:
     complaint = ""
     for _ in range(PY_SPY_ATTEMPTS):
         # Nonblocking: it does not stop the process, and sees one that is stopped already.
-        code, said, complaint = await _run([program, "dump", "--nonblocking", "--json", "--pid", str(pid)], env)
+        command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        try:
+            code, said, complaint = await output_of(command, env, bytes_max=OUTPUT_BYTES_MAX)
+        except ProgramError as error:
+            raise NotSeen(str(error)) from None
         if code == 0:
             try:
                 threads = read_py_spy(said, pid)
@@ -177,58 +178,3 @@ def _words(complaint: str) -> str:
     if "ermission" in complaint:
         words = "permission denied (it needs root, CAP_SYS_PTRACE, or kernel.yama.ptrace_scope=0)"
     return words.removeprefix("Error: ")[:WORDS_CHARS_MAX]
-
-
-async def _run(command: Sequence[str], env: Mapping[str, str]) -> tuple[int | None, str, str]:
-    """Runs a program; kills it and all it has started if the caller is cancelled.
-
-    Gives its exit code, stdout and stderr.
-    """
-    async with _started(command, env) as (popen, tasks):
-        said, complained = bytearray(), bytearray()
-        assert popen.stdout is not None and popen.stderr is not None
-        tasks.start_soon(_read, popen.stderr.fileno(), complained)
-        await _read(popen.stdout.fileno(), said)
-        if len(said) > OUTPUT_BYTES_MAX:
-            raise NotSeen(f"its output has more than {OUTPUT_BYTES_MAX >> 20} MiB")
-        await wait_ended(popen.pid)
-        # stderr has ended with it, unless a process that it started holds the pipe.
-        _read_what_is_there(popen.stderr.fileno(), complained)
-        tasks.cancel_scope.cancel()
-    return popen.returncode, said.decode(errors="replace"), complained.decode(errors="replace")
-
-
-@asynccontextmanager
-async def _started(
-    command: Sequence[str], env: Mapping[str, str]
-) -> AsyncIterator[tuple[subprocess.Popen[bytes], TaskGroup]]:
-    try:
-        async with program(command, env, stderr=subprocess.PIPE) as popen, anyio.create_task_group() as tasks:
-            yield popen, tasks
-    except OSError as error:
-        raise NotSeen(f"cannot be started ({error.strerror})") from None
-    except BaseExceptionGroup as group:
-        raise _not_seen(group) from None
-
-
-def _not_seen(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    return next((error for error in group.exceptions if isinstance(error, NotSeen)), group)
-
-
-async def _read(fd: int, into: bytearray) -> None:
-    """Reads to the end, or up to the limit."""
-    os.set_blocking(fd, False)
-    while not _read_what_is_there(fd, into):
-        await anyio.wait_readable(fd)
-
-
-def _read_what_is_there(fd: int, into: bytearray) -> bool:
-    """Whether that was the end, or the limit."""
-    with suppress(BlockingIOError):
-        while len(into) <= OUTPUT_BYTES_MAX:
-            chunk = os.read(fd, 1 << 16)
-            if not chunk:
-                return True
-            into += chunk
-        return True
-    return False

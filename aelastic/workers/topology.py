@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO
 
 import anyio
 
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.programs import ProgramError, output_of
 from aelastic.spec import WorkerSpec
 from aelastic.workers.numa import Topology, cpus_of_worker, ranges
 
@@ -31,6 +28,7 @@ SYSFS = Path("/sys")
 
 # `import torch` takes seconds, and a minute from a cold network file system; a GPU may be slow to answer.
 _ASK_TIMEOUT_S = 300.0
+_OUTPUT_BYTES_MAX = 1 << 20
 
 # The address of a GPU on the PCI bus, as sysfs writes it; of an accelerator that torch gives no address of, `?`.
 _ASK_FOR_GPUS = """\
@@ -131,40 +129,18 @@ def _text(path: str) -> str:
 
 async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
     """Where the GPUs that workers would see are on the PCI bus, in torch's order."""
-    # Files, not pipes: what waits for the process reads nothing, and so can be cancelled at any moment.
-    with TemporaryFile("w+") as said_file, TemporaryFile("w+") as complained_file:
-        asked = _ask_for_gpus(environ, said_file, complained_file)
-        waited_for.add(asked.pid)
+    # -P: a torch.py or random.py beside the script is not meant.
+    command = [sys.executable, "-P", "-c", _ASK_FOR_GPUS]
+    reason = ""
+    with anyio.move_on_after(_ASK_TIMEOUT_S) as waited:
         try:
-            with anyio.fail_after(_ASK_TIMEOUT_S):
-                await wait_ended(asked.pid)
-        except TimeoutError:
-            raise InputError(
-                f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out"
-            ) from None
-        finally:
-            asked.kill()
-            asked.wait()  # SIGKILL takes effect at once
-            waited_for.discard(asked.pid)
-        said, complained = _contents(said_file), _contents(complained_file)
-    if asked.returncode != 0:
-        reason = next((line.strip() for line in reversed(complained.splitlines()) if line.strip()), "no reason given")
-        raise InputError(f"numa_binding is given, but torch cannot tell where the GPUs are ({reason}): leave it out")
-    return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
-
-
-def _contents(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read()
-
-
-def _ask_for_gpus(environ: Mapping[str, str], said: IO[str], complained: IO[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        # -P: a torch.py or random.py beside the script is not meant.
-        [sys.executable, "-P", "-c", _ASK_FOR_GPUS],
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=complained,
-        start_new_session=True,  # a Ctrl-C at the terminal is not for it
-    )
+            code, said, complained = await output_of(command, environ, bytes_max=_OUTPUT_BYTES_MAX)
+        except ProgramError as error:
+            reason = f"it {error}"
+        else:
+            if code == 0:
+                return [line.split()[1] for line in said.splitlines() if line.startswith("GPU ")]
+            reason = complained.strip().rpartition("\n")[2].strip() or "no reason given"
+    if waited.cancelled_caught:
+        raise InputError(f"numa_binding is given, but torch did not answer in {_ASK_TIMEOUT_S:g} s: leave it out")
+    raise InputError(f"numa_binding is given, but torch cannot tell where the GPUs are ({reason}): leave it out")

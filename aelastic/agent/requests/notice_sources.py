@@ -16,7 +16,7 @@ import anyio
 
 from aelastic.agent.resources import Asked
 from aelastic.aio import clock
-from aelastic.host.programs import program
+from aelastic.host.programs import ProgramError, program
 from aelastic.host.reaping import wait_ended
 from aelastic.spec import WorkerSpec
 
@@ -95,8 +95,8 @@ class NoticeSources:
                 assert popen.stdout is not None
                 await self._hear(popen.stdout.fileno())
                 await wait_ended(popen.pid)
-        except OSError as error:
-            return f"cannot be started ({error.strerror or error})"
+        except ProgramError as error:
+            return str(error)
         return f"ended (exit code {popen.returncode})"
 
     async def _hear(self, fd: int) -> None:
