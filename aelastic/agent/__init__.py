@@ -8,7 +8,9 @@
 - `postmortem`: what a worker left: its return value, or why it failed
 - `requests`: what is asked of a job that runs
 - `progress`: how far the workers are, by what their output says
-- `unhealthy`: fails workers that a watch reports
+- `stuck_workers`: workers that hang, or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
+  `places` says where they are
+- `health_gate`: whether this node is fit
 """
 
 __all__ = ["resources", "run"]

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
-from anyio.abc import TaskGroup
 
 from aelastic.agent.node_offer import listen_for_workers
-from aelastic.agent.resources import AgentSettings, Resources
+from aelastic.agent.resources import GenerationContext
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError
@@ -27,9 +26,8 @@ from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.logs.run_logs import WorkerFiles
-from aelastic.observe.run_events import Announced, RunEvent
+from aelastic.observe.run_events import Announced
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
@@ -43,41 +41,19 @@ class Generation:
     """The workers of one generation.
 
     Args:
+        context: what follows them.
         spawn: which.
-        tasks: takes those that follow the workers.
-        settings: the agent's.
-        resources: what the run holds.
-        group: the workers; read, never changed.
-        post: takes what the group is to hear.
-        tell: takes what observers are to hear.
         give_up: ends the run with this error; called before the start of the workers is reported as cancelled.
     """
 
-    def __init__(
-        self,
-        spawn: ev.Spawn,
-        tasks: TaskGroup,
-        settings: AgentSettings,
-        resources: Resources,
-        group: WorkerGroup,
-        post: Callable[[ev.Event], None],
-        tell: Callable[[RunEvent], None],
-        give_up: Callable[[HostError], None],
-    ) -> None:
+    def __init__(self, context: GenerationContext, spawn: ev.Spawn, give_up: Callable[[HostError], None]) -> None:
         self.number = spawn.generation
         self.return_values: dict[int, Any] = {}  # by local rank
         self._assigned = spawn.assigned
-        self._tasks = tasks
-        self._settings = settings
-        self._resources = resources
-        self._group = group
-        self._post = post
-        self._tell = tell
+        self._context, self._settings, self._group = context, context.settings, context.group
+        self._resources, self._post, self._tell = context.held, context.post, context.tell
         self._give_up = give_up
-        self._starts: dict[int, WorkerStart] = {}  # by local rank
-        self._asked_at: dict[int, float] = {}  # by local rank, of workers that were asked to end
         self._killed: set[int] = set()  # local ranks of those that were sent SIGKILL
-        self._ended: set[int] = set()  # local ranks whose own process has ended
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
         self._one_has_ended = anyio.Event()
@@ -107,7 +83,7 @@ class Generation:
             held.progress.begin(self.number, [int(envs[rank]["RANK"]) for rank in local_ranks])
             if self._group.phase is Phase.SPAWNING:
                 starts = [self._worker_start(rank, files[rank], envs[rank]) for rank in local_ranks]
-                self._starts.update((start.local_rank, start) for start in starts)
+                self._context.starts.update((start.local_rank, start) for start in starts)
                 held.start_watch.begin(starts)
                 starter, by = self._settings.starter, held.backend.start
                 ids = await (by(starts) if starter is None else starter(starts, by))
@@ -124,9 +100,9 @@ class Generation:
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
             if self.number == 1 and held.recorder is not None:
-                self._tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
+                self._context.tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
-                self._tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
+                self._context.tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
             with anyio.move_on_after(PREPARES_AFTER_S) as scope:
                 await self._one_has_ended.wait()
             if scope.cancelled_caught:
@@ -152,7 +128,7 @@ class Generation:
                 self._killed.add(local_rank)
                 self.stuck.stack_dumps.killed(local_rank)
             else:
-                self._asked_at.setdefault(local_rank, clock.now())
+                self._context.asked_at.setdefault(local_rank, clock.now())
 
     async def dump_and_stop(self, stop: ev.Stop) -> None:
         """Finds out where workers are before they are killed.
@@ -169,24 +145,14 @@ class Generation:
         """What looks at workers that hang, or do not end."""
         from aelastic.agent.stuck_workers import StuckWorkers
 
-        return StuckWorkers(
-            self._settings,
-            self._resources,
-            self._group,
-            starts=self._starts,
-            asked_at=self._asked_at,
-            ended=self._ended,
-            tasks=self._tasks,
-            post=self._post,
-            tell=self._tell,
-        )
+        return StuckWorkers(self._context)
 
     @cached_property
     def grace(self) -> GraceWatch:
         """What bounds the time that workers have to end for a restart."""
         from aelastic.agent.grace_watch import GraceWatch
 
-        return GraceWatch(self._group, self._starts, self._post, is_local=self._settings.is_local)
+        return GraceWatch(self._context)
 
     def on_change(self) -> None:
         """Something has happened to the group."""
@@ -250,13 +216,13 @@ class Generation:
         held, local_rank = self._resources, start.local_rank
         exit_ = await held.backend.wait(local_rank)
         self._one_has_ended.set()
-        self._ended.add(local_rank)
+        self._context.ended.add(local_rank)
         held.watches.ended(self.number, local_rank)
         gone_at = clock.now()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
-        elif local_rank in self._asked_at or local_rank in self._killed:
+        elif local_rank in self._context.asked_at or local_rank in self._killed:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))

@@ -7,18 +7,16 @@ second of that, in which most of them end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
+from aelastic.agent.resources import GenerationContext
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
-from aelastic.group.backend import WorkerStart
 from aelastic.group.events import GraceOver
 from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     from aelastic.group.restart_grace import Sample
@@ -26,38 +24,22 @@ if TYPE_CHECKING:
 
 
 class GraceWatch:
-    """The restart grace of one generation.
+    """The restart grace of one generation."""
 
-    Args:
-        group: the workers; read, never changed.
-        starts: how they were started, by local rank.
-        post: takes the event for the group.
-        is_local: the workers are processes of this machine; else nothing of them can be seen.
-    """
-
-    def __init__(
-        self,
-        group: WorkerGroup,
-        starts: Mapping[int, WorkerStart],
-        post: Callable[[GraceOver], None],
-        *,
-        is_local: bool,
-    ) -> None:
-        self._group = group
-        self._starts = starts
-        self._post = post
-        grace = group.spec.restart_grace
+    def __init__(self, context: GenerationContext) -> None:
+        self._context, self._group = context, context.group
+        grace = self._group.spec.restart_grace
         self._fixed_s = None if isinstance(grace, str) else grace
-        self._is_on = self._fixed_s is not None or (grace is None and is_local)
+        self._is_on = self._fixed_s is not None or (grace is None and context.settings.is_local)
         self._is_watching = False
         self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
 
-    def stopping(self, tasks: TaskGroup) -> None:
+    def stopping(self) -> None:
         """Workers were sent a signal that asks them to end."""
         generation = self._group.generation
         if self._is_on and not self._is_watching and self._is_restart(generation):
             self._is_watching = True
-            tasks.start_soon(self._watch, generation, clock.now(), name="restart grace")
+            self._context.tasks.start_soon(self._watch, generation, clock.now(), name="restart grace")
 
     def _is_restart(self, generation: int) -> bool:
         group = self._group
@@ -83,7 +65,7 @@ class GraceWatch:
                 actions = grace.handle(rg.Looked(samples), clock.now())
             for action in actions:
                 if isinstance(action, rg.GiveUp):
-                    self._post(GraceOver(generation, action.reason))
+                    self._context.post(GraceOver(generation, action.reason))
 
     def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
         """Samples of the workers of which something is alive.  In a thread."""
@@ -94,8 +76,7 @@ class GraceWatch:
         samples = {}
         for rank, session in sessions.items():
             if (each := seen.get(session)) is not None:
-                written = (
-                    None if each.written is None else each.written + (bytes_in(self._starts[rank].output_files) or 0)
-                )
+                files = self._context.starts[rank].output_files
+                written = None if each.written is None else each.written + (bytes_in(files) or 0)
                 samples[rank] = Sample(written, each.cpu_s, each.waits_for_disk, each.waits_for_cpu)
         return samples

@@ -15,11 +15,11 @@ from typing import assert_never
 
 import anyio
 
+from aelastic.agent.resources import GenerationContext
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.group.events import WatchName
 from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watch import Found
 from aelastic.observe.run_events import Compared
 from aelastic.rdzv.protocol import messages as m
@@ -52,28 +52,22 @@ class Inquiries:
     """Inquiries of one node, in one generation.
 
     Args:
-        node_id: this node's.
-        group: its workers; read, never changed.
+        context: of the generation.
         see: takes the stacks of its workers, writes them, and gives where they are; gets why, and of workers that have
             failed, which is told later, their failures by local rank.
-        say: takes what the coordinator is to hear.
-        tell: takes what observers are to hear.
         act: has a worker stopped, which has failed then; or only reports it.
     """
 
     def __init__(
         self,
-        node_id: str,
-        group: WorkerGroup,
+        context: GenerationContext,
         *,
         see: Callable[[str, Mapping[int, ProcessFailure]], Awaitable[Sequence[Place]]],
-        say: Callable[[m.Hangs | m.Saw], None],
-        tell: Callable[[Compared], None],
         act: Callable[[Found], Awaitable[None]],
     ) -> None:
-        self._node_id = node_id
-        self._group = group
-        self._see, self._say, self._tell, self._act = see, say, tell, act
+        self._node_id, self._group = context.settings.node_id, context.group
+        self._say, self._tell = context.held.link.tell, context.tell
+        self._see, self._act = see, act
         self._told: m.Compared | None = None  # the last comparison of this round
         self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are told later
         self._is_cause = True  # the next worker that is stopped is the first: what was compared goes with it

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
+from anyio.abc import TaskGroup
 
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
@@ -19,6 +21,7 @@ from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
+from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
@@ -237,3 +240,18 @@ def _recorder_of(spec: WorkerSpec) -> FlightRecorder | None:
     from aelastic.stacks.collectives import FlightRecorder
 
     return FlightRecorder()
+
+
+@dataclass
+class GenerationContext:
+    """What follows the workers of one generation, and what is known of them, by local rank."""
+
+    settings: AgentSettings
+    held: Resources
+    group: WorkerGroup  # read, never changed
+    tasks: TaskGroup  # takes what is done meanwhile
+    post: Callable[[Event], None]  # takes what the group is to hear
+    tell: Callable[[RunEvent], None]  # takes what observers are to hear
+    starts: dict[int, WorkerStart] = field(default_factory=dict[int, WorkerStart])  # how they were started
+    asked_at: dict[int, float] = field(default_factory=dict[int, float])  # when those that were asked to end were
+    ended: set[int] = field(default_factory=set[int])  # those whose own process has ended

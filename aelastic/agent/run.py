@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
-from aelastic.agent.resources import AgentSettings, Asked, Resources
+from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
@@ -211,9 +211,8 @@ class Run:
             case ev.Join():
                 self._join(tasks)
             case ev.Spawn(number):
-                self._generation = Generation(
-                    action, tasks, self._settings, held, self._group, self._mailbox.post, self._tell, self._give_up
-                )
+                context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
+                self._generation = Generation(context, action, self._give_up)
                 tasks.start_soon(self._generation.run, name=f"spawn {number}")
             case ev.CancelSpawn():
                 self._current.cancel()
@@ -231,7 +230,7 @@ class Run:
                 else:
                     generation.stop(local_ranks, signum)
                     if not self._group.exits.is_saving:  # workers save, and are waited for until the deadline
-                        generation.grace.stopping(tasks)
+                        generation.grace.stopping()
             case ev.Finish():
                 pass  # the loop sees that the group is done
             case _:

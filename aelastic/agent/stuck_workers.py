@@ -1,5 +1,9 @@
 """Workers of one generation that hang, or do not end: their stacks, what other nodes see, and who has failed.
 
+The stacks of a worker that a watch reports come first, since they are gone with it; then the group hears of its
+failure, and decides.  A worker that is being stopped, or has ended, is left alone:
+what it does meanwhile is no failure.
+
 Made, and imported, when the first of them is found: most generations have none.
 """
 
@@ -10,66 +14,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 import anyio
-from anyio.abc import TaskGroup
 
 from aelastic.agent.inquiry import Inquiries
-from aelastic.agent.resources import AgentSettings, Resources
-from aelastic.agent.unhealthy import UnhealthyWorkers
+from aelastic.agent.resources import GenerationContext
+from aelastic.agent.stack_dumps import StackDumps
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
-from aelastic.group.backend import WorkerStart
 from aelastic.group.events import FoundUnhealthy
-from aelastic.group.worker_group import WorkerGroup
-from aelastic.observe.run_events import RunEvent, StacksTaken
-from aelastic.stacks.before_kill import StackDumps
+from aelastic.group.phases import Phase
+from aelastic.hangs.watch import Found
+from aelastic.observe.run_events import Noticed, StacksTaken
 
 _log = logging.getLogger(__name__)
 
 
 class StuckWorkers:
-    """The parts that look at them, composed.
+    """The parts that look at them, composed."""
 
-    Args:
-        settings: the agent's.
-        held: what the run holds.
-        group: the workers; read, never changed.
-        starts: how they were started, by local rank.
-        asked_at: when those that were asked to end were, by local rank.
-        ended: local ranks whose own process has ended.
-        tasks: takes what is done meanwhile.
-        post: takes events for the group.
-        tell: takes what observers are to hear.
-    """
-
-    def __init__(
-        self,
-        settings: AgentSettings,
-        held: Resources,
-        group: WorkerGroup,
-        *,
-        starts: Mapping[int, WorkerStart],
-        asked_at: Mapping[int, float],
-        ended: set[int],
-        tasks: TaskGroup,
-        post: Callable[[FoundUnhealthy], None],
-        tell: Callable[[RunEvent], None],
-    ) -> None:
-        self._held, self._group, self._env = held, group, settings.env
-        self.stack_dumps = StackDumps(
-            group,
-            starts,
-            asked_at,
-            scratch=held.logs.scratch,
-            sockets=held.sockets,
-            env=settings.env,
-            is_local=settings.is_local,
-            tasks=tasks,
-            tell=tell,
-        )
-        self.unhealthy = UnhealthyWorkers(group, starts, ended, self.stack_dumps, held.postmortem, post, tell)
-        self.inquiries = Inquiries(
-            settings.node_id, group, see=self._see, say=held.link.tell, tell=tell, act=self.unhealthy.on_found
-        )
+    def __init__(self, context: GenerationContext) -> None:
+        self._context, self._held, self._group = context, context.held, context.group
+        self.stack_dumps = StackDumps(context)
+        self.unhealthy = UnhealthyWorkers(context, self.stack_dumps)
+        self.inquiries = Inquiries(context, see=self._see, act=self.unhealthy.on_found)
 
     async def collect(self, why: str) -> StacksTaken:
         """Takes the stacks of all workers of the job, and gives what is known of this node's."""
@@ -85,7 +51,7 @@ class StuckWorkers:
 
         recorder = self._held.recorder
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_say, partial(ras_line, self._env), name="RAS")
+            tasks.start_soon(_say, partial(ras_line, self._context.settings.env), name="RAS")
             if recorder is not None:
                 tasks.start_soon(_say, recorder.line, name="flight recorder")
             await self.stack_dumps.collect(why)
@@ -96,3 +62,51 @@ class StuckWorkers:
 async def _say(ask: Callable[[], Awaitable[str]]) -> None:
     if line := await ask():
         _log.warning("%s", line)
+
+
+class UnhealthyWorkers:
+    """Live workers of one generation that a watch reports as unhealthy, and that fail for it.
+
+    Args:
+        context: of the generation.
+        stack_dumps: takes their stacks.
+    """
+
+    def __init__(self, context: GenerationContext, stack_dumps: StackDumps) -> None:
+        self._context, self._group, self._stack_dumps = context, context.group, stack_dumps
+        self._post, self._tell = context.post, context.tell
+        self._found: dict[int, Found] = {}  # by local rank: findings for which a worker is stopped
+        self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the failures that follow from them
+
+    async def on_found(self, found: Found) -> None:
+        """Has a worker stopped, which then has failed; or only reports it."""
+        rank, group = found.local_rank, self._group
+        is_at_work = rank in group.exits.alive and rank not in self._context.ended and rank not in self._found
+        if found.generation != group.generation or group.phase is not Phase.RUNNING or not is_at_work:
+            return
+        worker = group.workers[rank]
+        if found.signum is None:
+            self._tell(Noticed(found.generation, rank, worker.global_rank, found.by, found.reason, is_stopped=False))
+            if found.has_stacks:
+                self._stack_dumps.log_innermost_frames([rank])
+            elif found.by != "timer":  # a worker that waits for the user's own timer need not hang
+                await self._stack_dumps.dump_and_log(rank, f"rank {worker.global_rank}: {found.reason}")
+            return
+        self._found[rank] = found
+        if self._stack_dumps.claim_dump([rank], is_fresh=found.has_stacks):
+            await self._stack_dumps.collect(f"rank {worker.global_rank}: {found.reason}")
+        stack = self._stack_dumps.quote(rank)
+        if self._found.get(rank) is found and rank not in self._context.ended:
+            failure = await self._context.held.postmortem.of_living(self._context.starts[rank], worker, found, stack)
+            if self._found.get(rank) is found:
+                self._unhealthy[rank] = failure
+        self._post_found()
+
+    def _post_found(self) -> None:
+        """Posts the failures of workers that were found together at once, by rank: at the first, all are stopped."""
+        if self._found.keys() - self._unhealthy.keys() - self._context.ended:
+            return  # the last of them posts
+        for rank, failure in sorted(self._unhealthy.items()):
+            found = self._found[rank]
+            if found.signum is not None and rank not in self._context.ended:  # else it ended by itself meanwhile
+                self._post(FoundUnhealthy(found.generation, rank, failure, found.signum, found.by, found.reason))

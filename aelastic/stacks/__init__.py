@@ -1,9 +1,8 @@
 """Python stacks of workers.
 
-`before_kill` has them taken before a worker is killed, and keeps what reports quote.  `collect` reads the memory of
-workers (`interpreter`, by a `layout` of it; `memory`), and where that fails asks py-spy.
+`collect` reads the memory of workers (`interpreter`, by a `layout` of it; `memory`), and where that fails asks py-spy.
 `format` reads and quotes answers, and `places` folds stacks for a comparison of all ranks.  `collectives` asks torch's
 flight recorder and NCCL.  `control_sockets` names the workers' sockets.
 """
 
-__all__ = ["before_kill", "collectives", "control_sockets", "format", "interpreter", "memory", "places"]
+__all__ = ["collect", "collectives", "control_sockets", "format", "interpreter", "memory", "places"]

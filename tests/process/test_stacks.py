@@ -21,6 +21,7 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, 
 
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
+from aelastic.agent.stack_dumps import _append
 from aelastic.errors import ChildFailedError
 from aelastic.hangs.watch import Found
 from aelastic.host import proc_table
@@ -28,7 +29,6 @@ from aelastic.host.programs import REAP_TIMEOUT_S
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 from aelastic.stacks import collect as stacks
-from aelastic.stacks.before_kill import _append
 from aelastic.stacks.collect import Stack, Tools, find_py_spy, take
 from aelastic.stacks.memory import Unreadable
 
@@ -809,7 +809,7 @@ def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
 # Until the worker's Python has begun, and once more.
 AT_ONCE = """
 import os
-import aelastic.stacks.before_kill as b
+import aelastic.agent.stack_dumps as b
 
 def looks():
     while not os.path.exists("up"):

@@ -13,20 +13,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-from anyio.abc import TaskGroup
 
+from aelastic.agent.resources import GenerationContext
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
-from aelastic.group.backend import WorkerStart
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe.run_events import StacksTaken
-from aelastic.stacks.control_sockets import ControlSockets
 
 if TYPE_CHECKING:
     from aelastic.stacks.collect import Stack
@@ -52,41 +49,11 @@ _DROPPED = Path(os.devnull)
 
 
 class StackDumps:
-    """Stack dumps of the workers of one generation.
+    """Stack dumps of the workers of one generation."""
 
-    Args:
-        group: the workers; read, never changed.
-        starts: how they were started, by local rank.
-        asked_at: when those that were asked to end were, by local rank.
-        scratch: the folder for stacks that are not kept.
-        sockets: mark what runs here.
-        env: of the programs that are run here.
-        is_local: the workers are processes of this machine.
-        tasks: takes the collecting.
-        tell: gets what was collected.
-    """
-
-    def __init__(
-        self,
-        group: WorkerGroup,
-        starts: Mapping[int, WorkerStart],
-        asked_at: Mapping[int, float],
-        *,
-        scratch: Path,
-        sockets: ControlSockets,
-        env: Mapping[str, str],
-        is_local: bool,
-        tasks: TaskGroup,
-        tell: Callable[[StacksTaken], None],
-    ) -> None:
-        self._group = group
-        self._starts, self._asked_at = starts, asked_at
-        self._scratch = scratch
-        self._sockets = sockets
-        self._env = env
-        self._is_local = is_local
-        self._tell = tell
-        self._tasks = tasks
+    def __init__(self, context: GenerationContext) -> None:
+        self._context, self._group = context, context.group
+        self._is_local, self._scratch = context.settings.is_local, context.held.logs.scratch
         self._collection: _Collection | None = None  # the one that is under way
         self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
@@ -114,21 +81,21 @@ class StackDumps:
             if self._killed_at is None:
                 self._killed_at = clock.now()
             is_unhealthy = local_rank in self._group.exits.failed
-            if not is_unhealthy or local_rank in self._asked_at:  # else its failure says why it is killed
+            if not is_unhealthy or local_rank in self._context.asked_at:  # else its failure says why it is killed
                 waited, where = self._waited(local_rank, self._killed_at), self._where(local_rank, self._killed_at)
                 self._killed[local_rank] = f"{waited}; {where}" if where and not is_unhealthy else waited
 
     def _waited(self, local_rank: int, killed_at: float) -> str:
-        if local_rank not in self._asked_at:
+        if local_rank not in self._context.asked_at:
             return "had to be killed"
         # All are asked at nearly the same time: with equal words, a report lists equal stacks once.
-        return f"did not end within {killed_at - min(self._asked_at.values()):.1f} s and had to be killed"
+        return f"did not end within {killed_at - min(self._context.asked_at.values()):.1f} s and had to be killed"
 
     def _where(self, local_rank: int, killed_at: float) -> str:
         """Its stack, or why there is none; "" where none could be taken, and a second signal is why it is killed."""
         seen = self._seen.get(local_rank)
         is_hurried = self._group.is_leaving and (
-            killed_at - self._asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
+            killed_at - self._context.asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
         )
         if seen is not None and not seen.has_stack and is_hurried:
             return ""
@@ -172,7 +139,7 @@ class StackDumps:
             return StacksTaken(self._group.generation, why, {}, "")
         if self._collection is None:
             self._collection = _Collection(self._group.generation, why)
-            self._tasks.start_soon(self._run, self._collection, name="stacks")
+            self._context.tasks.start_soon(self._run, self._collection, name="stacks")
         collection = self._collection
         await collection.is_done.wait()
         return collection.taken
@@ -201,7 +168,7 @@ class StackDumps:
             collection.taken = StacksTaken(collection.generation, collection.why, sources, folder)
             self.taken = collection.taken
             collection.is_done.set()
-        self._tell(collection.taken)
+        self._context.tell(collection.taken)
 
     async def warn_unless_seen(self) -> None:
         """Says so if the stack of a worker that has begun cannot be taken here: after a hang that is too late."""
@@ -224,14 +191,15 @@ class StackDumps:
             pid = self._group.workers[rank].id
             if not self._is_local:
                 found[rank] = NOT_OURS
-            elif not isinstance(pid, int) or rank not in self._starts:
+            elif not isinstance(pid, int) or rank not in self._context.starts:
                 found[rank] = NOT_STARTED
             else:
                 found[rank] = NO_ANSWER  # until there is one
                 targets[rank] = pid
         if targets:
-            env = self._sockets.mark_env({**self._env, "RUST_BACKTRACE": "0"})
-            await take(targets, Tools(find_py_spy(self._env.get("PATH")), env), found)
+            usual = self._context.settings.env
+            env = self._context.held.sockets.mark_env({**usual, "RUST_BACKTRACE": "0"})
+            await take(targets, Tools(find_py_spy(usual.get("PATH")), env), found)
 
     def _texts(self, found: Mapping[int, Stack | str], why: str) -> dict[int, tuple[Path, str]]:
         """What is to be written for each worker, and where."""
@@ -248,7 +216,7 @@ class StackDumps:
 
     def _path(self, rank: int) -> Path:
         """Beside the worker's logs, or in the scratch folder if none are kept."""
-        start = self._starts.get(rank)
+        start = self._context.starts.get(rank)
         for file in () if start is None else (start.error_file, start.stderr, start.stdout):
             if file is not None and file != _DROPPED and self._scratch not in file.parents:
                 # A folder of its own; or one that ranks share, in a layout of the user's.
