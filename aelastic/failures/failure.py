@@ -18,12 +18,11 @@ MESSAGE_CHARS_MAX = 8 << 10
 TRACEBACK_CHARS_MAX = 32 << 10
 STACK_CHARS_MAX = 8 << 10
 SENTENCE_CHARS_MAX = 1 << 10
-HOST_CHARS_MAX = 255  # of a name in DNS (RFC 1035)
-# What other nodes get of a failure; the rest is of use on its own host only.
-SHARED_FIELDS = (
-    "host", "rank", "local_rank", "pid", "exitcode", "message", "traceback", "timestamp", "is_final", "stack", "oom",
-    "note", "world_size", "log_file", "found_by",
-)  # fmt: skip
+CHARS_MAX = {
+    "host": 255,  # of a name in DNS (RFC 1035)
+    "stack": STACK_CHARS_MAX,
+    **dict.fromkeys(("oom", "note", "log_file", "found_by"), SENTENCE_CHARS_MAX),
+}
 NO_DATA: Json = {"message": NO_MESSAGE}
 
 # A worker that dies of another one's death, by the words of gloo, NCCL, the kernel and a barrier with a limit.
@@ -71,19 +70,19 @@ class ProcessFailure(Record):
     pid: int
     exitcode: int
     message: str  # one sentence or headline, never empty
-    traceback: str  # "" where none is known
-    timestamp: int  # of the recorded exception, else of now; seconds since the epoch, on the clock of its host
-    is_final: bool
-    stack: str
-    oom: str
-    note: str
-    world_size: int
-    log_file: str
-    found_by: str
+    traceback: str = ""  # where none is known
+    timestamp: int = 0  # of the recorded exception, else of now; seconds since the epoch, on the clock of its host
+    is_final: bool = False
+    stack: str = ""
+    oom: str = ""
+    note: str = ""
+    world_size: int = 0
+    log_file: str = ""
+    found_by: str = ""
     # Of use on its own host only.
-    error_file: str
-    error_file_data: Json
-    stderr_tail: str
+    error_file: str = NOT_AVAILABLE
+    error_file_data: Json = NO_DATA
+    stderr_tail: str = ""
 
     def __init__(
         self,
@@ -120,39 +119,21 @@ class ProcessFailure(Record):
         super().__init__(*known, *more, error_file, data or NO_DATA, stderr_tail)
 
     @classmethod
-    def from_elsewhere(
-        cls,
-        host: str,
-        rank: int,
-        local_rank: int,
-        pid: int,
-        exitcode: int,
-        message: str,
-        traceback: str = "",
-        timestamp: int = 0,
-        is_final: bool = False,
-        stack: str = "",
-        oom: str = "",
-        note: str = "",
-        world_size: int = 0,
-        log_file: str = "",
-        found_by: str = "",
-    ) -> ProcessFailure:
-        """The failure of a worker of another host, as that host reports it: its error file is not here."""
-        failure = cls.__new__(cls)
+    def from_elsewhere(cls, *args: Any, **fields: Any) -> ProcessFailure:
+        """The failure of a worker of another host, as that host reports it: its error file is not here.
+
+        Args and fields are those that other nodes get, `SHARED_FIELDS`.
+        """
+        told = cls.__new__(cls)
+        Record.__init__(told, *args, **fields)
         # Stripped after it is cut: what is read from a message is what is read from the message that it becomes.
-        headline = printable(message.strip())[:MESSAGE_CHARS_MAX].strip()
+        headline = printable(told.message.strip())[:MESSAGE_CHARS_MAX].strip()
         if not headline:
-            headline = printable(_explain(exitcode, "", oom.strip(), note.strip())[0])[:MESSAGE_CHARS_MAX].strip()
-        where = (printable(host)[:HOST_CHARS_MAX], rank, local_rank, pid, exitcode)
-        what = (headline, printable(traceback)[-TRACEBACK_CHARS_MAX:], epoch_s(timestamp), is_final)
-        more = (printable(text)[:limit] for text, limit in (
-            (stack, STACK_CHARS_MAX), (oom, SENTENCE_CHARS_MAX), (note, SENTENCE_CHARS_MAX)
-        ))  # fmt: skip
-        log_file = printable(log_file)[:SENTENCE_CHARS_MAX]
-        found_by = printable(found_by)[:SENTENCE_CHARS_MAX]
-        Record.__init__(failure, *where, *what, *more, world_size, log_file, found_by, NOT_AVAILABLE, NO_DATA, "")
-        return failure
+            reason = _explain(told.exitcode, "", told.oom.strip(), told.note.strip())[0]
+            headline = printable(reason)[:MESSAGE_CHARS_MAX].strip()
+        cut = {name: printable(getattr(told, name))[:limit] for name, limit in CHARS_MAX.items()}
+        traceback = printable(told.traceback)[-TRACEBACK_CHARS_MAX:]
+        return told.replace(**cut, message=headline, traceback=traceback, timestamp=epoch_s(told.timestamp))
 
     def __hash__(self) -> int:
         return hash((self.host, self.rank, self.pid, self.exitcode, self.message))
@@ -215,6 +196,10 @@ class ProcessFailure(Record):
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
 
 
+# What other nodes get of a failure; the rest is of use on its own host only.
+SHARED_FIELDS = ProcessFailure.__match_args__[:-3]
+
+
 def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str]:
     """The message and the traceback of a worker that recorded neither."""
     from aelastic.failures.exit_reason import describe_exit, last_exception, may_be_uncaught
@@ -223,7 +208,8 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     name = _signal_name(exitcode)
     if oom and name == "SIGKILL":
         words = f"{words.partition(':')[0]}: {oom}"
-    words = note or (_usage_error(stderr_tail) if exitcode == _USAGE_EXIT else "") or words
+    usage = [match["error"] for match in _USAGE.finditer(stderr_tail)] if exitcode == _USAGE_EXIT else []
+    words = note or (f"{USAGE}: {usage[-1]}" if usage else words)
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.  A shell passes its child's signal on as a code.
     is_own_doing = (name or _signal_name(128 - exitcode)) in _SIGNALS_OF_ITS_OWN
@@ -237,12 +223,6 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
 
 
 _USAGE_EXIT = 2
-
-
-def _usage_error(stderr_tail: str) -> str:
-    """What argparse, or a command line like it, has said of its options last; empty if nothing."""
-    found = [match["error"] for match in _USAGE.finditer(stderr_tail)]
-    return f"{USAGE}: {found[-1]}" if found else ""
 
 
 def _signal_name(exitcode: int) -> str:
