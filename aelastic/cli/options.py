@@ -130,265 +130,166 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "what to run": (
         _option("-m --module", read_flag, "0", "", "the script is a module, run as python -m does"),
         _option("--no-python", read_flag, "0", "", "the script is a program, run without python"),
-        _option(
-            "--run-path", read_flag, "0", "",
-            "the script is a file, run inside a multiprocessing child; takes precedence over the other two",
-        ),
-        _option(
-            "--start-method", one_of(*START_METHODS), "spawn", "METHOD",
-            f"how multiprocessing starts that child: {', '.join(START_METHODS)}",
-        ),
+        _option("--run-path", read_flag, "0", "",
+            "the script is a file, run inside a multiprocessing child; takes precedence over the other two"),
+        _option("--start-method", one_of(*START_METHODS), "spawn", "METHOD",
+            f"how multiprocessing starts that child: {', '.join(START_METHODS)}"),
     ),
     "workers and nodes": (
-        _option(
-            "--nproc-per-node", read_workers, "1", "N",
+        _option("--nproc-per-node", read_workers, "1", "N",
             "workers on this node: a number, cpu (one per usable CPU), gpu, xpu (one per device), "
-            "or auto (one per accelerator, per CPU where there is none)",
-        ),
-        _silent(
-            "--numa-binding", one_of(*NUMA_BINDINGS), "MODE",
-            f"bind each worker to CPUs near its GPU: {', '.join(NUMA_BINDINGS)}",
-        ),
-        _option(
-            "--virtual-local-rank", read_flag, "0", "",
-            "each worker sees one device, its own, and has LOCAL_RANK 0",
-        ),
-        _option(
-            "--nnodes", read_nodes, "1:1", "MIN:MAX",
-            "nodes in the job: a number, or a range within which nodes may join and leave",
-        ),
-        _option(
-            "--role", str, "default", "NAME",
-            "name of the workers, in their environment and in logs",
-        ),
+            "or auto (one per accelerator, per CPU where there is none)"),
+        _silent("--numa-binding", one_of(*NUMA_BINDINGS), "MODE",
+            f"bind each worker to CPUs near its GPU: {', '.join(NUMA_BINDINGS)}"),
+        _option("--virtual-local-rank", read_flag, "0", "",
+            "each worker sees one device, its own, and has LOCAL_RANK 0"),
+        _option("--nnodes", read_nodes, "1:1", "MIN:MAX",
+            "nodes in the job: a number, or a range within which nodes may join and leave"),
+        _option("--role", str, "default", "NAME",
+            "name of the workers, in their environment and in logs"),
     ),
     "rendezvous": (
         _option("--standalone", read_flag, "0", "", "a single node: address, port and run id are chosen automatically"),
-        _option(
-            "--rdzv-backend", str, "static", "NAME",
+        _option("--rdzv-backend", str, "static", "NAME",
             "how the nodes of a job find each other: static (by --master-addr, a fixed number of them, ranked by "
             "--node-rank), c10d (on a node, no other service needed), etcd, etcd-v2, etcd-v3, "
             "or a handler of torch, as torch:NAME",
-            rule=NAME,
-        ),
-        _option(
-            "--rdzv-endpoint", str.strip, "", "HOST:PORT",
-            "where the nodes meet, the same on every node; several are separated by commas",
-        ),
-        _option(
-            "--rdzv-id", str, "none", "ID",
+            rule=NAME),
+        _option("--rdzv-endpoint", str.strip, "", "HOST:PORT",
+            "where the nodes meet, the same on every node; several are separated by commas"),
+        _option("--rdzv-id", str, "none", "ID",
             "run id: the job's name, the same on every node, and of no other job",
-            field="run_id",
-        ),
-        _option(
-            "--rdzv-conf", read_pairs, "", "K=V,K=V",
-            "more settings: join_timeout, last_call_timeout, lease (seconds), and those of the back end",
-        ),
-        _option(
-            "--node-rank", read_int, "0", "N",
+            field="run_id"),
+        _option("--rdzv-conf", read_pairs, "", "K=V,K=V",
+            "more settings: join_timeout, last_call_timeout, lease (seconds), and those of the back end"),
+        _option("--node-rank", read_int, "0", "N",
             "rank of this node: fixed with static, else a preference, and the node's identity when it reconnects",
-            rule=NOT_NEGATIVE,
-        ),
+            rule=NOT_NEGATIVE),
         _option("--local-addr", read_address, None, "HOST", "where other nodes reach this one (default: detected)"),
         _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: address of rank 0, and MASTER_ADDR"),
-        _option(
-            "--master-port", read_int, None, "PORT",
-            "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free one, and a run id)",
-        ),
+        _option("--master-port", read_int, None, "PORT",
+            "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free one, and a run id)"),
     ),
     "failures and stopping": (
         _option("--max-restarts", read_int, "0", "N", "how often all workers may be restarted after a failure"),
-        _option(
-            "--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
+        _option("--shutdown-timeout", read_seconds, f"{SHUTDOWN_TIMEOUT_S:g}", "SECONDS",
             "time from the stop request until workers are killed; also TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        ),
-        _option(
-            "--signals-to-handle", read_signals, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "NAMES",
-            "signals that stop the job: the workers get them, too, and may finish; a second signal kills them",
-        ),
-        _option(
-            "--monitor-interval", read_seconds, "0.1", "SECONDS",
-            "how often to check workers if the kernel cannot report their exit",
-        ),
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"),
+        _option("--signals-to-handle", read_signals, "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "NAMES",
+            "signals that stop the job: the workers get them, too, and may finish; a second signal kills them"),
+        _option("--monitor-interval", read_seconds, "0.1", "SECONDS",
+            "how often to check workers if the kernel cannot report their exit"),
     ),
     "output": (
         _option("--log-dir", str, None, "DIR", "folder for log files (default: a temporary one)"),
-        _option(
-            "-r --redirects", Std.from_str, "0", "STREAMS",
-            "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2",
-        ),
+        _option("-r --redirects", Std.from_str, "0", "STREAMS",
+            "streams that go to files: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:3,1:2"),
         _option("-t --tee", Std.from_str, "0", "STREAMS", "streams that go to files and to the console, as above"),
-        _option(
-            "--log-line-prefix-template", str, "", "TEMPLATE",
+        _option("--log-line-prefix-template", str, "", "TEMPLATE",
             "what each teed line begins with on the console, of ${role_name}, ${rank}, ${local_rank}, ${hostname} and "
             "${pid}; also TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE (default: [${role_name}${local_rank}]:)",
-            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
-        ),
-        _option(
-            "--local-ranks-filter", read_ranks, "", "RANKS",
-            "local ranks whose teed output the console shows, as in 0,1 (default: all)",
-        ),
-        _option(
-            "--duplicate-stdout-filters", read_filters, "", "TEXTS",
+            "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        _option("--local-ranks-filter", read_ranks, "", "RANKS",
+            "local ranks whose teed output the console shows, as in 0,1 (default: all)"),
+        _option("--duplicate-stdout-filters", read_filters, "", "TEXTS",
             "copy lines of stdout with one of these texts, separated by commas (,, for a comma itself), to "
-            "filtered_stdout.log; for streams that go to files",
-        ),
+            "filtered_stdout.log; for streams that go to files"),
         _option("--duplicate-stderr-filters", read_filters, "", "TEXTS", "the same for stderr, to filtered_stderr.log"),
-        _option(
-            "--event-log-handler", str, "null", "NAME",
-            "handler of torchelastic's events: null, console, or one that a program adds to torch's events.handlers",
-        ),
-        _silent(
-            "--logs-specs", str, "NAME",
+        _option("--event-log-handler", str, "null", "NAME",
+            "handler of torchelastic's events: null, console, or one that a program adds to torch's events.handlers"),
+        _silent("--logs-specs", str, "NAME",
             "class of a package that decides where output goes (entry point group torchrun.logs_specs)",
-            field="", rule=optional(NAME),
-        ),
+            field="", rule=optional(NAME)),
     ),
     "several nodes (aelastic only)": (
-        _own(
-            "--secret-file", str, None, "PATH",
-            "the job's secret, a line of at least 32 bytes: who has none can neither join the job nor end it",
-        ),
-        _own(
-            "--bind-all", read_flag, "0", "",
+        _own("--secret-file", str, None, "PATH",
+            "the job's secret, a line of at least 32 bytes: who has none can neither join the job nor end it"),
+        _own("--bind-all", read_flag, "0", "",
             "listen at all addresses of this host, not only where other nodes are told to come: for NAT and containers",
         ),
     ),
     "announced interruptions (aelastic only)": (
-        _own(
-            "--on-signal", read_on_signal, "", "SIGNAL=WHAT",
+        _own("--on-signal", read_on_signal, "", "SIGNAL=WHAT",
             "USR1=drain:110: on SIGUSR1 this node leaves within 110 s, once all ranks have saved at one step; "
-            "USR2=pass: SIGUSR2 goes to the workers",
-        ),
-        _own(
-            "--notice-file", read_path, None, "PATH",
-            "this node leaves when the file appears, within the seconds that it says; removed, it stays",
-        ),
-        _own(
-            "--notice-command", str, None, "COMMAND",
-            "a program that says so: lines such as drain 110 spot, or cancel",
-        ),
-        _own(
-            "--drain-signal", read_signal, "SIGTERM", "SIGNAL",
-            "what workers that handle it get then, where no rank has called aelastic.notice.due",
-        ),
-        _own(
-            "--drain-wait", read_seconds, "0", "SECONDS",
-            "how long the others wait for a node in the place of one that has left so", rule=all_of(REAL, SECONDS),
-        ),
-        _own(
-            "--admit", read_admit, "at-once", "WHEN",
-            "saved: a new node waits until all ranks have saved at one step, for 120 s at most (saved:SECONDS)",
-        ),
-        _own(
-            "--no-remote-verbs", read_flag, "0", "",
-            "this node does nothing that is asked for on another (such as aelastic restart), and shows it nothing",
-        ),
+            "USR2=pass: SIGUSR2 goes to the workers"),
+        _own("--notice-file", read_path, None, "PATH",
+            "this node leaves when the file appears, within the seconds that it says; removed, it stays"),
+        _own("--notice-command", str, None, "COMMAND",
+            "a program that says so: lines such as drain 110 spot, or cancel"),
+        _own("--drain-signal", read_signal, "SIGTERM", "SIGNAL",
+            "what workers that handle it get then, where no rank has called aelastic.notice.due"),
+        _own("--drain-wait", read_seconds, "0", "SECONDS",
+            "how long the others wait for a node in the place of one that has left so", rule=all_of(REAL, SECONDS)),
+        _own("--admit", read_admit, "at-once", "WHEN",
+            "saved: a new node waits until all ranks have saved at one step, for 120 s at most (saved:SECONDS)"),
+        _own("--no-remote-verbs", read_flag, "0", "",
+            "this node does nothing that is asked for on another (such as aelastic restart), and shows it nothing"),
     ),
     "hang detection (aelastic only)": (
-        _own(
-            "--hang-timeout", read_hang_timeout, None, "SECONDS",
+        _own("--hang-timeout", read_hang_timeout, None, "SECONDS",
             "a worker that shows no sign of life for this long hangs; 5x: five times the median step that --progress "
             "tells, 30 to 900 s (default: no hang detection)",
-            field="",
-        ),
-        _own(
-            "--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
+            field=""),
+        _own("--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
             "signs of life that count: output, cpu (1 % of a core or more), io (bytes and calls); "
-            "leave out cpu if workers that wait for each other spin, as with NCCL",
-        ),
-        _own(
-            "--hang-action", one_of(*HANG_ACTIONS), HANG_ACTIONS[0], "ACTION",
-            "stop: a worker that hangs, or lacks expected output, has failed; report: only log it",
-        ),
-        _own(
-            "--expect-output", read_expected, None, "REGEX:SECONDS",
+            "leave out cpu if workers that wait for each other spin, as with NCCL"),
+        _own("--hang-action", one_of(*HANG_ACTIONS), HANG_ACTIONS[0], "ACTION",
+            "stop: a worker that hangs, or lacks expected output, has failed; report: only log it"),
+        _own("--expect-output", read_expected, None, "REGEX:SECONDS",
             "each worker must write a matching line within this time of its start, and of each match",
-            field="", rule=RULES["expect_output"],
-        ),
-        _own(
-            "--expect-output-ranks", read_ranks, None, "RANKS",
+            field="", rule=RULES["expect_output"]),
+        _own("--expect-output-ranks", read_ranks, None, "RANKS",
             "global ranks that --expect-output applies to, as in 0 if only rank 0 prints (default: all)",
-            rule=RANKS,
-        ),
+            rule=RANKS),
     ),
     "shell completion": (
-        _silent(
-            "--print-completion", one_of(*COMPLETION_SHELLS), "SHELL",
+        _silent("--print-completion", one_of(*COMPLETION_SHELLS), "SHELL",
             f"print a completion script for a shell ({', '.join(COMPLETION_SHELLS)}) and exit; "
-            "needs aelastic[completion]",
-        ),
+            "needs aelastic[completion]"),
     ),
     "aelastic only": (
-        _own(
-            "--keep-log-size", read_size, None, "SIZE",
+        _own("--keep-log-size", read_size, None, "SIZE",
             "of each log file of a worker, about so much of the end is kept, as in 500M or 2G (default: all)",
-            field="log_max_bytes",
-        ),
-        _own(
-            "--cache-dir", read_path, None, "DIR",
-            "folder of this node where workers keep what they compile: kernels, graphs, extensions, byte code",
-        ),
-        _option(
-            "--preload", read_preload, "off", "MODULES",
+            field="log_max_bytes"),
+        _own("--cache-dir", read_path, None, "DIR",
+            "folder of this node where workers keep what they compile: kernels, graphs, extensions, byte code"),
+        _option("--preload", read_preload, "off", "MODULES",
             "modules that are imported once, by a process that workers are then forked from, as in torch,transformers; "
-            "auto: what the first workers imported; off",
-        ),
-        _own(
-            "--restart-grace", read_grace, None, "SECONDS",
+            "auto: what the first workers imported; off"),
+        _own("--restart-grace", read_grace, None, "SECONDS",
             "time until workers that are stopped for a restart are killed, or shutdown-timeout, as for other stops "
-            "(default: while they write, 5 s while they only compute, 2 s while they do neither)",
-        ),
-        _option(
-            "--progress", str, None, "REGEX",
+            "(default: while they write, 5 s while they only compute, 2 s while they do neither)"),
+        _option("--progress", str, None, "REGEX",
             "what in the workers' output says how far they are: the first group is the step, the second the last one, "
-            r"as in 'step (\d+)/(\d+)'",
-        ),
+            r"as in 'step (\d+)/(\d+)'"),
         _own("--loop", one_of("uvloop", "asyncio"), "uvloop", "LOOP", "event loop of the agent: uvloop or asyncio"),
-        _own(
-            "--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
-            "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure",
-        ),
-        _own(
-            "--restart-policy", read_policy, None, "RULES",
+        _own("--exit-codes", one_of("cause", "torchrun"), "cause", "SCHEME",
+            "cause: exit with the code of the worker that failed first; torchrun: with 1 for every failure"),
+        _own("--restart-policy", read_policy, None, "RULES",
             "what follows from which failure, as 'exit 42: stop; *: restart 5/1h after 1s..5m', or @FILE "
-            "(default: what cannot heal by itself stops the job the second time, if there was no progress)",
-        ),
-        _own(
-            "--health-check", str, None, "COMMAND",
-            "run before each join: exit code 2 keeps this node out, nothing else does; builtin: what the host tells",
-        ),
-        _own(
-            "--on-failure", read_hold, "stop", "WHAT",
+            "(default: what cannot heal by itself stops the job the second time, if there was no progress)"),
+        _own("--health-check", str, None, "COMMAND",
+            "run before each join: exit code 2 keeps this node out, nothing else does; builtin: what the host tells"),
+        _own("--on-failure", read_hold, "stop", "WHAT",
             "stop: all workers are stopped at once; hold, hold:SECONDS: they run on, until aelastic restart or stop",
-            field="hold_on_failure_s",
-        ),
+            field="hold_on_failure_s"),
         _own("--wrap", read_wrap, "", "COMMAND", "a program that starts workers, such as 'nsys profile'"),
         _own("--wrap-ranks", read_ranks, "", "RANKS", "global ranks of these, such as 0,1 (default: all)"),
-        _own(
-            "--linger", read_seconds, "0", "SECONDS",
-            "how long the health server waits, once the run is over, until /metrics has been read",
-        ),
-        _own(
-            "--metrics-textfile", read_path, None, "PATH",
-            "write the metrics to a file, *.prom, for node_exporter; every 15 s, and at the end",
-        ),
-        _own(
-            "--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
+        _own("--linger", read_seconds, "0", "SECONDS",
+            "how long the health server waits, once the run is over, until /metrics has been read"),
+        _own("--metrics-textfile", read_path, None, "PATH",
+            "write the metrics to a file, *.prom, for node_exporter; every 15 s, and at the end"),
+        _own("--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
             "what a terminal shows below the output: line, the state of the job; view, its ranks, too (needs "
-            "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set",
-        ),
+            "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set"),
     ),
 }  # fmt: skip
 
 # `torch.distributed.launch` has all of them, and passes the local rank to the script in an argument unless told not to.
 LAUNCH_GROUPS: Mapping[str, tuple[Option, ...]] = {
     "torch.distributed.launch": (
-        Option(
-            ("--use-env",), read_flag, "0", "",
-            "the script reads LOCAL_RANK from its environment, and gets no argument --local-rank=N", (),
-        ),
+        Option(("--use-env",), read_flag, "0", "",
+            "the script reads LOCAL_RANK from its environment, and gets no argument --local-rank=N", ()),
     ),
     **GROUPS,
 }  # fmt: skip
