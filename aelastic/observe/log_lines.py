@@ -31,7 +31,6 @@ class LogLines(Observer):
         self._is_stop_asked = self._is_killing = False
         self._began_s: dict[int, float] = {}  # by generation after the first: until its cold workers had begun
         # Of this generation.
-        self._unhealthy: set[int] = set()  # local ranks that were said to be stopped
         self._has_failed = False
         self._compared = ""
 
@@ -40,7 +39,7 @@ class LogLines(Observer):
             case ev.Waited(text):
                 _log.warning("%s", text)
             case ev.RoundFormed(round_):
-                self._unhealthy, self._has_failed, self._is_killing, self._compared = set(), False, False, ""
+                self._has_failed, self._is_killing, self._compared = False, False, ""
                 place = event.group_rank, event.group_world_size, event.world_size
                 _log.info("round %d: group rank %d of %d, world size %d", round_, *place)
             case ev.Noticed():
@@ -56,9 +55,9 @@ class LogLines(Observer):
                 _log.warning("%s", text)
             case ev.Announced("leaving", text):
                 _log.info("leaving: %s", text)
-            case ev.WorkerEnded(_, local_rank, _, _, failure) if failure is not None:
+            case ev.WorkerEnded(failure=failure) if failure is not None:
                 self._has_failed = True
-                if local_rank not in self._unhealthy:
+                if not failure.found_by:  # else it was said when it was noticed
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
             case ev.Restarting("membership", reason):  # also where the other nodes of a job are stopped one by one
                 _log.warning("stopping workers for the next round: %s", reason)
@@ -88,9 +87,7 @@ class LogLines(Observer):
         is_stopped, began = " is stopped" if event.is_stopped else "", self.run_state.began
         host = "" if began is None else began.host
         _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
-        if event.is_stopped:
-            self._has_failed = True
-            self._unhealthy.add(event.local_rank)
+        self._has_failed |= event.is_stopped
 
     def _on_stop_asked(self, signum: int) -> None:
         if self.run_state.phase not in _WITH_WORKERS:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import get_args
+from typing import Any, get_args
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WatchName, WorkerState
@@ -32,42 +32,39 @@ LAG_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0)
 FAILURE_KINDS: tuple[str, ...] = ("start", *get_args(WatchName), "oom", "signal", "exception", "exit")
 
 
-class _TimeMetrics:
-    """When the phase began, and where the time went."""
-
-    def __init__(self, registry: Registry) -> None:
-        text = "Where the time of the run went, second by second; together the whole run."
-        self._spent = registry.counter("aelastic_time_seconds_total", text, "spent", start=ON)
-        text = "When the agent's phase began, since 1970."
-        self._phase_start = registry.gauge("aelastic_phase_start_time_seconds", text)
-        self._told = dict.fromkeys(ON, 0.0)
-
-    def look(self, state: RunState, now: float, epoch: float) -> None:
-        for what, seconds in state.spent.until(now).items():
-            # What turns out to be a hang was told as training: what was exposed never shrinks, so that stands still.
-            self._told[what] = max(self._told[what], seconds)
-            self._spent.set(self._told[what], what)
-        self._phase_start.set(round(state.phase_since + epoch, 3))
-
-
-class _ProgressMetrics:
-    """How far the workers are."""
-
-    def __init__(self, registry: Registry) -> None:
-        gauge = registry.gauge
-        self._step = gauge("aelastic_progress_step", "The step that the workers have done, with --progress.")
-        self._steps = gauge("aelastic_progress_steps", "The last step; 0 where it is not known.")
-        text = "Steps per second, in the last minute."
-        self._steps_per_s = gauge("aelastic_progress_steps_per_second", text)
-        text = "Until the last step, at this speed; NaN where it is not known."
-        self._remaining = gauge("aelastic_progress_remaining_seconds", text)
-        self._remaining.set(math.nan)
-
-    def look(self, at: ev.Progressed) -> None:
-        self._step.set(at.step)
-        self._steps.set(at.total or 0)
-        self._steps_per_s.set(at.steps_per_s or 0)
-        self._remaining.set(math.nan if at.remaining_s is None else at.remaining_s)
+# What the state of a run says whenever something asks: name, meaning, and the value; `None`: not known yet.
+_OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
+    ("aelastic_ready", "1 when /readyz is 200: workers of a complete round run here.", lambda run: readiness(run)[0]),
+    # Rounds.
+    ("aelastic_round", "Number of the round that this node took part in last.",
+     lambda run: run.formed and run.formed.round),
+    ("aelastic_world_size", "Workers of the job in that round, on all nodes.",
+     lambda run: run.formed and run.formed.world_size),
+    ("aelastic_group_world_size", "Nodes in that round.", lambda run: run.formed and run.formed.group_world_size),
+    ("aelastic_local_world_size", "Workers of this node in that round.",
+     lambda run: run.formed and run.formed.local_world_size),
+    ("aelastic_used_restarts", "Restarts of the job that failures have cost.", lambda run: run.restart_count),
+    ("aelastic_max_restarts", "How many of these the job may have.", lambda run: run.began and run.began.max_restarts),
+    ("aelastic_nodes_missing", "Nodes that the job could have (--nnodes) and has not in this node's last round.",
+     lambda run: run.began and max(0, run.began.max_nodes - (run.formed.group_world_size if run.formed else 1))),
+    ("aelastic_drains_total", "Interruptions that were announced, and not called off: they cost no restart.",
+     lambda run: run.drains),
+    # How far the workers are.
+    ("aelastic_progress_step", "The step that the workers have done, with --progress.",
+     lambda run: run.last_progress and run.last_progress.step),
+    ("aelastic_progress_steps", "The last step; 0 where it is not known.",
+     lambda run: run.last_progress and (run.last_progress.total or 0)),
+    ("aelastic_progress_steps_per_second", "Steps per second, in the last minute.",
+     lambda run: run.last_progress and (run.last_progress.steps_per_s or 0)),
+    ("aelastic_progress_remaining_seconds", "Until the last step, at this speed; NaN where it is not known.",
+     lambda run: math.nan if (left := getattr(run.last_progress, "remaining_s", None)) is None else left),
+    # The fork server.
+    ("aelastic_parked_processes", "Processes of the fork server that wait to be workers.",
+     lambda run: run.fork_server and run.fork_server.parked),
+    ("aelastic_fork_server_pss_bytes",
+     "Memory of the fork server and of what it has parked, shared pages in parts (PSS).",
+     lambda run: run.fork_server and run.fork_server.pss_bytes),
+)  # fmt: skip
 
 
 class RunMetrics:
@@ -87,20 +84,11 @@ class RunMetrics:
         self._ended = gauge("aelastic_run_ended", text, "run_id", "state")
         self._state = gauge("aelastic_state", "1 for the worker group's state, 0 for others.", "state")
         self._phase = gauge("aelastic_phase", "1 for the agent's phase, 0 for others.", "phase")
-        self._ready = gauge("aelastic_ready", "1 when /readyz is 200: workers of a complete round run here.")
-        # Rounds.
-        self._round = gauge("aelastic_round", "Number of the round that this node took part in last.")
+        self._of_state = [
+            ((counter if name.endswith("_total") else gauge)(name, text), read) for name, text, read in _OF_STATE
+        ]
         self._rounds = counter("aelastic_rounds_total", "Rounds that this node took part in.")
-        self._world_size = gauge("aelastic_world_size", "Workers of the job in that round, on all nodes.")
-        self._nodes = gauge("aelastic_group_world_size", "Nodes in that round.")
-        self._local_world_size = gauge("aelastic_local_world_size", "Workers of this node in that round.")
-        self._restart_count = gauge("aelastic_used_restarts", "Restarts of the job that failures have cost.")
-        self._max_restarts = gauge("aelastic_max_restarts", "How many of these the job may have.")
-        text = "Nodes that the job could have (--nnodes) and has not in this node's last round."
-        self._missing = gauge("aelastic_nodes_missing", text)
         self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
-        text = "Interruptions that were announced, and not called off: they cost no restart."
-        self._drains = counter("aelastic_drains_total", text)
         text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
         self._restarts = counter("aelastic_restarts_total", text, "cause", start=causes)
         # Durations.
@@ -110,7 +98,15 @@ class RunMetrics:
             self._phase_took.declare(phase_name)
         text, name = "From the first worker's end until all run again.", "aelastic_restart_duration_seconds"
         self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
-        self._times = _TimeMetrics(self.registry)
+        text, name = "From the complete round until a worker has come so far.", "aelastic_worker_start_seconds"
+        self._start_took = histogram(name, text, "kind", "phase", buckets=DURATION_BUCKETS_S)
+        for kind, phase in itertools.product(get_args(ev.StartKind), get_args(ev.StartPhase)):
+            if (kind, phase) != ("cold", "imported"):  # which is not seen from outside
+                self._start_took.declare(kind, phase)
+        text = "Where the time of the run went, second by second; together the whole run."
+        self._spent = counter("aelastic_time_seconds_total", text, "spent", start=ON)
+        text = "When the agent's phase began, since 1970."
+        self._phase_start = gauge("aelastic_phase_start_time_seconds", text)
         text = "Delay of the agent's event loop, sampled every second."
         self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
         # Workers and agent.
@@ -134,27 +130,11 @@ class RunMetrics:
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
-        self._progress = _ProgressMetrics(self.registry)
-        self._declare_starts()
-        self._noticed_by: dict[int, str] = {}  # local rank of this generation to the watch that has it stopped
         self._is_starting = False
+        self._formed_at = 0.0
         self._failed_at: float | None = None  # when the first worker of this generation was seen to have ended
         self._down_since: float | None = None  # since when workers do not run that did
         self._look(RunState())
-
-    def _declare_starts(self) -> None:
-        text = "From the complete round until a worker has come so far."
-        name = "aelastic_worker_start_seconds"
-        self._start_took = self.registry.histogram(name, text, "kind", "phase", buckets=DURATION_BUCKETS_S)
-        for kind, phase in itertools.product(get_args(ev.StartKind), get_args(ev.StartPhase)):
-            if (kind, phase) != ("cold", "imported"):  # which is not seen from outside
-                self._start_took.declare(kind, phase)
-        self._formed_at = 0.0
-        self._parked = self.registry.gauge(
-            "aelastic_parked_processes", "Processes of the fork server that wait to be workers."
-        )
-        text = "Memory of the fork server and of what it has parked, shared pages in parts (PSS)."
-        self._fork_server_pss = self.registry.gauge("aelastic_fork_server_pss_bytes", text)
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         match event:
@@ -162,7 +142,6 @@ class RunMetrics:
                 self._is_starting = phase is Phase.SPAWNING
             case ev.RoundFormed():
                 self._rounds.inc()
-                self._noticed_by.clear()
                 self._formed_at = now
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
@@ -175,16 +154,14 @@ class RunMetrics:
                 self._failed_at = self._down_since = None
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
-            case ev.WorkerEnded(local_rank=local_rank, outcome=outcome, failure=failure):
+            case ev.WorkerEnded(outcome=outcome, failure=failure):
                 self._exits.inc(outcome)
                 if failure is not None:
-                    self._failures.inc(self._noticed_by.pop(local_rank, None) or _kind_of(failure))
+                    self._failures.inc(failure.found_by or _kind_of(failure))
             case ev.Restarting(cause=cause):
                 self._restarts.inc(cause)
-            case ev.Noticed(by=by, local_rank=local_rank, is_stopped=is_stopped):
+            case ev.Noticed(by=by):
                 self._noticed.inc(by)
-                if is_stopped:
-                    self._noticed_by[local_rank] = by
                 if by == "timer":
                     self._expiries.inc()
             case ev.Compared(odd=odd):
@@ -236,7 +213,10 @@ class RunMetrics:
             is_open: as OpenMetrics.
         """
         self._look(state)
-        self._times.look(state, now, epoch)
+        for what, seconds in state.spent.until(now).items():
+            # What turns out to be a hang was told as training: what was exposed never shrinks, so that stands still.
+            self._spent.raise_to(seconds, what)
+        self._phase_start.set(round(state.phase_since + epoch, 3))
         self._coordinates.set(coordinates)
         self._silence_max.set(silence[0])
         self._silence.clear()
@@ -258,28 +238,14 @@ class RunMetrics:
             self._state.set(each is state.state, each.value)
         for phase in Phase:
             self._phase.set(phase is state.phase, phase.value)
-        self._ready.set(readiness(state)[0])
-        self._restart_count.set(state.restart_count)
-        self._drains.set(state.drains)
+        for family, read in self._of_state:
+            if (value := read(state)) is not None:
+                family.set(value)
         if (began := state.began) is not None:
             self._run.set(1, began.run_id, began.host, began.role, began.rdzv_backend)
-            self._max_restarts.set(began.max_restarts)
-            self._missing.set(began.max_nodes - 1)
             if (ended := state.ended) is not None:
                 # Workers that were stopped because of an error are not a job that was asked to stop.
                 self._ended.set(1, began.run_id, (WorkerState.UNKNOWN if ended.traceback else ended.state).value)
-        if (formed := state.formed) is not None:
-            self._round.set(formed.round)
-            self._world_size.set(formed.world_size)
-            self._nodes.set(formed.group_world_size)
-            self._local_world_size.set(formed.local_world_size)
-            if began is not None:
-                self._missing.set(max(0, began.max_nodes - formed.group_world_size))
-        if state.last_progress is not None:
-            self._progress.look(state.last_progress)
-        if (server := state.fork_server) is not None:
-            self._parked.set(server.parked)
-            self._fork_server_pss.set(server.pss_bytes)
 
 
 def _kind_of(failure: ProcessFailure) -> str:

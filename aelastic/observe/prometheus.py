@@ -42,6 +42,10 @@ class Family:
     def set(self, value: float, *labels: object) -> None:
         self._values[self._key(labels)] = value
 
+    def raise_to(self, value: float, *labels: object) -> None:
+        """Sets it, unless it is more: a counter never shrinks."""
+        self.set(max(value, self._values.get(self._key(labels), 0.0)), *labels)
+
     def inc(self, *labels: object, by: float = 1.0) -> None:
         key = self._key(labels)
         self._values[key] = self._values.get(key, 0.0) + by

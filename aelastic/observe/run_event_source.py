@@ -80,7 +80,6 @@ class RunEventSource:
         self._since = 0.0
         self._restarted_round: int | None = None  # the last one of which a restart was told
         # Of this generation.
-        self._unhealthy: set[int] = set()  # local ranks
         self._ended: set[int] = set()  # local ranks
 
     def handle(self, event: Event, now: float) -> list[ev.RunEvent]:
@@ -89,7 +88,7 @@ class RunEventSource:
         told = [*self._what_happened(event, now), *self._killed(event)]
         if group.generation != self._generation:
             self._generation = group.generation
-            self._unhealthy, self._ended = set(), set()
+            self._ended = set()
             told.append(self._round_formed())
         told += self._what_took_time(now)
         if (group.phase, group.state) != (self._phase, self._state):
@@ -121,9 +120,6 @@ class RunEventSource:
 
     def _found_unhealthy(self, event: FoundUnhealthy) -> list[ev.RunEvent]:
         local_rank = event.local_rank
-        if local_rank in self._unhealthy:
-            return []
-        self._unhealthy.add(local_rank)
         rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.short_message
         return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
 
@@ -138,7 +134,7 @@ class RunEventSource:
         rank = group.workers[local_rank].global_rank
         told: list[ev.RunEvent] = [ev.WorkerEnded(event.generation, local_rank, rank, outcome, failure)]
         # Of an unhealthy worker it was known before it ended.
-        if event.gone_at is not None and failure is not None and local_rank not in self._unhealthy:
+        if event.gone_at is not None and failure is not None and not failure.found_by:
             told.append(ev.PhaseTook("detect", max(0.0, now - event.gone_at), local_rank))
         return told
 

@@ -54,7 +54,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], "W rank 5 failed on node7: it broke"),
         ([*RUNNING, ev.WorkerEnded(3, 1, 5, "succeeded")], ""),
         ([*RUNNING, HANGS], "W rank 5 on node1 is stopped: no output for 9 s"),
-        ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], ""),  # it has been said
+        ([*RUNNING, HANGS, ev.WorkerEnded(3, 1, 5, "failed", FAILURE.replace(found_by="hang"))], ""),  # it has been said
         ([*RUNNING, HANGS.replace(is_stopped=False)], "W rank 5 on node1: no output for 9 s"),
         ([*RUNNING, COMPARED], "W hang: 3 of 4 ranks wait"),
         ([*RUNNING, COMPARED, COMPARED], ""),  # a node after the other has noticed it

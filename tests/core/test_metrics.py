@@ -351,7 +351,7 @@ def test_the_start_of_the_phase_is_a_time_of_day() -> None:
         ("signal", [ProcessFailure(0, 10, -9, "")]),
         ("oom", [ProcessFailure(0, 10, -9, "", oom="killed by the kernel")]),
         ("start", [ProcessFailure(0, -1, 1, "", note="could not be started: no such file")]),
-        ("hang", [ev.Noticed(1, 0, 0, "hang", "silent", is_stopped=True), ProcessFailure(0, 10, -15, "")]),
+        ("hang", [ev.Noticed(1, 0, 0, "hang", "silent", is_stopped=True), ProcessFailure(0, 10, -15, "", found_by="hang")]),
         ("signal", [ev.Noticed(1, 0, 0, "hang", "silent", is_stopped=False), ProcessFailure(0, 10, -15, "")]),
     ],
 )  # fmt: skip

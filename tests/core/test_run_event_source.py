@@ -25,7 +25,7 @@ RANKS = NodeRanks(
     local_world_size=2,
 )  # fmt: skip
 FAILURE = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
-EXPIRED = ProcessFailure.from_elsewhere("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000)
+EXPIRED = ProcessFailure.from_elsewhere("host", 4, 0, 77, -9, "timer 'step' expired", "", 1000, found_by="timer")
 SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
 
 T = TypeVar("T")
