@@ -43,7 +43,11 @@ StartPhase: TypeAlias = Literal["spawned", "imported", "output", "process_group"
 RestartCause: TypeAlias = Literal["failure", "membership"]
 
 
-class RunBegan(Record):
+class RunEvent(Record):
+    """What has happened in a run: one of the classes below."""
+
+
+class RunBegan(RunEvent):
     """The run began: always the first event."""
 
     run_id: str
@@ -59,7 +63,7 @@ class RunBegan(Record):
     rdzv_backend: str  # "" for a node on its own
 
 
-class Changed(Record):
+class Changed(RunEvent):
     """The phase of the agent, or the state of its workers, has changed."""
 
     before: Phase
@@ -68,7 +72,7 @@ class Changed(Record):
     reason: str  # a sentence; what happened, if no reason was given
 
 
-class PhaseTook(Record):
+class PhaseTook(RunEvent):
     """A phase has just ended."""
 
     name: PhaseName
@@ -76,20 +80,20 @@ class PhaseTook(Record):
     local_rank: int | None = None  # of `detect`
 
 
-class Waited(Record):
+class Waited(RunEvent):
     """Nodes are still missing; repeated every 10 s."""
 
     text: str
 
 
-class EndpointChanged(Record):
+class EndpointChanged(RunEvent):
     """One of several rendezvous endpoints has begun to answer, or to be missing."""
 
     endpoint: str
     trouble: str  # why it is missing; "" if it answers
 
 
-class RoundFormed(Record):
+class RoundFormed(RunEvent):
     """This node takes part in a round, by a new generation of workers."""
 
     round: int
@@ -103,7 +107,7 @@ class RoundFormed(Record):
     workers: tuple[Worker, ...] = ()  # of this node; not started yet, so without ids
 
 
-class WorkersStarted(Record):
+class WorkersStarted(RunEvent):
     """All workers of this node are started."""
 
     generation: int
@@ -114,7 +118,7 @@ class WorkersStarted(Record):
         return "warm" if local_rank in self.warm else "cold"
 
 
-class WorkerReached(Record):
+class WorkerReached(RunEvent):
     """A worker that starts has come so far."""
 
     generation: int
@@ -125,14 +129,14 @@ class WorkerReached(Record):
     duration_s: float  # since the round was complete
 
 
-class ForkServerMeasured(Record):
+class ForkServerMeasured(RunEvent):
     """The memory of the fork server was measured, which is done now and then."""
 
     parked: int  # processes that wait to be workers
     pss_bytes: int  # of all of these and itself: pages that several processes share count in parts
 
 
-class WorkerEnded(Record):
+class WorkerEnded(RunEvent):
     """A worker's process is gone."""
 
     generation: int
@@ -142,7 +146,7 @@ class WorkerEnded(Record):
     failure: ProcessFailure | None = None
 
 
-class Noticed(Record):
+class Noticed(RunEvent):
     """A watch found a worker unhealthy."""
 
     generation: int
@@ -153,7 +157,7 @@ class Noticed(Record):
     is_stopped: bool  # and counts as failed; else it is only reported
 
 
-class Compared(Record):
+class Compared(RunEvent):
     """A worker hangs somewhere in the job, and what all of its workers do was compared: each node has this event."""
 
     generation: int
@@ -161,7 +165,7 @@ class Compared(Record):
     odd: tuple[int, ...]  # the global ranks that are waited for; empty where that cannot be told
 
 
-class Progressed(Record):
+class Progressed(RunEvent):
     """A worker's output said how far it is (`--progress`): every 5 s at most, and once a generation is over."""
 
     generation: int
@@ -179,7 +183,7 @@ class Progressed(Record):
         return None if self.total is None else min(1.0, self.step / self.total)
 
 
-class StacksTaken(Record):
+class StacksTaken(RunEvent):
     """The stacks of this node's workers were taken."""
 
     generation: int
@@ -188,7 +192,7 @@ class StacksTaken(Record):
     path: str  # the folder they are in
 
 
-class Announced(Record):
+class Announced(RunEvent):
     """An interruption was announced, and what has become of it, or of a request; or a failure stops nothing yet."""
 
     what: Literal["saving", "called off", "leaving", "answer", "refused", "held"]  # "leaving": this node, now
@@ -203,7 +207,7 @@ class Announced(Record):
         return at + ", or on the drain signal: no rank has called it yet" * self.is_signalled
 
 
-class Killed(Record):
+class Killed(RunEvent):
     """Workers that did not end are sent SIGKILL."""
 
     generation: int
@@ -212,7 +216,7 @@ class Killed(Record):
     is_early: bool = False  # before the shutdown timeout, since to wait longer could save nothing
 
 
-class Restarting(Record):
+class Restarting(RunEvent):
     """All workers are to start again, on all nodes."""
 
     cause: RestartCause
@@ -220,19 +224,19 @@ class Restarting(Record):
     restart_count: int  # of the round to come
 
 
-class StopAsked(Record):
+class StopAsked(RunEvent):
     """The agent is asked to leave."""
 
     signum: int
 
 
-class RendezvousLost(Record):
+class RendezvousLost(RunEvent):
     """The agent leaves, because it cannot go on without the rendezvous."""
 
     reason: str
 
 
-class JobEnded(Record):
+class JobEnded(RunEvent):
     """The job has a verdict; what still runs here is stopped."""
 
     outcome: Outcome
@@ -240,7 +244,7 @@ class JobEnded(Record):
     cause: ProcessFailure | None = None
 
 
-class RunEnded(Record):
+class RunEnded(RunEvent):
     """The run ended: always the last event."""
 
     state: WorkerState
@@ -248,31 +252,6 @@ class RunEnded(Record):
     cause: ProcessFailure | None = None
     failures: Mapping[int, ProcessFailure] = MappingProxyType({})  # as `RunResult` has them, by global rank
     traceback: str = ""  # of the error that the run ends with
-
-
-RunEvent: TypeAlias = (
-    RunBegan
-    | Changed
-    | PhaseTook
-    | Waited
-    | EndpointChanged
-    | RoundFormed
-    | WorkersStarted
-    | WorkerReached
-    | ForkServerMeasured
-    | WorkerEnded
-    | Noticed
-    | Compared
-    | Announced
-    | Progressed
-    | StacksTaken
-    | Killed
-    | Restarting
-    | StopAsked
-    | RendezvousLost
-    | JobEnded
-    | RunEnded
-)
 
 
 @cache
