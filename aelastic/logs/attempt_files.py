@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
 from aelastic.core.record import Record
+from aelastic.errors import InputError
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
@@ -99,15 +100,13 @@ class AttemptOpener:
 
         Raises:
             OSError: a file cannot be made.
+            InputError: `lay_out` has not named one that is needed.
         """
         try:
             if self._ended is not None:
                 shutil.rmtree(self._ended, ignore_errors=True)
             dest = lay_out()
-            for texts, path in (
-                (self._spec.duplicate_stdout_filters, dest.filtered_stdout),
-                (self._spec.duplicate_stderr_filters, dest.filtered_stderr),
-            ):
+            for _, _, path, texts in self._teed(dest):
                 if texts:
                     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
             for rank in sorted(envs):
@@ -129,28 +128,14 @@ class AttemptOpener:
                 self._opened.close()
 
     def _open(self, rank: int, dest: LogsDest, env: dict[str, str]) -> WorkerFiles:
-        prefix = self._prefix(rank, env)
+        prefix, name = self._prefix(rank, env), f"{self._attempt}_{rank}"
         stdout = touched(dest.stdouts.get(rank, INHERITED))
+        if self._spec.watches_output or (stdout is None and self._sinks[Std.OUT].may_stall):
+            stdout = self._in_a_file(stdout, f"stdout_{name}.log", rank, env, Std.OUT)
+        # Also of dropped output the end is searched for the cause of the worker's death.
         stderr = touched(dest.stderrs.get(rank, INHERITED))
-        name = f"{self._attempt}_{rank}"
-        watches = self._spec.watches_output
-        if stdout is None and (watches or self._sinks[Std.OUT].may_stall):
-            stdout = self._shown_scratch(f"stdout_{name}.log", rank, env, Std.OUT)
-        elif stdout == DROPPED and watches:
-            stdout = self._shown_scratch(f"stdout_{name}.log", rank, env, None)
-        elif stdout is not None:
-            self._search(stdout, rank, env)
-        if stderr is None:
-            stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, Std.ERR)
-        elif stderr == DROPPED:
-            # Dropped output: its end is still searched for the cause of the worker's death.
-            stderr = self._shown_scratch(f"stderr_{name}.log", rank, env, None)
-        else:
-            self._search(stderr, rank, env)
-        for stream, teed, filtered, texts in (
-            (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
-            (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
-        ):
+        stderr = self._in_a_file(stderr, f"stderr_{name}.log", rank, env, Std.ERR)
+        for stream, teed, filtered, texts in self._teed(dest):
             path = touched(teed.get(rank, INHERITED))
             if path is None or not path.is_file():
                 continue  # /dev/null, for example: there is nothing to read
@@ -173,16 +158,26 @@ class AttemptOpener:
 
                 self._follow(path, OutputSearch([]), None, keeps=self._spec.log_max_bytes)
 
-    def _shown_scratch(self, name: str, rank: int, env: Mapping[str, str], stream: Std | None) -> Path:
-        """A scratch file for a stream that is not kept, shown as if the worker had written to the console.
+    def _teed(self, dest: LogsDest) -> Sequence[tuple[Std, Mapping[int, str], str, Sequence[str]]]:
+        """Of each stream, the files that the console shows, too, and the file for lines with one of some texts."""
+        found = [
+            (Std.OUT, dest.tee_stdouts, dest.filtered_stdout, self._spec.duplicate_stdout_filters),
+            (Std.ERR, dest.tee_stderrs, dest.filtered_stderr, self._spec.duplicate_stderr_filters),
+        ]
+        for (_, _, path, texts), what in zip(found, ("filtered_stdout", "filtered_stderr"), strict=True):
+            if texts and not path:
+                raise InputError(f"logs_specs: reify returned no {what}, which the filters of duplicated lines need")
+        return found
 
-        Args:
-            stream: the console stream that shows it; `None` for none.
-        """
-        path = self._scratch / name
-        path.touch()
-        self._search(path, rank, env)
-        self._follow(path, self._splitter(None, rank, stream), stream, is_scratch=True)
+    def _in_a_file(self, path: Path | None, name: str, rank: int, env: Mapping[str, str], stream: Std) -> Path:
+        """A stream's file, searched; one that is not kept is scratch, shown as if the worker wrote to the console."""
+        if path is None or path == DROPPED:
+            shown_on, path = stream if path is None else None, self._scratch / name
+            path.touch()
+            self._search(path, rank, env)
+            self._follow(path, self._splitter(None, rank, shown_on), shown_on, is_scratch=True)
+        else:
+            self._search(path, rank, env)
         return path
 
     def _splitter(self, prefix: bytes | None, rank: int, stream: Std | None) -> PrefixedLines | LiveLines:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import Protocol, assert_never
+from typing import Protocol
 
 # An unfinished line is held back up to this length; a longer one is shown as it comes.
 LINE_BYTES_MAX = 1 << 24
@@ -59,27 +59,15 @@ class Line(Enum):
 
     @property
     def is_open(self) -> bool:
-        match self:
-            case Line.TEXT | Line.BLANK_BAR | Line.RETURNED | Line.FRAME:
-                return True
-            case Line.NEW | Line.INTERRUPTED | Line.INTERRUPTED_BAR:
-                return False
-            case _:
-                assert_never(self)
+        return self in (Line.TEXT, Line.BLANK_BAR, Line.RETURNED, Line.FRAME)
 
     @property
     def is_bar(self) -> bool:
-        match self:
-            case Line.BLANK_BAR | Line.RETURNED | Line.FRAME | Line.INTERRUPTED_BAR:
-                return True
-            case Line.NEW | Line.TEXT | Line.INTERRUPTED:
-                return False
-            case _:
-                assert_never(self)
+        return self in (Line.BLANK_BAR, Line.RETURNED, Line.FRAME, Line.INTERRUPTED_BAR)
 
     @property
     def is_interrupted(self) -> bool:
-        return self is Line.INTERRUPTED or self is Line.INTERRUPTED_BAR
+        return self in (Line.INTERRUPTED, Line.INTERRUPTED_BAR)
 
     @property
     def needs_prefix(self) -> bool:
@@ -89,13 +77,7 @@ class Line(Enum):
     @property
     def has_text(self) -> bool:
         """False if even an empty line has to begin with the prefix."""
-        match self:
-            case Line.TEXT | Line.RETURNED | Line.FRAME:
-                return True
-            case Line.NEW | Line.BLANK_BAR | Line.INTERRUPTED | Line.INTERRUPTED_BAR:
-                return False
-            case _:
-                assert_never(self)
+        return self in (Line.TEXT, Line.RETURNED, Line.FRAME)
 
     def after_text(self) -> Line:
         return Line.FRAME if self.is_bar else Line.TEXT

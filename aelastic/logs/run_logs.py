@@ -146,7 +146,6 @@ class RunLogs:
             dest = None
             if self._spec.logs_specs is not None:  # a user's hook, which may take its time
                 dest = await run_sync(ask, self._spec.logs_specs, envs, abandon_on_cancel=True)
-                self._check_filters(dest)
             opening = partial(opener.open, partial(self._lay_out, attempt, envs, dest), envs)
             opened = await in_thread(opening, within_s=OPEN_TIMEOUT_S)
         except OSError as error:
@@ -196,14 +195,6 @@ class RunLogs:
         spec, none = self._spec, _drops_all(self._spec)  # then the filter holds for nothing, as with torchrun
         streams = (Std.NONE, Std.NONE) if none else (spec.redirects, spec.tee)
         return lay_out(str(self.root / f"attempt_{attempt}"), envs, *streams, None if none else spec.local_ranks_filter)
-
-    def _check_filters(self, dest: LogsDest) -> None:
-        for texts, path, what in (
-            (self._spec.duplicate_stdout_filters, dest.filtered_stdout, "filtered_stdout"),
-            (self._spec.duplicate_stderr_filters, dest.filtered_stderr, "filtered_stderr"),
-        ):
-            if texts and not path:
-                raise InputError(f"logs_specs: reify returned no {what}, which the filters of duplicated lines need")
 
     def _refusal(self, attempt: int, error: OSError) -> InputError | HostError:
         """The error to raise when files cannot be made."""
