@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from aelastic.observe.time_spent import WORDS
-from aelastic.timeline.assets import SCRIPT, SCRIPT_HASH, STYLE
-from aelastic.timeline.chart import Json, chart_of
+from aelastic.timeline.assets import PAGE, SCRIPT, SCRIPT_HASH, STYLE
+from aelastic.timeline.chart import chart_of
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
 from aelastic.timeline.text import counted, duration, safe
 
@@ -26,42 +26,30 @@ NOTES_MAX = 20
 TEXT_CHARS_MAX = 600
 
 _MADE_UP = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_LEGEND_PHASES = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")
-_LEGEND_ENDS = ("succeeded", "failed", "stopped", "open")
 
 
 def page(story: Story) -> str:
     """The whole page, as HTML."""
     chart = chart_of(story)
     title = f"{_name(story)}: timeline"
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src '{SCRIPT_HASH}'"
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<link rel="icon" href="data:,">',
-            f"<title>{safe(title)}</title>",
-            f"<style>{STYLE}</style></head><body>",
-            _head(story),
-            _spent(story),
-            _tools(story, chart.marks),
-            _frame(chart.data),
-            _restarts(story),
-            _notes([*chart.notes, *story.notes]),
-            f"<script>{SCRIPT}</script></body></html>\n",
-        ]
-    )
-
-
-def _frame(data: Json) -> str:
-    """The picture's place, and its data: in a script element that holds no script, where `<` alone could end it."""
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return (
-        '<div class="frame"><noscript>The picture is drawn by a script, and scripts are off here; all figures are '
-        'below.</noscript><svg id="chart" role="img" aria-label="What each agent and each worker did, over time"></svg>'
-        f'</div><script type="application/json" id="data">{text}</script>'
+    # In a script element that holds no script, `<` alone could end it.
+    data = json.dumps(chart.data, separators=(",", ":")).replace("<", "\\u003c")
+    known = {life.kind for node in story.nodes for life in node.lives if life.is_up_at is not None}
+    kinds = "".join(f'<span><i class="dot {kind}"></i>{kind}</span>' for kind in ("warm", "cold") if kind in known)
+    starts = f'<div class="legend"><em>Start until the first output</em>{kinds}</div>' if kinds else ""
+    signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in chart.marks)
+    return PAGE.substitute(
+        script_hash=SCRIPT_HASH,
+        title=safe(title),
+        style=STYLE,
+        head=_head(story),
+        spent=_spent(story),
+        starts=starts,
+        marks=f'<div class="legend marks"><em>Marks</em>{signs}</div>' if signs else "",
+        data=data,
+        restarts=_restarts(story),
+        notes=_notes([*chart.notes, *story.notes]),
+        script=SCRIPT,
     )
 
 
@@ -149,36 +137,6 @@ def _spent(story: Story) -> str:
             f'<dd data-spent="{name}"><b>{_percent(seconds, story.length_s)}</b>{duration(seconds)}</dd></div>'
         )
     return f'<div class="spent"><div class="bar">{"".join(bars)}</div><dl>{"".join(items)}</dl></div>'
-
-
-def _tools(story: Story, marks: Sequence[tuple[str, str]]) -> str:
-    phases = "".join(f'<span><i class="dot {name}"></i>{name}</span>' for name in _LEGEND_PHASES)
-    ends = "".join(
-        f'<span><i class="dot {name}"></i>{"running" if name == "open" else name}</span>' for name in _LEGEND_ENDS
-    )
-    known = {life.kind for node in story.nodes for life in node.lives if life.is_up_at is not None}
-    kinds = "".join(f'<span><i class="dot {kind}"></i>{kind}</span>' for kind in ("warm", "cold") if kind in known)
-    starts = f'<div class="legend"><em>Start until the first output</em>{kinds}</div>' if kinds else ""
-    signs = "".join(f"<span><b>{sign}</b>{words}</span>" for sign, words in marks)
-    signs = f'<div class="legend marks"><em>Marks</em>{signs}</div>' if signs else ""
-    buttons = "".join(
-        f'<button data-way="{way}" title="{words}">{sign}</button>'
-        for way, sign, words in (
-            ("left", "◀", "earlier"),
-            ("right", "▶", "later"),
-            ("in", "+", "zoom in"),
-            ("out", "−", "zoom out"),
-            ("all", "whole run", "double click does it, too"),
-        )
-    )
-    return (
-        f'<div class="tools"><div class="legend"><em>Agent</em>{phases}</div>'
-        f'<div class="legend"><em>Workers</em>{ends}</div>{starts}{signs}'
-        '<div class="zoom"><input id="find" type="search" placeholder="find a node, a rank, a reason ( / )" '
-        'aria-label="find a node, a rank, a reason"><span id="found" role="status"></span>'
-        '<span class="mouse">drag, or Ctrl + wheel, to zoom; keys: ← → + − 0, n and p for restarts</span>'
-        f'<span class="touch">swipe the picture sideways; + and − zoom</span>{buttons}</div></div>'
-    )
 
 
 # Restarts.
