@@ -1,7 +1,8 @@
-"""Signals of this process while a job runs."""
+"""Signals of this process while a job runs, those of a terminal (another size, Ctrl-Z) among them."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
     from aelastic.supervisor import Supervisor
+    from aelastic.ui.status_line import StatusLine
 
 Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 
@@ -48,3 +50,21 @@ def handle_signals(loop: AbstractEventLoop, handlers: Handlers) -> Iterator[None
         for signum in handled:
             loop.remove_signal_handler(signum)
             signal.signal(signum, before[signum])
+
+
+def terminal_handlers(loop: AbstractEventLoop, line: StatusLine) -> Handlers:
+    """Draws again when the terminal has another size, and takes the rows away while a shell has the terminal.
+
+    A signal that is ignored, or is another's, is left out.
+    """
+
+    def suspend() -> None:
+        line.suspend()
+        # The default now: the kernel stops us, or knows why not (setpgid(2)).
+        loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        loop.add_signal_handler(signal.SIGTSTP, suspend)  # continued
+        line.resume()
+
+    wanted = {signal.SIGWINCH: line.redraw, signal.SIGTSTP: suspend}
+    return {signum: wanted[signum] for signum in wanted if signal.getsignal(signum) is signal.SIG_DFL}

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
-from aelastic.cli.job_signals import handle_signals, handlers_of
+from aelastic.cli.job_signals import handle_signals, handlers_of, terminal_handlers
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import VERBS, Groups
 from aelastic.cli.stderr import StderrWriter, configure_logging
@@ -218,22 +218,13 @@ class _Job:
         loop = asyncio.get_running_loop()
         _stderr.start()  # now: a worker may start threads up to the limit
         handlers = handlers_of(self._invocation, supervisor, partial(self._stop, supervisor))
-        with handle_signals(loop, handlers), self._follow_terminal(loop), _reaping_orphans(loop):
+        of_terminal = {} if self._live is None else terminal_handlers(loop, self._live)
+        with handle_signals(loop, handlers), handle_signals(loop, of_terminal), _reaping_orphans(loop):
             return await supervisor.run()
 
     def _stop(self, supervisor: Supervisor, signum: int) -> None:
         self.stopped_by = self.stopped_by or signum
         supervisor.stop(signum)
-
-    @contextmanager
-    def _follow_terminal(self, loop: AbstractEventLoop) -> Iterator[None]:
-        if self._live is None:
-            yield
-            return
-        from aelastic.cli.terminal_signals import terminal_signals
-
-        with terminal_signals(loop, self._live):
-            yield
 
 
 @contextmanager
