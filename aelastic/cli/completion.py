@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from typing import Any
 
 from aelastic.cli.converters import one_of
 from aelastic.cli.options import COMPLETION_SHELLS, Option
@@ -48,33 +47,20 @@ def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:
         ) from None
     for action in parser._actions:  # noqa: SLF001  there is no other way to ask
         if not action.option_strings:
-            _complete(action, shtab.FILE)  # the script, and its arguments
+            vars(action)["complete"] = shtab.FILE  # the script, and its arguments
         elif action.dest == "log_dir":
-            _complete(action, shtab.DIRECTORY)
+            vars(action)["complete"] = shtab.DIRECTORY
     return str(shtab.complete(parser, shell=shell))
-
-
-def _complete(action: Any, how: Any) -> None:
-    action.complete = how
 
 
 def _parser(groups: Mapping[str, tuple[Option, ...]]) -> argparse.ArgumentParser:
     """A parser with the texts that shells show beside the options; our own does without them, to start fast."""
     parser = argparse.ArgumentParser(prog="aelastic")
-    for options in groups.values():
-        for option in options:
-            _add(parser, option)
+    for option in (option for options in groups.values() for option in options):
+        words, flag = option.text.replace("%", "%%"), {"action": "store_true"}
+        more = {"metavar": option.metavar, "choices": option.choices or None} if option.metavar else flag
+        parser.add_argument(*option.spellings, dest=option.dest, help=words, **more)
     parser.add_argument("--version", action="version", version="", help="show the version and exit")
     parser.add_argument("script", help="what to run")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the arguments of the script")
     return parser
-
-
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
-    words = option.text.replace("%", "%%")
-    if option.metavar:
-        parser.add_argument(
-            *option.spellings, dest=option.dest, metavar=option.metavar, choices=option.choices or None, help=words
-        )
-    else:
-        parser.add_argument(*option.spellings, dest=option.dest, action="store_true", help=words)

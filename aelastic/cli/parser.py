@@ -14,6 +14,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import aelastic
@@ -173,13 +174,10 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
-def _formatter(prog: str) -> argparse.HelpFormatter:
-    # Unused, yet argparse makes one for each option; without a width it imports shutil to ask the terminal, 4 ms.
-    return argparse.HelpFormatter(prog, width=HELP_WIDTH)
-
-
 def _build_parser(groups: Groups = GROUPS) -> _Parser:
-    parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=_formatter)
+    # Unused, yet argparse makes one for each option; without a width it imports shutil to ask the terminal, 4 ms.
+    formatter = partial(argparse.HelpFormatter, width=HELP_WIDTH)
+    parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=formatter)
     parser.groups = groups
     parser.add_argument("--h", "--he", action="help")  # as with torchrun, whatever else of ours begins so
     parser.add_argument("--re", dest="redirects")
@@ -237,7 +235,8 @@ def _help_lines(groups: Groups) -> Iterator[str]:
         yield ""
         yield f"{title}:"
         for option in options:
-            yield from _help_entry(option)
+            default = f" (default: {option.default})" if option.default and option.metavar else ""
+            yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
     yield from _entry("--version", "show the version and exit")
     yield ""
     yield from _entry("-h, --help", "show this and exit")
@@ -248,12 +247,6 @@ def _help_lines(groups: Groups) -> Iterator[str]:
         "PET_NPROC_PER_NODE, those of aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag "
         "is 1 or 0."
     )
-
-
-def _help_entry(option: Option) -> Iterator[str]:
-    has_default = bool(option.default) and bool(option.metavar)
-    default = f" (default: {option.default})" if has_default else ""
-    yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
 
 
 def _entry(left: str, right: str) -> Iterator[str]:

@@ -56,9 +56,13 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
     config = dict(chosen["rdzv_conf"])
     if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
         _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
-    endpoint = static_endpoint(chosen) if is_static else _dynamic_endpoint(chosen)
+    if is_static:
+        endpoint = static_endpoint(chosen)
+    else:
+        chosen.log_ignored("only --rdzv-backend static uses it", "master_addr", "master_port")
+        endpoint = str(chosen["rdzv_endpoint"])
     is_at_master = is_static and not chosen["rdzv_endpoint"]
-    node_rank = _static_rank(chosen, environ, most) if is_static else _preferred_rank(chosen, environ)
+    node_rank = _node_rank(chosen, environ, most if is_static else None)
     try:
         settings = RendezvousSettings(
             backend=backend,
@@ -119,11 +123,6 @@ def _endpoint_of(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _dynamic_endpoint(chosen: Settings) -> str:
-    chosen.log_ignored("only --rdzv-backend static uses it", "master_addr", "master_port")
-    return str(chosen["rdzv_endpoint"])
-
-
 def nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[int, int] | None:
     """The number of nodes that Slurm gives a job that names its master and not `--nnodes`; `None` if it gives none.
 
@@ -148,22 +147,30 @@ def nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[in
     return nodes, nodes
 
 
-def _static_rank(chosen: Settings, environ: Mapping[str, str], nodes: int) -> int:
-    """The user's --node-rank, else the scheduler's number of this node; a static job cannot do with a wrong one.
+def _node_rank(chosen: Settings, environ: Mapping[str, str], nodes: int | None) -> int | None:
+    """The user's --node-rank, else the scheduler's number of this node where the back end takes it.
+
+    Args:
+        nodes: of a static job, which cannot do with another rank than theirs; `None`: it is a preference.
 
     Raises:
-        InputError: it is none of the ranks.
+        InputError: it is none of the ranks; by a wrong preference, a node would take another's place.
     """
-    why = f"the node ranks of {nodes} nodes are 0 to {nodes - 1}"
+    backend, is_named = chosen["rdzv_backend"], not chosen.by_dest["node_rank"].is_default
+    takes = backend in BACKENDS if nodes is None else backend == "static"
     variable = next((name for name in _NODE_RANK_VARIABLES if environ.get(name)), None)
-    if not chosen.by_dest["node_rank"].is_default or variable is None or chosen["rdzv_backend"] != "static":
+    why = "" if nodes is None else f"the node ranks of {nodes} nodes are 0 to {nodes - 1}"
+    if is_named or variable is None or not takes:
+        if nodes is None:
+            return int(chosen["node_rank"]) if is_named else None
         if chosen["node_rank"] >= nodes:
             raise InputError(f"{chosen.source('node_rank')}: {why}")
         return int(chosen["node_rank"])
     rank = _count_in(variable, environ, "--node-rank")
-    if rank >= nodes:
+    if nodes is not None and rank >= nodes:
         raise _wrong(variable, rank, why, "--node-rank")
-    _log.info("%s=%d is the node rank; use --node-rank for another", variable, rank)
+    what = "preferred node rank" if nodes is None else "node rank"
+    _log.info("%s=%d is the %s; use --node-rank for another", variable, rank, what)
     return rank
 
 
@@ -177,22 +184,6 @@ def _count_in(variable: str, environ: Mapping[str, str], option: str) -> int:
 def _wrong(variable: str, value: object, why: str, option: str) -> InputError:
     page = _PAGES[variable.partition("_")[0]]
     return InputError(f"{variable}={value}: {why}: use {option}, or see {page}")
-
-
-def _preferred_rank(chosen: Settings, environ: Mapping[str, str]) -> int | None:
-    """The user's --node-rank, else the scheduler's number of this node if the back end is ours.
-
-    Raises:
-        InputError: the scheduler's variable holds no rank; by a wrong one, a node would take another's place.
-    """
-    if not chosen.by_dest["node_rank"].is_default:
-        return int(chosen["node_rank"])
-    variable = next((name for name in _NODE_RANK_VARIABLES if environ.get(name)), None)
-    if chosen["rdzv_backend"] not in BACKENDS or variable is None:
-        return None
-    rank = _count_in(variable, environ, "--node-rank")
-    _log.info("%s=%d is the preferred node rank; use --node-rank for another", variable, rank)
-    return rank
 
 
 def check_backend(backend: str, source: str) -> None:
