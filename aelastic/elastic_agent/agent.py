@@ -163,7 +163,7 @@ class LocalElasticAgent:
 
     def _spec(self) -> WorkerSpec:
         spec = self._worker_group.spec
-        check_entrypoint(spec.entrypoint, self._how["start_method"], self._environ)
+        check_entrypoint(spec.entrypoint, self._how["start_method"])
         entrypoint, args = _command(spec.entrypoint, spec.args)
         timeout = self._stuck_timeout_s
         return WorkerSpec(

@@ -21,7 +21,7 @@ from aelastic.errors import InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
-from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, completed, signals_of, worker_spec
+from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, completed, signals_in, worker_spec
 from aelastic.result import RunResult, failed_error
 from aelastic.supervisor import Supervisor
 
@@ -81,7 +81,7 @@ def launch(
     """As `launch_agent`, with the environment that the workers inherit."""
     config = completed(config)
     try:
-        spec, signals = worker_spec(config, entrypoint, args, environ), signals_of(config)
+        spec, signals = worker_spec(config, entrypoint, args, environ), signals_in(config.signals_to_handle)
         os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # as torch says it, to what this program starts, too
         make_loop = loop_of(environ)
         if environ.get(CHECK_VARIABLE):  # set by aelastic's own tests

@@ -184,7 +184,7 @@ def worker_spec(
         InputError: what was asked for cannot be.
     """
     check_types(config)
-    check_entrypoint(entrypoint, config.start_method, environ)
+    check_entrypoint(entrypoint, config.start_method)
     _check_nodes(config)
     return WorkerSpec(
         **{
@@ -207,15 +207,6 @@ def _asked(logs_specs: Any) -> Any:
     return None if isinstance(logs_specs, UnaskedLogsSpecs) and not logs_specs.has_folder else logs_specs
 
 
-def signals_of(config: LaunchConfig) -> tuple[int, ...]:
-    """The signals that stop the job.
-
-    Raises:
-        InputError: a name is none of a signal that can be handled.
-    """
-    return signals_in(config.signals_to_handle)
-
-
 def signals_in(names: str) -> tuple[int, ...]:
     """Signals by their names, which commas separate.
 
@@ -231,25 +222,25 @@ def signals_in(names: str) -> tuple[int, ...]:
 # What runs.
 
 
-def check_entrypoint(entrypoint: object, start_method: str, environ: Mapping[str, str]) -> None:
+def check_entrypoint(entrypoint: object, start_method: str) -> None:
     if not entrypoint:
         raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program")
     if isinstance(entrypoint, str):
-        _check_program(entrypoint, environ)
-    elif not callable(entrypoint):
+        return  # the supervisor looks for it
+    if not callable(entrypoint):
         raise InputError(f"entrypoint is {entrypoint!r}: pass a function, or the name of a program as a string")
-    elif start_method != "fork" and getattr(current_process(), "_inheriting", False):
+    if start_method != "fork" and getattr(current_process(), "_inheriting", False):
         # The child imports the main script again, to find the function; a launch there would launch again without end.
         raise InputError(
             "launched while this process is still importing its main script: "
             'put it under `if __name__ == "__main__":` there, or use start_method "fork"'
         )
-    elif start_method != "fork" and _is_out_of_reach(entrypoint):
+    if start_method != "fork" and _is_out_of_reach(entrypoint):
         raise InputError(
             f"{getattr(entrypoint, '__qualname__', entrypoint)} cannot be found by a worker: the main module here "
             'is no file (a session, python -c, stdin): put it in a module, or use start_method "fork"'
         )
-    elif current_process().daemon:
+    if current_process().daemon:
         raise InputError(
             "functions cannot be launched from a daemonic process of multiprocessing (those of a Pool are): "
             "it may have no children; launch from another process, or launch a program"
@@ -265,14 +256,6 @@ def _is_out_of_reach(function: Callable[..., Any]) -> bool:
     if path is None:  # a child leaves it out
         return getattr(function, "__module__", "") == "__main__"
     return not os.path.exists(path)
-
-
-def _check_program(program: str, environ: Mapping[str, str]) -> None:
-    import shutil
-
-    if shutil.which(program, path=environ.get("PATH", os.defpath)) is None:
-        where = "" if os.sep in program else " on PATH"
-        raise InputError(f"program {program} not found{where}, or not executable: check its path and permissions")
 
 
 def as_text(arg: Any) -> Any:

@@ -432,9 +432,9 @@ def test_a_value_that_cannot_work_is_refused_with_its_name(fields: dict[str, Any
         (None, "entrypoint is None: pass a function"),
         ("", "entrypoint is '': pass a function"),
         (5, "entrypoint is 5: pass a function"),
-        ("no-such-program", "no-such-program not found on PATH"),
-        ("/no/such/program", "/no/such/program not found"),
-        ("/etc/passwd", "not executable"),
+        ("no-such-program", "no-such-program is not a program in PATH"),
+        ("/no/such/program", "/no/such/program does not exist"),
+        ("/etc/passwd", "cannot be executed"),
     ],
 )
 def test_an_entrypoint_that_is_none_is_refused(entrypoint: Any, words: str) -> None:
