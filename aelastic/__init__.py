@@ -66,39 +66,13 @@ if TYPE_CHECKING:
     from aelastic.supervisor import Supervisor
 
 __all__ = [
-    "AelasticError",
-    "ChildFailedError",
-    "ErrorHandler",
-    "ExpectedOutput",
-    "HealthCheckServer",
-    "InputError",
-    "InternalError",
-    "LaunchConfig",
-    "Observer",
-    "ProcessFailure",
-    "RendezvousClosedError",
-    "RendezvousConnectionError",
-    "RendezvousError",
-    "RendezvousSettings",
-    "RendezvousStateError",
-    "RendezvousTimeoutError",
-    "RunResult",
-    "SignalException",
-    "Std",
-    "Supervisor",
-    "UnkillableWorkerError",
-    "Worker",
-    "WorkerBackend",
-    "WorkerExit",
-    "WorkerGroup",
-    "WorkerSpec",
-    "WorkerStart",
-    "WorkerState",
-    "elastic_launch",
-    "get_error_handler",
-    "launch_agent",
-    "record",
-]
+    "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "InputError",
+    "InternalError", "LaunchConfig", "Observer", "ProcessFailure", "RendezvousClosedError",
+    "RendezvousConnectionError", "RendezvousError", "RendezvousSettings", "RendezvousStateError",
+    "RendezvousTimeoutError", "RunResult", "SignalException", "Std", "Supervisor", "UnkillableWorkerError",
+    "Worker", "WorkerBackend", "WorkerExit", "WorkerGroup", "WorkerSpec", "WorkerStart", "WorkerState",
+    "elastic_launch", "get_error_handler", "launch_agent", "record",
+]  # fmt: skip
 
 _HOMES = {
     "errors": (

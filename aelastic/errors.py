@@ -197,7 +197,8 @@ class ChildFailedError(AelasticError):
         from aelastic.failures.report import report
 
         job = self.name, self.failures, self.get_first_failure(), self.victims
-        return report(*job, boarder_delim, section_delim, self.stacks, self.raised, enrich=_enrich)
+        enrich = get_error_handler().maybe_enrich_signal_failure_message
+        return report(*job, boarder_delim, section_delim, self.stacks, self.raised, enrich=enrich)
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:
@@ -256,10 +257,6 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
 def _call(handler: Any, hook: str, *args: object) -> None:
     getattr(handler, hook, lambda *_: None)(*args)
-
-
-def _enrich(message: str, error_file: str) -> str:
-    return get_error_handler().maybe_enrich_signal_failure_message(message, error_file)
 
 
 def _record(handler: ErrorHandler, error: Exception) -> None:

@@ -18,19 +18,9 @@ from aelastic.launcher.run import get_args_parser, run
 from aelastic.logs_specs import DefaultLogsSpecs, LogsSpecs
 
 __all__ = [
-    "DefaultLogsSpecs",
-    "LaunchConfig",
-    "LogsSpecs",
-    "SignalException",
-    "elastic_launch",
-    "entrypoint_name",
-    "get_args_parser",
-    "launch",
-    "launch_agent",
-    "main",
-    "parse_args",
-    "run",
-]
+    "DefaultLogsSpecs", "LaunchConfig", "LogsSpecs", "SignalException", "elastic_launch", "entrypoint_name",
+    "get_args_parser", "launch", "launch_agent", "main", "parse_args", "run",
+]  # fmt: skip
 
 _get_entrypoint_name = entrypoint_name  # torch's name for it, which dlrover imports
 

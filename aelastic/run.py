@@ -20,23 +20,10 @@ from aelastic.logs_specs import DefaultLogsSpecs, LogsSpecs, Std
 from aelastic.workers.functions import run_script_path
 
 __all__ = [
-    "DefaultLogsSpecs",
-    "LaunchConfig",
-    "LogsSpecs",
-    "Std",
-    "config_from_args",
-    "determine_local_world_size",
-    "elastic_launch",
-    "get_args_parser",
-    "get_rdzv_endpoint",
-    "get_use_env",
-    "main",
-    "parse_args",
-    "parse_min_max_nnodes",
-    "record",
-    "run",
-    "run_script_path",
-]
+    "DefaultLogsSpecs", "LaunchConfig", "LogsSpecs", "Std", "config_from_args", "determine_local_world_size",
+    "elastic_launch", "get_args_parser", "get_rdzv_endpoint", "get_use_env", "main", "parse_args",
+    "parse_min_max_nnodes", "record", "run", "run_script_path",
+]  # fmt: skip
 
 if __name__ == "__main__":
     from aelastic.cli.main import main_and_exit

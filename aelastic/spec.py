@@ -185,29 +185,29 @@ class WorkerSpec:
 
     def _check_together(self) -> None:
         """Checks fields that have to go with each other."""
-        grace, limit_s = self.restart_grace, self.shutdown_timeout_s
-        fits = grace is None or isinstance(grace, str) or grace <= limit_s
-        _check(fits, f"restart_grace is {grace}: use at most shutdown_timeout_s, which is {limit_s:g}")
-        _check(self.rdzv is None or self.rdzv_handler is None, "rdzv and rdzv_handler are both given: leave one out")
-        has_name = bool(self.run_id) or self.rdzv is None or self.rdzv.max_nodes == 1
-        _check(has_name, "run_id is empty: give the job a name, the same on every node")
-        has_steps = self.hang_timeout_steps is not None
-        is_twice = has_steps and self.hang_timeout_s is not None
-        _check(not is_twice, "hang_timeout_s and hang_timeout_steps are given: leave one out")
-        is_timed = not has_steps or self.progress is not None
-        _check(is_timed, "hang_timeout_steps has no effect without progress: add it")
-        is_program = isinstance(self.entrypoint, str)
-        _check(is_program or not self.wrap, "wrap is given with a function: only programs are wrapped")
-        _check(bool(self.wrap) or self.wrap_ranks is None, "wrap_ranks has no effect without wrap: add it")
-        if not self.preload:
-            return
+        grace, limit_s, method = self.restart_grace, self.shutdown_timeout_s, self.start_method
+        is_program, has_steps = isinstance(self.entrypoint, str), self.hang_timeout_steps is not None
+        has_others = self.rdzv is not None and self.rdzv.max_nodes > 1
         bound = (
             "a library's threads are counted when it is imported, before the worker has its CPUs: leave one of them out"
         )
-        _check(self.numa_binding is None, f"preload and numa_binding are both given, but {bound}")
-        is_forkable = isinstance(self.entrypoint, str) or self.start_method == "spawn"
-        remedy = 'use "spawn", or leave preload out'
-        _check(is_forkable, f"preload is given with start_method {self.start_method!r}: {remedy}")
+        for is_wrong, words in (
+            (grace is not None and not isinstance(grace, str) and grace > limit_s,
+             f"restart_grace is {grace}: use at most shutdown_timeout_s, which is {limit_s:g}"),
+            (self.rdzv is not None and self.rdzv_handler is not None,
+             "rdzv and rdzv_handler are both given: leave one out"),
+            (has_others and not self.run_id, "run_id is empty: give the job a name, the same on every node"),
+            (has_steps and self.hang_timeout_s is not None,
+             "hang_timeout_s and hang_timeout_steps are given: leave one out"),
+            (has_steps and self.progress is None, "hang_timeout_steps has no effect without progress: add it"),
+            (self.wrap and not is_program, "wrap is given with a function: only programs are wrapped"),
+            (self.wrap_ranks is not None and not self.wrap, "wrap_ranks has no effect without wrap: add it"),
+            (self.preload and self.numa_binding is not None,
+             f"preload and numa_binding are both given, but {bound}"),
+            (self.preload and not is_program and method != "spawn",
+             f'preload is given with start_method {method!r}: use "spawn", or leave preload out'),
+        ):  # fmt: skip
+            _check(not is_wrong, words)
 
     @property
     def watches_output(self) -> bool:

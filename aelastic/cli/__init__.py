@@ -7,16 +7,6 @@ for a job that runs.  `completion` prints scripts for shells.  `stderr` writes l
 """
 
 __all__ = [
-    "advice",
-    "arguments",
-    "completion",
-    "converters",
-    "main",
-    "options",
-    "output_options",
-    "parser",
-    "rendezvous_options",
-    "several_nodes",
-    "stderr",
-    "verbs",
-]
+    "advice", "arguments", "completion", "converters", "main", "options", "output_options", "parser",
+    "rendezvous_options", "several_nodes", "stderr", "verbs",
+]  # fmt: skip

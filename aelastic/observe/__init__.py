@@ -7,17 +7,6 @@ own.  What they show: `exposition`, of `metrics` (text: `prometheus`) and `statu
 """
 
 __all__ = [
-    "event_log",
-    "exposition",
-    "log_lines",
-    "metrics",
-    "observer",
-    "prometheus",
-    "run_event_source",
-    "run_events",
-    "run_state",
-    "status",
-    "status_text",
-    "time_spent",
-    "torch_events",
-]
+    "event_log", "exposition", "log_lines", "metrics", "observer", "prometheus", "run_event_source", "run_events",
+    "run_state", "status", "status_text", "time_spent", "torch_events",
+]  # fmt: skip
