@@ -82,18 +82,6 @@ class Story:
         self.now = max(self.now, time)
         return done
 
-    @property
-    def hello(self) -> m.Hello:
-        """What it says when it is connected."""
-        (said,) = self.tell(ev.Connected(self.core.conn))
-        assert isinstance(said, ev.Send) and isinstance(said.message, m.Hello)
-        return said.message
-
-    @property
-    def left_s(self) -> float:
-        assert self.core.deadline is not None
-        return self.core.deadline - self.now
-
 
 def idle() -> Story:
     return Story()

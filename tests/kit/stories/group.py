@@ -1,0 +1,177 @@
+"""Stories of the worker group as text: what the agent, its workers and the coordinator tell it, and what it does.
+
+As in `texts.py`.  A group has two workers; `where` says how the first line's words come about, with the events of a story.
+`python -m kit.stories.group` writes anew what events bring about: read the difference.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from aelastic.core.machine import DeadlinePassed
+from aelastic.errors import ProcessFailure
+from aelastic.group import events as ev
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.spec import WorkerSpec
+from kit.stories import coordinator, texts
+from kit.stories.coordinator import Story
+from kit.stories.texts import options_of
+
+FOLDER = coordinator.FOLDER / "group"
+SHUTDOWN_S, BARRIER_S = 30.0, 300.0
+RANKS = NodeRanks(
+    group_rank=1, group_world_size=3, first_rank=4, world_size=10, first_role_rank=2, role_world_size=6, local_world_size=2
+)  # fmt: skip
+FAILURE = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError: batch is empty", "", 1000)
+FAILURES = [FAILURE, ProcessFailure.from_elsewhere("host", 5, 1, 78, -11, "SIGSEGV", "", 1000)]
+HANGS = [
+    ProcessFailure.from_elsewhere("host", 4 + rank, rank, 77, -9, f"timer 'step' of rank {4 + rank} expired", "", 1000)
+    for rank in (0, 1, 2)
+]
+VERDICTS = {
+    "failed": Ended(Outcome.FAILED, "rank 4 failed on host; all 3 restarts are used up", FAILURE),
+    "succeeded": Ended(Outcome.SUCCEEDED, "every worker succeeded"),
+    "timed": Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came"),
+}
+WHERE = {
+    "init": "",
+    "joining": "start",
+    "spawning": "joining; round 1",
+    "running": "spawning; spawned",
+    "cancelling for another round": "spawning; interrupted 1",
+    "cancelling for good": "spawning; stop SIGINT",
+    "cancelling for the verdict": "spawning; verdict failed",
+    "stopping for another round": "running; interrupted 1",
+    "stopping for a failure": "running; 0 exits failed",
+    "stopping for a worker that hangs": "running; 0 hangs",
+    "stopping for good": "running; stop",
+    "stopping for the verdict": "stopping for a failure; verdict failed",
+    "awaiting": "stopping for a failure; 0 clears; 1 ends",
+    "barrier": "running; 0 1 ends",
+    "done": "barrier; verdict succeeded",
+}
+
+
+def stories() -> list[Story]:
+    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
+
+
+def assigned(round_: int) -> Assigned:
+    return Assigned(round_, 0, RANKS, "host0", 29500)
+
+
+class Told(texts.Told):
+    """A group, and the clock it is told."""
+
+    def __init__(self, where: str) -> None:
+        times: dict[str, Any] = {"shutdown_timeout_s": SHUTDOWN_S, "exit_barrier_timeout_s": BARRIER_S}
+        self.core = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=2, **times))
+        self.now = 100.0
+        self.begin(where)
+
+    def begin(self, where: str) -> None:
+        before, *lines = WHERE[where].split("; ")
+        if before in WHERE:
+            self.begin(before)
+        else:
+            lines = [before] * bool(before) + lines
+        for line in lines:
+            self.tell(line)
+
+    def parts(self) -> Iterator[str]:
+        core, exits = self.core, self.core.exits
+        yield core.phase
+        yield core.state.value
+        yield f"because {core.reason}" if core.reason else "for no reason"
+        yield f"verdict {core.verdict.outcome}" if core.verdict else "no verdict"
+        yield f"generation {core.generation}"
+        yield "workers " + " ".join(f"{each.global_rank}/{each.role_rank}:{each.id}" for each in core.workers)
+        for ranks, what in ((exits.alive, "live"), (exits.left, "not cleared"), (exits.stopped, "stopped")):
+            yield f"{what}: " + (" ".join(map(str, sorted(ranks))) or "none")
+        failed = ", ".join(f"{rank} ({each.message})" for rank, each in sorted(exits.failed.items()))
+        yield f"failed: {failed or 'none'}"
+        yield "victims that raised: " + " ".join(str(rank) for rank, why in exits.stopped.items() if why)
+        yield f"killed {exits.kill_count} times"
+        yield f"wish: {type(core._wish).__name__.lower()}"
+
+    def tell(self, line: str) -> list[Any]:
+        done: list[Any] = []
+        for event in self.events(line):
+            done += self.core.handle(event, self.now)
+        return done
+
+    def events(self, line: str) -> Iterator[ev.Event]:  # noqa: C901, PLR0912  a case for each
+        of = int(options_of(line).get("of", 1))
+        match line.split():
+            case ["start"]:
+                yield ev.Start()
+            case ["a", "timer", "fires"]:
+                yield DeadlinePassed()
+            case ["round", number]:
+                yield assigned(int(number))
+            case ["interrupted", number]:
+                yield Interrupted(int(number), "rank 9 failed on host3; restart 1 of 3")
+            case ["verdict", how, *_]:
+                yield VERDICTS[how]
+            case ["spawned", *ids] if any("=" not in each for each in ids):
+                yield ev.Spawned(1, {int(rank): name for rank, _, name in (each.partition(":") for each in ids)})
+            case ["spawned", *_]:
+                yield ev.Spawned(of, {0: 600 + 100 * of, 1: 601 + 100 * of})
+            case ["cancelled", *_]:
+                yield ev.SpawnCancelled(of)
+            case ["stop", *by]:
+                yield ev.StopRequested(signum(by[0]) if by else signal.SIGTERM)
+            case ["grace", "over", *_]:
+                yield ev.GraceOver(of, "rank 5 does nothing")
+            case ["drained", *words]:
+                yield ev.Drained(of, tuple(int(each) for each in words if each.isdigit()), 120.0)
+            case [rank, "exits", *how]:
+                failure = FAILURES[int(rank) % 2]
+                raised = failure if "raised" in how else None
+                yield ev.Exited(of, int(rank), failure if "failed" in how else None, None, raised)
+            case [rank, "clears", *_]:
+                yield ev.Cleared(of, int(rank))
+            case [rank, "hangs", *by]:
+                by = [each for each in by if "=" not in each]
+                yield ev.FoundUnhealthy(of, int(rank), HANGS[int(rank)], signum(by[0]) if by else signal.SIGKILL)
+            case [*ranks, "ends"]:
+                for each in map(int, ranks):
+                    yield ev.Exited(self.core.generation, each, None)
+                    yield ev.Cleared(self.core.generation, each)
+            case _:
+                raise AssertionError(line)
+
+    def words(self, action: ev.Action) -> str:
+        match action:
+            case ev.Join():
+                return "joins"
+            case ev.Spawn(generation, assigned):
+                return f"spawns generation {generation} for round {assigned.round}"
+            case ev.CancelSpawn(generation):
+                return f"cancels the start of generation {generation}"
+            case ev.TellFailed(round_, failure, at):
+                return f"tells that rank {failure.rank} failed in round {round_}, at {at:g}: {failure.message}"
+            case ev.TellSucceeded(round_):
+                return f"tells that round {round_} succeeded"
+            case ev.TellLeft(reason):
+                return f"tells that it leaves: {reason}"
+            case ev.Stop(generation, local_ranks, by):
+                return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {ev.signal_words(by)}"
+            case ev.Finish(reason):
+                return f"finishes: {reason}"
+
+
+def signum(name: str) -> int:
+    return int(name) if name.isdigit() else signal.Signals[name]
+
+
+def told(story: Story) -> list[str]:
+    return list(Told(story.rules).lines(story))
+
+
+if __name__ == "__main__":
+    coordinator.write(FOLDER, told)
