@@ -22,9 +22,9 @@ from typing import Any
 import anyio
 import pytest
 from kit.agents import FAIL, FINISH, c10d, team_of
+from kit.backends import FAILS, FOREVER, STUBBORN, SUCCEEDS, FakeBackend, Plan, StoreStandIn
 from kit.launching import DEADLINE_S, Launcher, wait_for
 from kit.virtual_clock import on_virtual_time
-from shell.test_supervisor_on_virtual_time import FAILS, FOREVER, STUBBORN, SUCCEEDS, FakeBackend, Plan, StoreStandIn
 
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
@@ -258,27 +258,6 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     assert ("run", 10) in took
     assert (records[-1]["state"], records[-1]["failure"]) == ("SUCCEEDED", None)
     assert {record["generation"] for record in records} == {None, 1, 2}
-
-
-@on_virtual_time
-async def test_the_last_failure_is_in_the_last_record(tmp_path: Path) -> None:
-    records = await run(FakeBackend([FAILS, FOREVER]), tmp_path, max_restarts=0)
-    assert_whole(records)
-    assert (records[-1]["state"], records[-1]["failure"]["rank"]) == ("FAILED", 0)
-
-
-@on_virtual_time
-async def test_a_stop_is_told_with_its_signal(tmp_path: Path) -> None:
-    supervisor = Supervisor(WorkerSpec(entrypoint="train.py", log_dir=tmp_path), backend=FakeBackend([FOREVER]))
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(supervisor.run())
-        await anyio.sleep(4)
-        supervisor.stop(signal.SIGINT)
-    records = records_of(log_of(tmp_path))
-    assert_whole(records)
-    assert [record["signum"] for record in events(records, "stop_asked")] == [signal.SIGINT]
-    assert events(records, "worker_ended")[0]["outcome"] == "stopped"
-    assert (records[-1]["state"], records[-1]["reason"]) == ("STOPPED", "the agent was asked to stop (SIGINT)")
 
 
 class Coordinator:

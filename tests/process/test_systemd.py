@@ -13,9 +13,9 @@ from typing import Any
 
 import anyio
 import pytest
+from kit.backends import FAILS, SUCCEEDS, FakeBackend, StoreStandIn
 from kit.launching import Launcher, wait_for
 from kit.virtual_clock import on_virtual_time
-from shell.test_supervisor_on_virtual_time import FAILS, SUCCEEDS, FakeBackend, StoreStandIn
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.export.systemd import SdNotify
