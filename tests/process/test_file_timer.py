@@ -12,19 +12,18 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, on_each_loop, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, run
+from kit.this_process import python, until
 from kit.virtual_clock import Deadlock, on_virtual_time
 
-from aelastic import InputError, Supervisor, WorkerSpec
+from aelastic import InputError, Supervisor
 from aelastic.hangs.file_timer import FIFO_BYTES, SCOPE_CHARS, TIMER_FILE_VARIABLE, FileTimerServer
 from aelastic.hangs.timer_rules import LINE_BYTES_MAX
 from aelastic.hangs.watch import Found
@@ -35,14 +34,6 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 HERE = os.getpid()
 WITHOUT_DEADLINE = 1e6  # a timer that no test waits for
-
-
-def run(loop: str, main: Coroutine[Any, Any, None]) -> None:
-    factory: Callable[[], asyncio.AbstractEventLoop] = (
-        uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
-    )
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
 
 
 def line(pid: int, scope: str, after_s: float | None, signum: int = signal.SIGKILL) -> bytes:
@@ -72,18 +63,14 @@ class Kennel:
         self.write(line(pid, scope, after_s, signum))
 
     async def wait_found(self, count: int = 1) -> list[Found]:
-        async with asyncio.timeout(DEADLINE_S):
-            while len(self.found) < count:  # noqa: ASYNC110  the watchdog's own task
-                await asyncio.sleep(LOOK_AGAIN_S)
+        await until(lambda: len(self.found) >= count)
         return self.found
 
     async def wait_read(self) -> None:
         """All that was written before has been read."""
         count = len(self.found)
         self.set("the end", -1, signum=signal.SIGUSR2)
-        async with asyncio.timeout(DEADLINE_S):
-            while not any(found.signum == signal.SIGUSR2 for found in self.found[count:]):  # noqa: ASYNC110  as above
-                await asyncio.sleep(LOOK_AGAIN_S)
+        await until(lambda: any(found.signum == signal.SIGUSR2 for found in self.found[count:]))
         self.found[:] = [found for found in self.found if found.signum != signal.SIGUSR2]
 
 
@@ -114,8 +101,9 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.parametrize("umask", [0, 0o777])
-def test_the_fifo_is_for_the_agents_user_alone_whatever_the_umask(tmp_path: Path, umask: int) -> None:
-    kennel = Kennel(tmp_path)
+@pytest.mark.parametrize("name", ["", "a place"], ids=["usual place", "the user's place"])
+def test_the_fifo_is_for_the_agents_user_alone_whatever_the_umask(tmp_path: Path, umask: int, name: str) -> None:
+    kennel = Kennel(tmp_path, **({TIMER_FILE_VARIABLE: str(tmp_path / name)} if name else {}))
     before = os.umask(umask)
     try:
         kennel.server.open()
@@ -123,19 +111,10 @@ def test_the_fifo_is_for_the_agents_user_alone_whatever_the_umask(tmp_path: Path
         os.umask(before)
     mode = kennel.path.stat().st_mode
     assert (stat.S_ISFIFO(mode), stat.S_IMODE(mode), kennel.path.parent) == (True, 0o600, tmp_path)
-    kennel.server.close()
+    assert kennel.path.name == name or not name
+    for _ in range(2):
+        kennel.server.close()
     assert not os.listdir(tmp_path)
-
-
-def test_the_fifo_is_where_the_user_wants_it(tmp_path: Path) -> None:
-    place = tmp_path / "a place"
-    kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(place)})
-    kennel.server.open()
-    assert stat.S_ISFIFO(place.stat().st_mode)
-    assert kennel.server.env == {TIMER_FILE_VARIABLE: str(place)}
-    kennel.server.close()
-    kennel.server.close()
-    assert not place.exists()
 
 
 @pytest.mark.skipif(
@@ -180,39 +159,24 @@ def test_a_file_that_another_process_has_put_in_its_place_is_not_removed(tmp_pat
     assert kennel.path.read_text() == "precious"
 
 
-def make_file(path: Path) -> None:
-    path.write_text("precious")
-
-
-def make_link_to_a_fifo(path: Path) -> None:
-    os.mkfifo(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
-
-
-def make_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def make_nothing(path: Path) -> None:
-    assert not path.exists()
-
-
-BAD_PLACES = {
-    "a file": (make_file, "", "exists and is no FIFO"),
-    "a folder": (make_folder, "", "exists and is no FIFO"),
-    "a link": (make_link_to_a_fifo, "", "exists and is no FIFO"),
-    "below a file": (make_file, "/timers", r"cannot be made \(Not a directory\)"),
-    "nowhere": (make_nothing, "/timers", r"cannot be made \(No such file or directory\)"),
-    "a name that is too long": (make_nothing, "x" * 300, r"cannot be made \(File name too long\)"),
-}
-
-
-@pytest.mark.parametrize("place", BAD_PLACES)
-def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path, place: str) -> None:
-    make, more, complaint = BAD_PLACES[place]
-    make(tmp_path / "place")
+@pytest.mark.parametrize(
+    "place, complaint",
+    [
+        ("a file", "exists and is no FIFO"),
+        ("a folder", "exists and is no FIFO"),
+        ("a link", "exists and is no FIFO"),
+        ("a file/timers", r"cannot be made \(Not a directory\)"),
+        ("nowhere/timers", r"cannot be made \(No such file or directory\)"),
+        ("x" * 300, r"cannot be made \(File name too long\)"),
+    ],
+)
+def test_where_no_fifo_can_be_it_says_so_and_leaves_what_is_there(tmp_path: Path, place: str, complaint: str) -> None:
+    (tmp_path / "a file").touch()
+    (tmp_path / "a folder").mkdir()
+    os.mkfifo(tmp_path / "elsewhere")
+    (tmp_path / "a link").symlink_to("elsewhere")
     before = os.listdir(tmp_path)
-    kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(tmp_path / "place") + more})
+    kennel = Kennel(tmp_path / "scratch", **{TIMER_FILE_VARIABLE: str(tmp_path / place)})
     with pytest.raises(InputError, match=complaint) as caught:
         kennel.server.open()
     assert TIMER_FILE_VARIABLE in str(caught.value)
@@ -358,19 +322,14 @@ async def test_a_flood_of_lines_does_not_keep_the_loop_from_others(tmp_path: Pat
 
 # With workers.
 
-SETS_TIMERS = """
+SETS_TIMER = """
 import json
 
-def send(scope, after, signum=9):
-    send_all([(scope, time.time() + after if after is not None else -1, signum, os.getpid())])
-
-def send_all(timers):
-    names = ("scope_id", "expiration_time", "signal", "pid")
-    lines = [json.dumps({"version": 1, **dict(zip(names, timer))}) + "\\n" for timer in timers]
-    fd = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY | os.O_NONBLOCK)
-    os.write(fd, "".join(lines).encode())
-    os.close(fd)
-
+timer = {"version": 1, "pid": os.getpid(), "scope_id": "all_reduce", "expiration_time": time.time() + 0.1, "signal": 10}
+if rank == 1:
+    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as fifo:
+        print(json.dumps(timer), file=fifo)
+time.sleep(600)
 """
 USES_TORCH = """
 from torch.distributed.elastic import timer
@@ -408,13 +367,7 @@ def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: L
 
 @on_each_loop
 def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch: Launcher, loop: str) -> None:
-    job = launch(
-        SETS_TIMERS + "send('all_reduce', 0.1, 10) if rank == 1 else None\ntime.sleep(600)\n",
-        "--nproc-per-node=2",
-        "--max-restarts=0",
-        env=ON,
-        loop=loop,
-    )
+    job = launch(SETS_TIMER, "--nproc-per-node=2", "--max-restarts=0", env=ON, loop=loop)
     assert job.wait() == 128 + signal.SIGUSR1, job.story
     report = job.stderr[job.stderr.index("Root Cause") :]
     assert "rank      : 1 (local_rank: 1)" in report
@@ -425,92 +378,13 @@ def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch
     job.assert_nothing_left()
 
 
-def test_each_of_several_workers_that_hang_gets_its_signal_and_has_failed(launch: Launcher) -> None:
-    """They wait for each other, and ignore what they are asked; no test waits until they are killed."""
-    job = launch(
-        SETS_TIMERS
-        + "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        + "say('up', os.getpid())\n"
-        + "wait_for('go')\n"
-        + "at = time.time() + 0.1\n"
-        + "send_all([('all_reduce', at, 9, int(pid)) for pid in open('go').read().split()]) if rank == 0 else None\n"
-        + "time.sleep(600)\n",
-        "--nproc-per-node=3",
-        "--max-restarts=0",
-        env={**ON, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"},
-    )
-    pids = [each.split()[1] for each in job.wait_line("up", 3)]
-    (job.folder / "go.new").write_text(" ".join(pids))
-    (job.folder / "go.new").rename(job.folder / "go")
-    assert job.wait() == 128 + signal.SIGKILL, job.story
-    assert job.stderr.count("timer 'all_reduce', set for ") >= 3
-    assert "Stopped by the agent" not in job.stderr
-    job.assert_nothing_left()
-
-
-def test_a_worker_that_clears_its_timers_and_fails_by_itself_has_its_own_failure(launch: Launcher) -> None:
-    job = launch(
-        SETS_TIMERS + "send('step', 60)\nsend('step', None)\nraise ValueError('of its own')\n",
-        "--max-restarts=0",
-        env=ON,
-    )
-    assert job.wait() == 1, job.story
-    assert "cause     : ValueError: of its own" in job.stderr
-    assert "timer" not in job.stderr
-
-
-def test_a_timer_without_a_signal_is_logged_and_stops_no_worker(launch: Launcher) -> None:
-    job = launch(SETS_TIMERS + "send('slow', 0, 0)\nwait_for('go')\nsay('done')\n", env=ON)
-    wait_for("a word of it", lambda: "rank 0 on " in job.stderr and "timer 'slow', set for " in job.stderr)
-    job.go()
-    assert job.wait() == 0, job.story
-    assert job.lines == ["done"]
-
-
-def test_a_worker_that_is_being_stopped_is_a_victim_whatever_its_timers_say(launch: Launcher) -> None:
-    """What it does before it ends, to save its state say, may take longer than a step."""
-    job = launch(
-        SETS_TIMERS
-        + "def save(*_):\n"
-        + "    send('step', 0)\n"
-        + "    time.sleep(0.3)\n"
-        + "    say('saved')\n"
-        + "    sys.exit(0)\n"
-        + "if rank == 1:\n"
-        + "    signal.signal(signal.SIGTERM, save)\n"
-        + "    open('up', 'w')\n"
-        + "    rest()\n"
-        + "wait_for('up')\n"
-        + "sys.exit(5)\n",
-        "--nproc-per-node=2",
-        "--max-restarts=0",
-        env=ON,
-    )
-    assert job.wait() == 5, job.story
-    assert job.lines == ["saved"]
-    assert "Stopped by the agent: rank 1" in job.stderr
-    assert "timer" not in job.stderr
-
-
-@pytest.mark.parametrize("place", ["file", "nowhere/timers"])
-def test_a_place_where_no_fifo_can_be_is_one_line_and_exit_code_2_and_starts_nothing(
-    launch: Launcher, place: str
-) -> None:
-    (launch.folder / "file").write_text("precious")
-    job = launch("say('up')\n", env={**ON, TIMER_FILE_VARIABLE: str(launch.folder / place)})
+def test_a_place_where_no_fifo_can_be_is_one_line_and_exit_code_2_and_starts_nothing(launch: Launcher) -> None:
+    job = launch("say('up')\n", env={**ON, TIMER_FILE_VARIABLE: str(launch.folder / "nowhere/timers")})
     assert job.wait() == 2, job.story
     assert len(job.stderr.splitlines()) == 1
     assert TIMER_FILE_VARIABLE in job.stderr
     assert job.lines == []
-    assert (launch.folder / "file").read_text() == "precious"
     job.assert_nothing_left()
-
-
-def test_without_a_watchdog_asked_for_workers_get_no_variable_of_it(launch: Launcher) -> None:
-    code = "say(os.environ.get('TORCHELASTIC_TIMER_FILE'))\n"
-    job = launch(code, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "true"})  # torch's agent takes nothing but 1
-    assert job.wait() == 0, job.story
-    assert job.lines == ["None"]
 
 
 def test_the_fifo_of_an_agent_that_was_killed_goes_with_it(launch: Launcher) -> None:
@@ -530,8 +404,7 @@ async def test_a_supervisor_in_a_program_goes_by_the_environment_it_is_given(tmp
         "time.sleep(600)\n"
     )
     env = {**os.environ, **ON, TIMER_FILE_VARIABLE: str(tmp_path / "timers")}
-    spec = WorkerSpec(entrypoint=sys.executable, args=("-c", code), max_restarts=0, env=env)
-    result = await Supervisor(spec).run()
+    result = await Supervisor(python(code, env=env)).run()
     failure = result.failures[0]
     assert (failure.exitcode, failure.signal_name()) == (-signal.SIGTERM, "SIGTERM")
     assert failure.message.startswith("timer 'step', set for 0 s, expired ")

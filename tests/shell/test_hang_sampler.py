@@ -12,9 +12,10 @@ import anyio
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic import ExpectedOutput
+from aelastic import ExpectedOutput, InputError, WorkerSpec
 from aelastic.group.backend import WorkerStart
-from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, sizes_of
+from aelastic.group.worker_env import STUCK_VARIABLE
+from aelastic.hangs.activity import ActivitySampler, Place, ProcTable, rules_of, sizes_of
 from aelastic.hangs.hang_rules import Rules, Sample
 from aelastic.hangs.watch import Found
 from aelastic.logs.follower import PUNCH_BYTES, TAIL_BYTES, Follower
@@ -33,21 +34,8 @@ def put(root: Path, pid: int, *, parent: int = 1, session: int = 0, **more: Any)
     folder = root / str(pid)
     (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
     fields = [
-        values["state"],
-        parent,
-        session,
-        session,
-        *[0] * 7,
-        values["ticks"],
-        0,
-        0,
-        0,
-        20,
-        0,
-        1,
-        0,
-        values["began"],
-    ]
+        values["state"], parent, session, session, *[0] * 7, values["ticks"], 0, 0, 0, 20, 0, 1, 0, values["began"],
+    ]  # fmt: skip
     (folder / "stat").write_text(f"{pid} (a) S 1 (b)) " + " ".join(map(str, fields)) + " 0 0\n")
     for path, value in ((folder / "io", values["io"]), (folder / "task" / str(pid) / "io", values["own_io"])):
         if value is not None:
@@ -145,6 +133,11 @@ def test_our_own_processes_are_seen_in_the_real_table() -> None:
     (sample,) = ProcTable()({0: Place(os.getpid(), ())}, ALL).values()
     assert sample.cpu_s and sample.io
     assert (sample.output, sample.sleep) == (None, None)
+
+
+def test_a_variable_of_torchs_that_is_no_number_is_refused() -> None:
+    with pytest.raises(InputError, match=f"^{STUCK_VARIABLE}=soon: use seconds; 0 is off"):
+        rules_of(WorkerSpec(entrypoint="true"), {STUCK_VARIABLE: "soon"})
 
 
 # The watch, on a clock that costs no time.
