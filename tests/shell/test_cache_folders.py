@@ -62,6 +62,25 @@ def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path, mode: int
         caches.CacheFolder(above / "mine")
 
 
+def test_the_lock_of_a_build_that_was_killed_goes_but_not_of_one_that_may_be_running(tmp_path: Path) -> None:
+    lock = tmp_path / "kept" / caches.key() / "extensions" / "py311_cpu" / "mine" / "lock"
+    lock.parent.mkdir(parents=True, mode=0o700)
+    lock.touch()
+    first = caches.CacheFolder(tmp_path / "kept")
+    assert not lock.exists()
+    lock.touch()
+    caches.CacheFolder(tmp_path / "kept").close()
+    assert lock.exists()
+    first.close()
+    caches.CacheFolder(tmp_path / "kept").close()
+    assert not lock.exists()
+
+
+def test_a_folder_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(InputError, match="cache_dir /proc/none"):
+        caches.CacheFolder(Path("/proc/none"))
+
+
 def test_a_link_to_a_folder_is_followed_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("folder")
     (tmp_path / "folder").mkdir(mode=0o700)
