@@ -10,7 +10,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +23,6 @@ from kit.workers import entrypoints
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.logs_specs import DefaultLogsSpecs
-from aelastic.observe.observer import Observer
-from aelastic.observe.run_events import RunEvent
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.settings import RendezvousSettings
@@ -70,10 +67,10 @@ def all_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     yield
     gc.collect()
     gc.unfreeze()
-    # A thread of anyio's ends with its loop, a moment later.
+    # A thread of anyio's ends with its loop, a moment later, and with it what it was told to do last.
     wait_for(f"no more threads than {before[2]}", lambda: threads() <= before[2])
     assert children() <= before[0]
-    assert descriptors() == before[1]
+    wait_for(lambda: f"{descriptors()} are {before[1]}", lambda: descriptors() == before[1])
     assert not os.listdir(tmp)
 
 
@@ -114,19 +111,6 @@ def test_a_run_changes_nothing_around_it_while_it_lasts_or_after(loop: str, tmp_
     run(loop, main())
 
 
-@pytest.mark.usefixtures("all_given_back")
-def test_a_run_gives_everything_back() -> None:
-    result = run("uvloop", Supervisor(python("print('x')", local_world_size=3)).run())
-    assert result == RunResult(WorkerState.SUCCEEDED, reason=result.reason)
-
-
-@on_both_loops
-@pytest.mark.usefixtures("all_given_back")
-def test_a_failed_run_gives_everything_back(loop: str) -> None:
-    result = run(loop, Supervisor(python("raise SystemExit(4)", local_world_size=2, max_restarts=1)).run())
-    assert result.is_failed() and {failure.exitcode for failure in result.failures.values()} == {4}
-
-
 @on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_a_refused_run_gives_everything_back(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +135,9 @@ def test_a_run_in_a_deep_temporary_folder_gives_everything_back(
     deep.rmdir()
 
 
-@on_each_loop
+@on_both_loops
 @pytest.mark.usefixtures("all_given_back")
-def test_several_supervisors_share_a_loop_with_other_tasks(loop: str) -> None:
+def test_several_supervisors_share_a_loop_with_other_tasks_whether_they_succeed_or_fail(loop: str) -> None:
     async def main() -> None:
         ticks = 0
 
@@ -163,20 +147,20 @@ def test_several_supervisors_share_a_loop_with_other_tasks(loop: str) -> None:
                 ticks += 1
                 await asyncio.sleep(0.005)
 
-        specs = [python(f"raise SystemExit({code})", local_world_size=1 + code % 2) for code in range(5)]
+        specs = [python(f"raise SystemExit({n})", local_world_size=1 + n % 2, max_restarts=n // 4) for n in range(5)]
         async with asyncio.TaskGroup() as tasks:
             ticking = tasks.create_task(tick())
             results = await asyncio.gather(*(Supervisor(spec).run() for spec in specs))
             ticking.cancel()
-        assert [next(iter(r.failures.values())).exitcode if r.failures else 0 for r in results] == [0, 1, 2, 3, 4]
+        assert results[0] == RunResult(WorkerState.SUCCEEDED, reason=results[0].reason)
+        codes = [{failure.exitcode for failure in result.failures.values()} for result in results]
+        assert codes == [set(), {1}, {2}, {3}, {4}]
         assert ticks > 2
 
     run(loop, main())
 
 
-@pytest.mark.parametrize(
-    "loop, how", [("asyncio", "cancel"), ("uvloop", "cancel"), ("uvloop", "timeout"), ("asyncio", "task group")]
-)
+@pytest.mark.parametrize("loop, how", [("asyncio", "cancel"), ("uvloop", "cancel"), ("uvloop", "timeout")])
 @pytest.mark.usefixtures("all_given_back")
 def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "pids"
@@ -192,7 +176,7 @@ def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Pa
                 await started()
                 task.cancel("enough")
             assert task.cancelled()
-        elif how == "timeout":
+        else:
             with pytest.raises(TimeoutError):  # noqa: PT012
                 async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as tasks:
 
@@ -202,17 +186,6 @@ def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Pa
 
                     tasks.create_task(expire())
                     await supervisor.run()
-        else:
-            with pytest.raises(ExceptionGroup) as caught:  # noqa: PT012
-                async with asyncio.TaskGroup() as tasks:
-
-                    async def fail() -> None:
-                        await started()
-                        raise OSError("a sibling's")
-
-                    tasks.create_task(fail())
-                    tasks.create_task(supervisor.run())
-            assert caught.group_contains(OSError, match="a sibling's")
 
     run(loop, main())
     pids = [int(pid) for rank in (0, 1) for pid in Path(f"{path}{rank}").read_text().split()]
@@ -232,34 +205,6 @@ def test_a_run_cancelled_before_its_first_step_leaves_nothing_behind(loop: str) 
             assert task.cancelled()
 
     run(loop, main())
-
-
-@on_each_loop
-@pytest.mark.usefixtures("all_given_back")
-def test_cancelled_twice_a_run_kills(loop: str, tmp_path: Path) -> None:
-    ready, asked = tmp_path / "ready", tmp_path / "asked"
-    code = (
-        "import pathlib, signal, time\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
-        f"pathlib.Path({str(ready)!r}).touch()\n"
-        "signal.sigwait({signal.SIGTERM})\n"
-        f"pathlib.Path({str(asked)!r}).touch()\n"
-        "while True: time.sleep(600)\n"
-    )
-
-    async def main() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            task = tasks.create_task(Supervisor(python(code, shutdown_timeout_s=600.0)).run())
-            await until(ready.exists)
-            task.cancel()
-            await until(asked.exists)
-            assert not task.done()
-            task.cancel()
-        assert task.cancelled()
-
-    began = time.monotonic()
-    run(loop, main())
-    assert time.monotonic() - began < DEADLINE_S
 
 
 @on_both_loops
@@ -299,24 +244,26 @@ def call(function: Callable[..., Any], *args: Any, **spec: Any) -> Supervisor:
 
 @with_every_method
 @pytest.mark.usefixtures("all_given_back")
-def test_functions_return_their_values_by_global_rank(method: str) -> None:
-    result = run("uvloop", call(entrypoints.rank_squared, local_world_size=3, start_method=method).run())
-    assert result.state is WorkerState.SUCCEEDED
-    assert result.return_values == {0: 0, 1: 1, 2: 4} and not result.failures
-
-
-@with_every_method
-@pytest.mark.usefixtures("all_given_back")
-def test_a_function_is_a_worker_like_any_other(method: str) -> None:
-    result = run("asyncio", call(entrypoints.describe_self, start_method=method).run())
-    assert result.return_values[0] == {
-        "leads its session": True,
-        "wakes the agent": False,
-        "sigterm": str(signal.SIG_DFL),
-        "threads": 1,
-        "rank": "0",
-        "local_rank": "0",
-    }
+def test_a_function_is_a_worker_like_any_other(method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    context: Any = multiprocessing.get_context(method)
+    queue = context.Queue()
+    supervisor = call(
+        entrypoints.do_all, queue, 40, "${local_rank}",
+        local_world_size=2, start_method=method, redirects=Std.ALL, log_dir=tmp_path, run_id="speech",
+    )  # fmt: skip
+    result = run("uvloop", supervisor.run())
+    assert result.state is WorkerState.SUCCEEDED and not result.failures
+    alike = {"leads its session": True, "wakes the agent": False, "sigterm": str(signal.SIG_DFL), "threads": 1}
+    assert result.return_values == {n: {**alike, "rank": str(n), "local_rank": str(n)} for n in range(2)}
+    assert {queue.get(timeout=DEADLINE_S), queue.get(timeout=DEADLINE_S)} == {40, 41}
+    queue.close()
+    queue.join_thread()
+    (root,) = tmp_path.glob("speech_*")
+    for rank in (0, 1):
+        folder = root / "attempt_0" / str(rank)
+        assert sorted((folder / "stdout.log").read_text().splitlines()) == [f"out of {rank}", f"shell of {rank}"]
+        assert (folder / "stderr.log").read_text() == f"err of {rank}\n"
+    assert capfd.readouterr() == ("", "")
 
 
 @with_every_method
@@ -366,44 +313,10 @@ def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code
     assert result.is_failed() and result.failures[0].exitcode == 9
 
 
-@with_every_method
-@pytest.mark.usefixtures("all_given_back")
-def test_a_queue_of_the_same_context_goes_to_the_function(method: str) -> None:
-    context: Any = multiprocessing.get_context(method)
-    queue = context.Queue()
-    result = run("uvloop", call(entrypoints.put_rank, queue, 40, local_world_size=2, start_method=method).run())
-    assert result.return_values == {0: "put", 1: "put"}
-    assert {queue.get(timeout=DEADLINE_S), queue.get(timeout=DEADLINE_S)} == {40, 41}
-    queue.close()
-    queue.join_thread()
-
-
 @pytest.mark.usefixtures("all_given_back")
 def test_functions_are_started_again_after_a_failure() -> None:
     result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method="forkserver").run())
     assert result.return_values == {0: 1}
-
-
-@with_every_method
-def test_the_streams_of_functions_go_to_files(method: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    supervisor = call(
-        entrypoints.speak,
-        "${local_rank}",
-        local_world_size=2,
-        start_method=method,
-        redirects=Std.ALL,
-        log_dir=tmp_path,
-        run_id="speech",
-    )
-    result = run("uvloop", supervisor.run())
-    assert result.return_values == {0: "0", 1: "1"}
-    (root,) = tmp_path.glob("speech_*")
-    for rank in (0, 1):
-        folder = root / "attempt_0" / str(rank)
-        out = (folder / "stdout.log").read_text()
-        assert sorted(out.splitlines()) == [f"out of {rank}", f"shell of {rank}"]
-        assert (folder / "stderr.log").read_text() == f"err of {rank}\n"
-    assert capfd.readouterr() == ("", "")
 
 
 @with_every_method
@@ -432,24 +345,19 @@ def test_run_path(launch: Launcher, method: str) -> None:
         import json, multiprocessing
         assert multiprocessing.parent_process() is not None
         say(json.dumps([__name__, sys.argv, rank, os.path.basename(__file__)]))
+        if restart:
+            raise KeyError("no such thing")
+        sys.exit(1)
         """,
-        "--run-path",
-        "--start-method",
-        method,
+        "--run-path", "--max-restarts=1", "--start-method", method,
         args=["--lr", "0.1", "${local_rank}"],
-    )
-    assert job.wait() == 0, job.story
+    )  # fmt: skip
+    assert job.wait() == 1, job.story
     script = str(job.folder / "worker.py")
-    assert job.lines == [f'["__main__", ["{script}", "--lr", "0.1", "0"], 0, "worker.py"]']
-    job.wait_nothing_left()  # a fork server sees the end of its agent and ends, too
-
-
-def test_an_exception_in_run_path_shows_the_scripts_frames_only(launch: Launcher) -> None:
-    job = launch("raise KeyError('no such thing')", "--run-path")
-    assert job.wait() == 1
+    assert job.lines == [f'["__main__", ["{script}", "--lr", "0.1", "0"], 0, "worker.py"]'] * 2
     assert "KeyError" in job.stderr and "worker.py" in job.stderr
-    assert "functions.py" not in job.stderr and "runpy" not in job.stderr
-    job.assert_nothing_left()
+    assert "functions.py" not in job.stderr and "runpy" not in job.stderr, "the script's frames only"
+    job.wait_nothing_left()  # a fork server sees the end of its agent and ends, too
 
 
 @on_both_loops
@@ -526,14 +434,17 @@ def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     assert capfd.readouterr().err.count(words) == 1
 
 
-def test_a_program_that_is_not_there_is_refused_before_it_starts() -> None:
-    with pytest.raises(InputError, match="entrypoint nosuch is not a program in PATH"):
-        run("uvloop", Supervisor(WorkerSpec(entrypoint="nosuch")).run())
-
-
-def test_a_function_that_cannot_be_sent_to_a_worker_is_refused() -> None:
-    with pytest.raises(InputError, match="define it at the top of a module"):
-        run("uvloop", Supervisor(WorkerSpec(entrypoint=lambda: 0)).run())
+@pytest.mark.parametrize(
+    "entrypoint, words",
+    [
+        ("nosuch", "entrypoint nosuch is not a program in PATH"),
+        (lambda: 0, "define it at the top of a module"),
+    ],
+    ids=["a program that is not there", "a function that cannot be sent to a worker"],
+)
+def test_what_cannot_be_started_is_refused(entrypoint: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        run("uvloop", Supervisor(WorkerSpec(entrypoint=entrypoint)).run())
 
 
 @on_each_loop
@@ -569,20 +480,3 @@ def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: s
         answer.set()
     assert (result.state, result.reason) == (WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)")
     assert not started.exists()
-
-
-async def test_observers_of_a_run_that_cannot_make_its_folders_are_closed(tmp_path: Path) -> None:
-    class Closed(Observer):
-        times = 0
-
-        def tell(self, event: RunEvent, now: float) -> None:
-            raise AssertionError("nothing has begun")
-
-        async def aclose(self) -> None:
-            self.times += 1
-
-    (tmp_path / "file").touch()
-    spec, observer = WorkerSpec(entrypoint="true", log_dir=tmp_path / "file" / "logs", redirects=Std.ALL), Closed()
-    with pytest.raises(InputError):
-        await Supervisor(spec, observers=[observer]).run()
-    assert observer.times == 1

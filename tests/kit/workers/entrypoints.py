@@ -66,16 +66,14 @@ def returns_what_cannot_be_read() -> Any:
     return ReadOnlyInAWorker()
 
 
-def put_rank(queue: multiprocessing.Queue[int], bonus: int) -> str:
-    queue.put(int(os.environ["RANK"]) + bonus)
-    return "put"
-
-
-def speak(local_rank: str) -> str:
+def do_all(queue: multiprocessing.Queue[int], bonus: int, local_rank: str) -> dict[str, Any]:
+    """Speaks, and puts into a queue; what it is itself it returns."""
+    told = describe_self()
     print(f"out of {local_rank}")  # noqa: T201
     print(f"err of {local_rank}", file=sys.stderr)  # noqa: T201
     os.system(f"echo shell of {local_rank}")
-    return local_rank
+    queue.put(int(os.environ["RANK"]) + bonus)
+    return told
 
 
 def describe_self() -> dict[str, Any]:
