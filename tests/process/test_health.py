@@ -22,12 +22,13 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from kit.agents import FINISH, Agent, c10d, team_of
-from kit.launching import DEADLINE_S, Job, Launcher, on_each_loop, run, wait_for
+from kit.backends import FakeBackend, Plan, StoreStandIn
+from kit.launching import DEADLINE_S, Job, Launcher, cmdline, on_each_loop, run, wait_for
 from kit.metrics_text import DOCS, values
 from kit.ports import quiet_port
-from kit.this_process import descriptors, python, threads
+from kit.this_process import descriptors, python, threads, until
 
-from aelastic import HealthCheckServer, InputError, Supervisor, WorkerState
+from aelastic import HealthCheckServer, InputError, Supervisor, WorkerSpec, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health import foreign_server, stacks_endpoint
@@ -43,10 +44,6 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 # What a person or a probe waits for an answer; the machine may be busy with other tests.
 ANSWER_S = 10.0
-WAITS_FOR_GO = """
-say("start", rank, restart, os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"))
-wait_for("go")
-"""
 ANY_PORT = {HEALTH_PORT_VARIABLE: "0"}
 # An agent that opens a server.
 WITH_SERVER = f"import os\nos.environ[{HEALTH_PORT_VARIABLE!r}] = '0'\n"
@@ -81,10 +78,6 @@ def url_in(job: Job) -> str:
 
 def wait_ready(url: str) -> None:
     wait_for("ready", lambda: ask(f"{url}/readyz").status == 200)
-
-
-def files_of(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 # Where it listens.
@@ -163,21 +156,11 @@ def test_a_port_in_use_is_a_usage_error_and_nothing_is_started(launch: Launcher)
     job.assert_nothing_left()
 
 
-@pytest.mark.parametrize(
-    "value, wrapper, words",
-    [
-        ("8080x", "", "use a port of 0 to 65535"),
-        ("0", "import sys\nsys.modules['aiohttp'] = None\n", "pip install aiohttp"),
-    ],
-)
-def test_what_cannot_be_served_is_a_usage_error_and_nothing_is_started(
-    launch: Launcher, value: str, wrapper: str, words: str
-) -> None:
-    job = launch("say('start')", env={HEALTH_PORT_VARIABLE: value}, wrapper=wrapper)
-    assert job.wait() == 2
-    (line,) = job.stderr.splitlines()
-    assert words in line and f"{HEALTH_PORT_VARIABLE}={value}" in line
-    assert not job.stdout
+async def test_without_what_serves_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(InputError, match=f"{HEALTH_PORT_VARIABLE}=0 needs aiohttp: pip install aiohttp"):
+        async with serving():
+            pass
 
 
 def test_without_the_variable_nothing_of_it_is_imported(launch: Launcher) -> None:
@@ -196,11 +179,20 @@ def test_without_the_variable_nothing_of_it_is_imported(launch: Launcher) -> Non
 # What it says of a job.
 
 
+FAILS_ONCE = """
+say("start", rank, restart, os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"))
+wait_for(f"go{restart}")
+if restart == 0 and rank == 1:
+    raise LookupError("no batch left")
+"""
+
+
 @on_each_loop
 def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher, loop: str) -> None:
     # A port that nobody else has when the job is over; it is told of as what was chosen is.
     env = {HEALTH_PORT_VARIABLE: str(quiet_port()), "LOGLEVEL": "INFO"}
-    job = launch(WAITS_FOR_GO, "--nproc-per-node", "2", "--hang-timeout", "600", loop=loop, env=env)
+    options = "--nproc-per-node", "2", "--hang-timeout", "600", "--max-restarts", "2"
+    job = launch(FAILS_ONCE, *options, loop=loop, env=env)
     url = url_in(job)
     assert ask(f"{url}/livez").text == "ok\n"
     wait_ready(url)
@@ -209,7 +201,7 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert (said["phase"], said["state"], said["ready"]) == ("running", "HEALTHY", True)
     assert said["agent"]["pid"] == job.pid and said["run"]["local_world_size"] == 2
     workers = {worker["pid"]: worker for worker in said["workers"]}
-    assert workers.keys() == {pid for pid in job.left() if any("worker.py" in word for word in _program(pid))}
+    assert workers.keys() == {pid for pid in job.left() if any("worker.py" in word for word in cmdline(pid)[1:3])}
     assert all(worker["rss_bytes"] > 1 << 20 and worker["cpu_s"] >= 0 for worker in workers.values())
     read = values(ask(f"{url}/metrics").text)
     assert (read["aelastic_ready"], read["aelastic_world_size"], read["aelastic_rounds_total"]) == (1, 2, 1)
@@ -221,32 +213,8 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     is_open = ask(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
     assert is_open.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert is_open.text.endswith("# EOF\n")
-    job.go()
-    assert job.wait() == 0
-    with pytest.raises(ConnectionRefusedError):
-        ask(url)
-    # The port is the agent's: workers are not told of it.
-    assert sorted(job.lines) == ["start 0 0 None", "start 1 0 None"]
-    job.assert_nothing_left()
 
-
-def _program(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:3]
-    except OSError:
-        return []
-
-
-def test_after_a_failure_it_names_it_and_counts_the_restart(launch: Launcher) -> None:
-    worker = """
-        import traceback
-        say("start", rank, restart)
-        if restart == 0 and rank == 1:
-            raise LookupError("no batch left")
-        wait_for("go")
-    """
-    job = launch(worker, "--nproc-per-node", "2", "--max-restarts", "2", env=ANY_PORT)
-    url = url_in(job)
+    (job.folder / "go0").touch()
     wait_for("the restart", lambda: ask(f"{url}/status").json()["restarts"]["failure"] == 1)
     wait_ready(url)
     said = ask(f"{url}/status").json()
@@ -263,8 +231,14 @@ def test_after_a_failure_it_names_it_and_counts_the_restart(launch: Launcher) ->
     assert read["aelastic_restart_duration_seconds_count"] == 1
     for phase in ("detect", "stop"):
         assert read[f'aelastic_phase_duration_seconds_count{{phase="{phase}"}}'] == 1
-    job.go()
+
+    (job.folder / "go1").touch()
     assert job.wait() == 0
+    with pytest.raises(ConnectionRefusedError):
+        ask(url)
+    # The port is the agent's: workers are not told of it.
+    assert sorted(job.lines) == [f"start {rank} {restart} None" for rank in (0, 1) for restart in (0, 1)]
+    job.assert_nothing_left()
 
 
 def test_before_the_rendezvous_and_in_the_exit_barrier_it_lives_and_is_not_ready(launch: Launcher) -> None:
@@ -337,52 +311,43 @@ async def test_each_page_has_its_method_and_others_are_told_which() -> None:
         assert (head.status, head.text, head.headers["Content-Length"]) == (200, "", "3")
 
 
-async def test_verbose_pages_list_what_was_looked_at() -> None:
+@pytest.mark.parametrize(
+    "page, headers, status, words",
+    [
+        ("livez?verbose", {}, 200, "[+]loop ok"),
+        ("healthz?verbose", {}, 200, "healthz check passed"),
+        ("readyz?verbose", {}, 200, "2 of 2 workers run"),
+        ("status", {"Host": "localhost:8080"}, 200, ""),
+        ("status", {"Host": "127.0.0.1"}, 200, ""),
+        ("status", {"Host": "[::1]:1"}, 200, ""),
+        ("status", {"Host": "a.localhost"}, 200, ""),
+        ("status", {"Host": "evil.example:80"}, 403, ""),  # on the loopback address
+        ("status", {"Host": "["}, 403, ""),
+        ("stacks", {"Origin": "https://evil.example"}, 403, ""),  # a web page changes nothing
+    ],
+)
+async def test_who_asks_how_gets_which_answer(page: str, headers: dict[str, str], status: int, words: str) -> None:
     async with serving(is_running=True) as (_, url):
-        for path, line in (
-            ("livez", "[+]loop ok"),
-            ("healthz", "healthz check passed"),
-            ("readyz", "2 of 2 workers run"),
-        ):
-            answer = await ask_here(f"{url}/{path}?verbose")
-            assert answer.status == 200 and line in answer.text
-            assert answer.headers["Content-Type"].startswith("text/plain")
-            assert answer.headers["Cache-Control"] == "no-store"
+        answer = await ask_here(f"{url}/{page}", "POST" if page == "stacks" else "GET", headers=headers)
+    assert (answer.status, words in answer.text) == (status, True)
+    assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    if words:
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        assert answer.headers["Cache-Control"] == "no-store"
+
+
+async def test_at_other_addresses_any_name_may_lead_here_and_without_workers_there_are_no_stacks() -> None:
+    async with serving("0.0.0.0:0") as (_, url):
+        assert (await ask_here(f"{url}/livez", headers={"Host": "pod-3.jobs.svc"})).status == 200
+        answer = await ask_here(f"{url}/stacks", "POST")
+        assert (answer.status, "no worker runs" in answer.text) == (503, True)
 
 
 async def test_every_metric_is_in_the_documents_and_no_other() -> None:
     async with serving() as (_, url):
         text = (await ask_here(f"{url}/metrics")).text
-        exposed = [(line.split()[2], line.split()[3]) for line in text.splitlines() if line.startswith("# TYPE")]
-        assert re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE) == exposed
-
-
-@pytest.mark.parametrize(
-    "host, status",
-    [
-        ("localhost:8080", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:1", 200),
-        ("a.localhost", 200),
-        ("evil.example:80", 403),
-        ("[", 403),
-    ],
-)
-async def test_on_the_loopback_address_the_name_of_another_host_is_refused(host: str, status: int) -> None:
-    async with serving() as (_, url):
-        assert (await ask_here(f"{url}/status", headers={"Host": host})).status == status
-
-
-async def test_at_other_addresses_any_name_may_lead_here() -> None:
-    async with serving("0.0.0.0:0") as (_, url):
-        assert (await ask_here(f"{url}/livez", headers={"Host": "pod-3.jobs.svc"})).status == 200
-
-
-async def test_a_web_page_changes_nothing() -> None:
-    async with serving(is_running=True) as (_, url):
-        answer = await ask_here(f"{url}/stacks", "POST", headers={"Origin": "https://evil.example"})
-        assert answer.status == 403
-        assert not [name for name in answer.headers if name.lower().startswith("access-control")]
+    exposed = [(line.split()[2], line.split()[3]) for line in text.splitlines() if line.startswith("# TYPE")]
+    assert re.findall(r"^\| `(aelastic_\w+)` \| (\w+) \|", DOCS.read_text(), re.MULTILINE) == exposed
 
 
 # Stacks.
@@ -393,13 +358,10 @@ class Stacks:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.count, self.go = folder, 0, anyio.Event()
-        self.error: Exception | None = None
 
     async def __call__(self, why: str) -> ev.StacksTaken:
         self.count += 1
         await self.go.wait()
-        if self.error is not None:
-            raise self.error
         for rank in (0, 1):
             path = self.folder / str(rank) / "stack.txt"
             path.parent.mkdir(exist_ok=True)
@@ -422,10 +384,10 @@ async def test_clients_that_ask_for_stacks_at_the_same_time_share_one_dump(tmp_p
     stacks, answers = Stacks(tmp_path), list[Answer]()
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         tasks.start_soon(asking, url, 5, answers)
-        limits = await _until(lambda: server._limits)
-        await _until(lambda: len(limits._answered) == 5)  # all of them wait
+        limits = await until(lambda: server._limits)
+        await until(lambda: len(limits._answered) == 5)  # all of them wait
         stacks.go.set()
-        await _until(lambda: len(answers) == 5)
+        await until(lambda: len(answers) == 5)
         assert stacks.count == 1
         assert {answer.status for answer in answers} == {200}
         (text,) = {answer.text for answer in answers}
@@ -448,27 +410,14 @@ async def test_stacks_come_as_json_and_only_those_of_the_last_look(
     ]
 
 
-async def test_stacks_that_cannot_be_taken_are_an_answer_too(tmp_path: Path) -> None:
-    stacks = Stacks(tmp_path)
-    stacks.go.set()
-    stacks.error = OSError("no room on the disk")
-    async with serving(collect=stacks, is_running=True) as (_, url):
+async def test_stacks_that_cannot_be_taken_are_an_answer_too() -> None:
+    async def fail(why: str) -> ev.StacksTaken:
+        raise OSError("no room on the disk")
+
+    async with serving(collect=fail, is_running=True) as (_, url):
         answer = await ask_here(f"{url}/stacks", "POST")
         assert (answer.status, "no room on the disk" in answer.text) == (500, True)
         assert (await ask_here(f"{url}/livez")).status == 200
-
-
-async def test_without_workers_there_are_no_stacks() -> None:
-    async with serving() as (_, url):
-        answer = await ask_here(f"{url}/stacks", "POST")
-        assert (answer.status, "no worker runs" in answer.text) == (503, True)
-
-
-async def _until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(DEADLINE_S):
-        while not (answer := condition()):  # noqa: ASYNC110  what other tasks do
-            await anyio.sleep(0.005)
-        return answer
 
 
 # Clients that mean no good.
@@ -510,48 +459,28 @@ def hostile(url: str) -> Iterator[list[socket.socket]]:
 @on_each_loop
 def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launcher, loop: str) -> None:
     worker = """
-        say("start", rank)
-        number = 0
+        line = b"x" * 99 + b"\\n"
         while not os.path.exists("go"):
-            say("tick", number)
-            number += 1
-            time.sleep(0.01)
+            os.write(1, line * 500)  # a flood of output, too
     """
-    job = launch(worker, loop=loop, env=ANY_PORT)
+    job = launch(worker, "--nproc-per-node", "2", loop=loop, env=ANY_PORT)
     url = url_in(job)
     wait_ready(url)
-    files = files_of(job.pid)
+    files = len(os.listdir(f"/proc/{job.pid}/fd"))
     with hostile(url), hostile(url):
         for path in ("livez", "readyz", "metrics", "status") * 3:
             began = time.monotonic()
             assert ask(f"{url}/{path}").status == 200
             assert time.monotonic() - began < ANSWER_S
-        assert files_of(job.pid) <= files + connection_limits.CONNECTIONS_MAX + 2
-        seen = len(job.lines)
-        wait_for("the worker's lines go on", lambda: len(job.lines) > seen + 5)
+        assert len(os.listdir(f"/proc/{job.pid}/fd")) <= files + connection_limits.CONNECTIONS_MAX + 2
+        seen = os.path.getsize(job.folder / "stdout")
+        wait_for("the workers' lines go on", lambda: os.path.getsize(job.folder / "stdout") > seen + (1 << 20))
         dropped = 'aelastic_http_connections_dropped_total{reason="crowd"}'
         wait_for("a crowd", lambda: values(ask(f"{url}/metrics").text)[dropped] > 0)
     job.go()
     assert job.wait() == 0
     assert "Traceback" not in job.stderr, job.stderr
     job.assert_nothing_left()
-
-
-def test_a_flood_of_output_does_not_keep_probes_waiting(launch: Launcher) -> None:
-    worker = """
-        line = b"x" * 99 + b"\\n"
-        while not os.path.exists("go"):
-            os.write(1, line * 500)
-    """
-    job = launch(worker, "--nproc-per-node", "2", env=ANY_PORT)
-    url = url_in(job)
-    wait_for("output", lambda: os.path.getsize(job.folder / "stdout") > 1 << 20)
-    for _ in range(5):
-        began = time.monotonic()
-        assert ask(f"{url}/livez").status == 200
-        assert time.monotonic() - began < ANSWER_S
-    job.go()
-    assert job.wait() == 0
 
 
 async def test_a_slow_client_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -600,17 +529,17 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
     async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
         answers: list[Answer] = []
         tasks.start_soon(asking, url, 1, answers)  # the oldest, and it has asked
-        limits = await _until(lambda: server._limits)
-        await _until(lambda: limits._answered)
+        limits = await until(lambda: server._limits)
+        await until(lambda: limits._answered)
         place = urlsplit(url)
         silent = [await asyncio.open_connection(place.hostname, place.port) for _ in range(3)]
-        await _until(lambda: len(limits) == 4)
+        await until(lambda: len(limits) == 4)
         assert (await ask_here(f"{url}/livez")).status == 200
         async with asyncio.timeout(DEADLINE_S):
             assert await _rest(silent[0][0]) == b""
         assert len(limits) <= 4
         stacks.go.set()
-        await _until(lambda: answers)
+        await until(lambda: answers)
         assert answers[0].status == 200
         for _, writer in silent:
             writer.close()
@@ -619,7 +548,7 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
 async def test_a_connection_is_counted_also_if_the_count_is_taken_while_it_is_made() -> None:
     async with serving() as (server, url):
         assert (await ask_here(f"{url}/livez")).status == 200  # the limits begin with the first connection
-        await _until(lambda: server._limits is not None and not len(server._limits))
+        await until(lambda: server._limits is not None and not len(server._limits))
         place = urlsplit(url)
         with socket.create_connection((place.hostname or "", place.port or 0), DEADLINE_S):
             async with asyncio.timeout(DEADLINE_S):
@@ -644,7 +573,7 @@ async def test_clients_that_reset_are_nothing_to_tell(caplog: pytest.LogCaptureF
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client.close()
         assert (await ask_here(f"{url}/livez")).status == 200
-        await _until(lambda: server._limits is not None and not len(server._limits))
+        await until(lambda: server._limits is not None and not len(server._limits))
     assert not [
         record for record in caplog.records if record.levelno >= logging.WARNING and "answered at" not in record.message
     ]
@@ -665,9 +594,9 @@ def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) ->
         supervisor = Supervisor(spec)
         async with asyncio.TaskGroup() as tasks:
             task = tasks.create_task(supervisor.run())
-            server: Any = await _until(lambda: supervisor._health)
+            server: Any = await until(lambda: supervisor._health)
             url = url_of(server._listener)
-            await _until(lambda: supervisor.state is WorkerState.HEALTHY)
+            await until(lambda: supervisor.state is WorkerState.HEALTHY)
             place = urlsplit(url)
             _, writer = await asyncio.open_connection(place.hostname, place.port)  # one that stays
             status.append((await ask_here(f"{url}/status")).status)
@@ -719,9 +648,13 @@ def _nothing_made() -> None:
     Told.made = []
 
 
-def supervise(given: Any, port: str, code: str = "") -> WorkerState:
-    env = {**os.environ, HEALTH_PORT_VARIABLE: port}
-    return run("asyncio", Supervisor(python(code, env=env), health_check_server=given).run()).state
+def supervise(given: Any, port: str, after_s: float = 0.0) -> WorkerState:
+    spec = WorkerSpec(entrypoint="train.py", env={HEALTH_PORT_VARIABLE: port})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
+        return run(
+            "asyncio", Supervisor(spec, backend=FakeBackend([Plan(after_s)]), health_check_server=given).run()
+        ).state
 
 
 def test_a_class_makes_the_server_where_the_variable_asks_for_one() -> None:
@@ -732,12 +665,9 @@ def test_a_class_makes_the_server_where_the_variable_asks_for_one() -> None:
     assert abs(server.alive - time.time()) < DEADLINE_S
 
 
-def test_without_the_variable_a_class_makes_none() -> None:
+def test_without_the_variable_a_class_makes_none_and_an_object_is_started_and_stopped_whatever_it_says() -> None:
     assert supervise(Told, "") is WorkerState.SUCCEEDED
     assert not Told.made
-
-
-def test_an_object_is_started_and_stopped_whatever_the_variable_says() -> None:
     server = Told(lambda: 0, 1, 2)
     assert supervise(server, "nonsense") is WorkerState.SUCCEEDED
     assert server.calls == ["start", "stop"]
@@ -762,7 +692,7 @@ def test_a_server_that_blocks_keeps_no_job_waiting(
     may_go = threading.Event()
     kind = type("Blocking", (Told,), {where: lambda self: may_go.wait()})
     try:
-        assert supervise(kind, "1", "import time; time.sleep(0.3)") is WorkerState.SUCCEEDED
+        assert supervise(kind, "1", after_s=0.3) is WorkerState.SUCCEEDED
         assert f"{where} has not returned within 0.05 s" in caplog.text
     finally:
         may_go.set()
