@@ -7,8 +7,8 @@ import json
 import logging
 import os
 import pickle
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+FATAL = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
+
+
 def failure_at(
     path: Path, *, exitcode: int = 1, timestamp: int = 1000, local_rank: int = 0, said: str = "", **more: Any
 ) -> ProcessFailure:
@@ -70,16 +73,12 @@ class TestTree:
     ) -> None:
         assert (error.category, exit_code_of(error)) == (category, exit_code)
 
-    def test_an_input_error_is_a_value_error(self) -> None:
+    def test_an_error_says_what_it_knows(self) -> None:
         with pytest.raises(ValueError, match="at least one"):
             ChildFailedError("train.py", {})
-
-    def test_an_internal_error_carries_its_story(self) -> None:
         error = InternalError("two generations alive", ["spawned 1", "spawned 2"])
         assert error.story == ("spawned 1", "spawned 2")
         assert str(error).endswith("\n  spawned 1\n  spawned 2")
-
-    def test_an_unkillable_worker_is_named(self) -> None:
         assert "pid 7 (rank 3)" in str(UnkillableWorkerError(["pid 7 (rank 3)"]))
 
     def test_errors_survive_pickling(self, tmp_path: Path) -> None:
@@ -93,53 +92,50 @@ class TestTree:
     )
     def test_a_failures_exit_code_is_never_0(self, exitcode: int, code: int) -> None:
         assert exit_code_of(ProcessFailure(0, 1, exitcode, "")) == code
-
-    def test_any_other_error_exits_with_1(self) -> None:
         assert exit_code_of(RuntimeError()) == 1
 
 
 class TestProcessFailure:
     def test_the_error_file_speaks_first(self, tmp_path: Path) -> None:
         failure = failure_at(tmp_path / "e.json", stderr_tail="OSError: other", note="other")
-        assert (failure.message, failure.traceback, failure.timestamp) == (
-            "ValueError: batch is empty",
-            TRACEBACK,
-            1000,
-        )
+        told = failure.message, failure.traceback, failure.timestamp
+        assert told == ("ValueError: batch is empty", TRACEBACK, 1000)
         assert failure.headline == "ValueError: batch is empty at train.py:12"
         assert failure.error_file_data == json.loads(record_text())
 
-    def test_then_the_stderr_tail(self) -> None:
-        failure = ProcessFailure(0, 1, 1, "/none", stderr_tail=TRACEBACK)
-        assert (failure.message, failure.traceback) == ("ValueError: batch is empty", TRACEBACK.rstrip("\n"))
-        assert failure.error_file == "<N/A>"
+    @pytest.mark.parametrize(
+        "exitcode, known, begins, ends, traceback",
+        [
+            (1, {"stderr_tail": TRACEBACK}, "ValueError: batch is empty", "", TRACEBACK.rstrip("\n")),
+            (-11, {}, "killed by signal 11 (SIGSEGV): the process touched memory it may not", "", ""),
+            (127, {"note": "could not be started: no such file"}, "could not be started", "", ""),
+            # One with an exit code of its own, or that was killed, did not die of what it printed before.
+            (9, {"stderr_tail": TRACEBACK}, "exited with code 9", "code 9", ""),
+            (-9, {"stderr_tail": TRACEBACK}, "killed by signal 9 (SIGKILL)", "", ""),
+            (-6, {"stderr_tail": TRACEBACK}, "", "its last words: ValueError: batch is empty", TRACEBACK.rstrip("\n")),
+            (
+                134,
+                {"stderr_tail": FATAL},
+                "",
+                "SIGABRT; its last words: Fatal Python error: Aborted",
+                FATAL.rstrip("\n"),
+            ),
+        ],
+        ids=["stderr", "exit code", "note", "a code of its own", "killed", "aborted", "a shell's child aborted"],
+    )
+    def test_then_what_is_known_beside(
+        self, exitcode: int, known: dict[str, str], begins: str, ends: str, traceback: str
+    ) -> None:
+        before = int(time.time())
+        failure = ProcessFailure(0, 1, exitcode, "/none", **known)  # type: ignore[arg-type]
+        assert failure.message.startswith(begins) and failure.message.endswith(ends), failure.message
+        assert ("ValueError" in failure.message) == bool(traceback == TRACEBACK.rstrip("\n"))
+        assert (failure.traceback, failure.error_file) == (traceback, "<N/A>")
+        assert before <= failure.timestamp <= time.time()
 
-    def test_then_the_exit_code(self) -> None:
-        before = time.time()
-        failure = ProcessFailure(0, 1, -11, "")
-        assert failure.message == "killed by signal 11 (SIGSEGV): the process touched memory it may not"
-        assert failure.traceback == ""
-        assert int(before) <= failure.timestamp <= time.time()
-
-    def test_a_note_is_better_than_the_exit_code(self) -> None:
-        assert ProcessFailure(0, -1, 127, "", note="could not be started: no such file").message.startswith("could not")
-
-    def test_a_worker_with_an_exit_code_of_its_own_did_not_die_of_what_it_printed_before(self) -> None:
+    def test_what_a_worker_printed_before_it_left_is_in_the_report(self) -> None:
         left = ProcessFailure(0, 1, 9, "", stderr_tail=TRACEBACK)
-        assert (left.message, left.traceback) == ("exited with code 9", "")
         assert "  stderr    : ValueError: batch is empty\n" in str(ChildFailedError("x", {0: left}))
-
-    def test_a_shell_passes_on_why_its_child_aborted(self) -> None:
-        fatal = (
-            'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
-        )
-        failure = ProcessFailure(0, 1, 134, "", stderr_tail=fatal)
-        assert failure.message.endswith("killed by SIGABRT; its last words: Fatal Python error: Aborted")
-
-    def test_a_worker_that_was_killed_did_not_die_of_what_it_printed_before(self) -> None:
-        killed, aborted = (ProcessFailure(0, 1, -n, "", stderr_tail=TRACEBACK) for n in (9, 6))
-        assert killed.traceback == "" and "ValueError" not in killed.message
-        assert aborted.traceback and aborted.message.endswith("its last words: ValueError: batch is empty")
 
     @pytest.mark.parametrize("exitcode, name", [(-9, "SIGKILL"), (1, "<N/A>"), (-999, "<N/A>")])
     def test_a_signal_has_a_name(self, exitcode: int, name: str) -> None:
@@ -314,6 +310,13 @@ def test_nothing_that_moves_a_terminal_gets_into_the_report(tmp_path: Path, code
     assert recorded.message.startswith("E: a") and recorded.message.endswith("b")
 
 
+def raising(error: BaseException) -> Callable[[], None]:
+    def main() -> None:
+        raise error
+
+    return main
+
+
 class TestErrorHandler:
     def test_an_exception_is_recorded_without_our_own_frames(self, error_file: Path) -> None:
         @record
@@ -332,7 +335,6 @@ class TestErrorHandler:
         assert [path.name for path in error_file.parent.iterdir()] == ["own.json"]
 
     def test_a_chained_exception_is_recorded_whole(self, error_file: Path) -> None:
-        @record
         def main() -> None:
             try:
                 int("lr")
@@ -340,7 +342,7 @@ class TestErrorHandler:
                 raise RuntimeError("no config") from error
 
         with pytest.raises(RuntimeError):
-            main()
+            record(main)()
         callstack = written(error_file)["message"]["extraInfo"]["py_callstack"]
         assert "ValueError: invalid literal" in callstack and "direct cause" in callstack
 
@@ -349,20 +351,13 @@ class TestErrorHandler:
             def __str__(self) -> str:
                 raise TypeError("no text")
 
-        @record
-        def main() -> None:
-            raise Mute
-
         with pytest.raises(Mute):
-            main()
+            record(raising(Mute()))()
         assert written(error_file)["message"]["message"].startswith("Mute: <")
 
     @pytest.mark.parametrize("code, is_raised", [(0, False), (None, True), (3, True), ("words", True)])
     def test_exits_are_not_recorded_and_exit_0_returns(self, error_file: Path, code: Any, is_raised: bool) -> None:
-        @record
-        def main() -> None:
-            sys.exit(code)
-
+        main = record(raising(SystemExit(code)))
         if is_raised:
             with pytest.raises(SystemExit) as raised:
                 main()
@@ -371,27 +366,18 @@ class TestErrorHandler:
             assert main() is None
         assert not error_file.exists()
 
-    def test_the_result_passes(self, error_file: Path) -> None:
-        assert record(lambda: 7)() == 7
-
     def test_the_root_cause_is_passed_on_with_its_exit_code(self, error_file: Path, tmp_path: Path) -> None:
-        @record
-        def main() -> None:
-            raise ChildFailedError("x", {0: failure_at(tmp_path / "child.json", exitcode=-11)})
-
+        error = ChildFailedError("x", {0: failure_at(tmp_path / "child.json", exitcode=-11)})
         with pytest.raises(ChildFailedError):
-            main()
+            record(raising(error))()
         expected = json.loads(record_text())
         expected["message"]["errorCode"] = -11
         assert written(error_file) == expected
 
     def test_a_cause_without_an_error_file_is_written_too(self, error_file: Path) -> None:
-        @record
-        def main() -> None:
-            raise ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "", stderr_tail=TRACEBACK, oom="out of memory")})
-
+        failure = ProcessFailure(0, 1, 1, "", stderr_tail=TRACEBACK, oom="out of memory")
         with pytest.raises(ChildFailedError):
-            main()
+            record(raising(ChildFailedError("x", {0: failure})))()
         message = written(error_file)["message"]
         assert (message["message"], message["errorCode"]) == ("ValueError: batch is empty; out of memory", 1)
         assert message["extraInfo"]["py_callstack"] == TRACEBACK.rstrip("\n")
@@ -466,11 +452,8 @@ class TestErrorHandler:
                 calls.append(str(e))
                 raise OSError("disk full")
 
-        def main() -> None:
-            raise ValueError("the cause")
-
         with pytest.raises(ValueError, match="the cause"):
-            record(main, Handler())()
+            record(raising(ValueError("the cause")), Handler())()
         assert calls == ["initialize", "the cause"]
         assert "Handler" in caplog.text
 

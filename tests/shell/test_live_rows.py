@@ -8,7 +8,8 @@ import sys
 import termios
 import threading
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pytest
@@ -36,6 +37,18 @@ def ends() -> Iterator[tuple[int, int]]:
     yield ours, theirs
     for fd in (ours, theirs):
         os.close(fd)
+
+
+@pytest.fixture
+def terminal(ends: tuple[int, int]) -> Terminal:
+    return Terminal(ends[1])
+
+
+def drawn(ends: tuple[int, int]) -> list[bytes]:
+    """The rows, where nothing else was written."""
+    found = DRAWN.fullmatch(read(ends))
+    assert found
+    return found[1].split(b"\x1b[K\r\n")
 
 
 def read(ends: tuple[int, int]) -> bytes:
@@ -72,8 +85,7 @@ def test_others_take_the_rows_away_and_draw_them_again_below_what_they_write(
 
 
 @pytest.mark.parametrize("line", [b"x" * 80, b"a\tb", b"\x1b[31mred", b"\xc3", b"x" * 5000])
-def test_behind_an_open_line_whose_end_is_not_known_nothing_is_drawn(ends: tuple[int, int], line: bytes) -> None:
-    terminal = Terminal(ends[1])
+def test_behind_an_open_line_whose_end_is_not_known_nothing_is_drawn(terminal: Terminal, line: bytes) -> None:
     assert terminal.draw(lambda: [b"the line"])
     with terminal.writing(line) as whole:
         assert whole.endswith(line)
@@ -95,21 +107,18 @@ def test_rows_that_workers_hold_are_drawn_above_the_state_by_rank_and_cut_to_the
     terminal.hold((0, 2), ["[0] 20% and much more than fits"])
     assert told == ["told"] and terminal.has_changed
     assert terminal.draw(lambda: [b"the line"])
-    rows = DRAWN.fullmatch(read(ends))[1].split(b"\x1b[K\r\n")  # type: ignore[index]
-    assert rows == [b"[0] 20% and much mo", b"[1] 10%", b"the line"]
+    assert drawn(ends) == [b"[0] 20% and much mo", b"[1] 10%", b"the line"]
     for rank in range(8):
         terminal.hold((rank, 2), [f"[{rank}]"])
     assert terminal.draw()
-    rows = DRAWN.fullmatch(read(ends))[1].split(b"\x1b[K\r\n")  # type: ignore[index]
-    assert rows == [b"[0]", b"[1]", b"[2]", b"[3]", b"and 4 more", b"the line"]
+    assert drawn(ends) == [b"[0]", b"[1]", b"[2]", b"[3]", b"and 4 more", b"the line"]
     for rank in range(8):
         terminal.hold((rank, 2), [])
     assert terminal.draw()
-    assert DRAWN.fullmatch(read(ends))[1] == b"the line"  # type: ignore[index]
+    assert drawn(ends) == [b"the line"]
 
 
-def test_rows_are_away_while_this_process_is_suspended(ends: tuple[int, int]) -> None:
-    terminal = Terminal(ends[1])
+def test_rows_are_away_while_this_process_is_suspended(ends: tuple[int, int], terminal: Terminal) -> None:
     assert terminal.draw(lambda: [b"the line"])
     read(ends)
     terminal.suspend()
@@ -118,9 +127,7 @@ def test_rows_are_away_while_this_process_is_suspended(ends: tuple[int, int]) ->
     assert terminal.draw()
 
 
-def test_nothing_is_drawn_while_others_write_or_when_it_is_over(ends: tuple[int, int]) -> None:
-    _, theirs = ends
-    terminal = Terminal(theirs)
+def test_nothing_is_drawn_while_others_write_or_when_it_is_over(ends: tuple[int, int], terminal: Terminal) -> None:
     line = lambda: [b"the line"]  # noqa: E731
     with terminal.writing(b"whole\n"):
         refused: list[bool] = []
@@ -150,8 +157,9 @@ def test_a_stopped_terminal_is_not_drawn_on_and_not_waited_for(
     assert read(ends) == b"!"
 
 
-def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tuple[int, int]) -> None:
-    terminal = Terminal(ends[1])
+def test_writers_take_turns_and_none_writes_twice_while_another_waits(
+    ends: tuple[int, int], terminal: Terminal
+) -> None:
     wrote: list[str] = []
     begun, ended = threading.Event(), threading.Event()
 
@@ -173,23 +181,18 @@ def test_writers_take_turns_and_none_writes_twice_while_another_waits(ends: tupl
     assert wrote == ["flood", "word", "flood", "flood"]
 
 
-def test_a_print_amid_a_write_does_not_wait(ends: tuple[int, int]) -> None:
-    terminal = Terminal(ends[1])
+def test_a_print_amid_a_write_does_not_wait(ends: tuple[int, int], terminal: Terminal) -> None:
     with terminal.writing(b"a line\n"), terminal.writing(b"of a finalizer\n") as inner:
         assert inner == b"of a finalizer\n"
 
 
-def test_a_view_makes_room_before_it_is_drawn(ends: tuple[int, int]) -> None:
-    _, theirs = ends
-    terminal = Terminal(theirs)
+def test_a_view_makes_room_before_it_is_drawn(ends: tuple[int, int], terminal: Terminal) -> None:
     assert terminal.draw(lambda: [b"one", b"two", b"three"])
     assert read(ends) == (b"\x1bD\x1bD\x1b[2A\x1b7\x1b[?7l\x1b[0mone\x1b[K\r\ntwo\x1b[K\r\nthree\x1b[J\x1b[?7h\x1b8")
 
 
-def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]) -> None:
-    _, theirs = ends
-    terminal = Terminal(theirs)
-    with open(theirs, "w", closefd=False) as plain:
+def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int], terminal: Terminal) -> None:
+    with open(ends[1], "w", closefd=False) as plain:
         stream = TerminalStream(plain, terminal)
         out, err = sinks_of(stream, plain)
         assert out is err
@@ -204,10 +207,10 @@ def test_streams_and_sinks_of_one_terminal_share_its_turns(ends: tuple[int, int]
         assert read(ends) == b"\r\x1b[Jgr\xc3\xb6\xc3\x9fer\n"
 
 
-def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes_next(ends: tuple[int, int]) -> None:
-    _, theirs = ends
-    terminal = Terminal(theirs)
-    with open(theirs, "w", closefd=False) as plain:
+def test_a_line_of_the_agent_begins_at_column_0_and_so_does_what_a_worker_writes_next(
+    ends: tuple[int, int], terminal: Terminal
+) -> None:
+    with open(ends[1], "w", closefd=False) as plain:
         stream = TerminalStream(plain, terminal)
         sink, _ = sinks_of(stream, plain)
         bar, other = PrefixedLines(None), PrefixedLines(None)
@@ -304,25 +307,32 @@ async def test_an_idle_job_is_drawn_ever_more_seldom() -> None:
     assert paper.looks == 1 + len(paper.drawn)  # the first one, at the start; it wakes up for nothing else
 
 
+@asynccontextmanager
+async def drawing(paper: Paper) -> AsyncIterator[Observers]:
+    """A line is drawn on it for as long as the block."""
+    observers = line_on(paper)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(observers.run)
+        yield observers
+        tasks.cancel_scope.cancel()
+
+
 @on_virtual_time
 async def test_output_of_others_costs_no_look_while_the_rows_stay() -> None:
     paper = Paper()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line_on(paper).run)
+    async with drawing(paper):
         await anyio.sleep(10.5)
         looks, drawn = paper.looks, len(paper.drawn)
         for _ in range(1000):
             paper.write()
             await anyio.sleep(0.001)
         assert paper.looks <= looks + 2 and len(paper.drawn) <= drawn + 2
-        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
 async def test_bars_are_drawn_ten_times_a_second_at_most_and_the_state_once() -> None:
     paper = Paper()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line_on(paper).run)
+    async with drawing(paper):
         for _ in range(1000):
             paper.hold()
             await anyio.sleep(0.01)
@@ -332,14 +342,12 @@ async def test_bars_are_drawn_ten_times_a_second_at_most_and_the_state_once() ->
         count = len(paper.drawn)
         await anyio.sleep(0.5)
         assert paper.drawn[count - 1 :] and not paper.has_changed  # the last state of all
-        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
 async def test_an_open_line_that_is_in_the_way_is_waited_for_without_looking() -> None:
     paper = Paper()
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line_on(paper).run)
+    async with drawing(paper):
         await anyio.sleep(5.5)
         paper.write(is_in_the_way=True)
         await anyio.sleep(1)
@@ -349,43 +357,36 @@ async def test_an_open_line_that_is_in_the_way_is_waited_for_without_looking() -
         paper.write()
         await anyio.sleep(2)
         assert len(paper.drawn) == count + 1
-        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
 async def test_a_terminal_that_takes_nothing_is_asked_once_a_second() -> None:
     paper = Paper()
     paper.takes = False
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line_on(paper).run)
+    async with drawing(paper):
         await anyio.sleep(100.5)
         assert not paper.drawn and 50 <= paper.looks <= 310
         paper.takes = True
         await anyio.sleep(2)
         assert paper.drawn
-        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
 async def test_nothing_is_drawn_in_the_background() -> None:
     paper = Paper()
     paper.is_ours = False
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line_on(paper).run)
+    async with drawing(paper):
         await anyio.sleep(100)
         assert not paper.drawn
         paper.is_ours = True
         await anyio.sleep(BACKGROUND_INTERVAL_S + 0.5)
         assert paper.drawn
-        tasks.cancel_scope.cancel()
 
 
 @on_virtual_time
 async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
     paper = Paper()
-    line = line_on(paper)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(line.run)
+    async with drawing(paper) as line:
         await anyio.sleep(70.5)
         line.tell(ev.Changed(Phase.INIT, Phase.RUNNING, WorkerState.HEALTHY, ""), anyio.current_time())
         await anyio.sleep(1)
@@ -394,7 +395,6 @@ async def test_what_happens_is_shown_soon_and_nothing_after_the_end() -> None:
         line.tell(ev.RunEnded(WorkerState.SUCCEEDED, ""), anyio.current_time())
         await anyio.sleep(100)
         assert len(paper.drawn) == count
-    # The group has ended: so has the line.
 
 
 @on_virtual_time

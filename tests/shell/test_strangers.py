@@ -1,18 +1,22 @@
-"""Connections to a coordinator that say nothing, half of something, or too much: what they cost, and what is said of them."""
+"""Connections to a coordinator that say nothing, half of something, or too much, or come as its server ends."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import Sequence
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.abc import TaskGroup
 from kit.launching import DEADLINE_S, on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.host.listeners import LOOPBACKS, HeldPort
+from aelastic.aio import accept as accepting
+from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
@@ -21,6 +25,7 @@ from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
 from aelastic.rdzv.term import begin_term
+from aelastic.rdzv.wire import strangers as strangers_module
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import (
     PER_ADDRESS_MIN,
@@ -32,7 +37,6 @@ from aelastic.rdzv.wire.strangers import (
 from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
-NO_PROOFS = Proofs(None)
 HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)
 
 
@@ -46,6 +50,11 @@ class Silent:
 
     def abort(self) -> None:
         self.is_aborted = True
+
+
+def add(strangers: Strangers, streams: Sequence[Any]) -> None:
+    for stream in streams:
+        strangers.add(stream, 0.0)
 
 
 def dropped(streams: list[Any]) -> list[int]:
@@ -65,31 +74,26 @@ def test_of_too_many_connections_the_oldest_that_has_said_nothing_goes_first() -
 def test_of_too_many_connections_those_of_the_address_go_that_has_most() -> None:
     strangers = Strangers(2)
     ours, others = Silent(-1, peer="192.0.2.7"), [Silent(conn) for conn in range(5000)]
-    for stream in [ours, *others]:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    add(strangers, [ours, *others])
     assert len(dropped([ours, *others])) == len(dropped(others)) == 5000 - PER_ADDRESS_MIN
     many = [Silent(conn, peer=f"198.51.100.{conn}") for conn in range(230)]
-    for stream in many:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    add(strangers, many)
     assert not dropped([ours, *many]), "an address with many pays for one with few"
 
 
 def test_a_job_of_many_nodes_may_connect_twice_at_once() -> None:
     strangers, streams = Strangers(4000), [Silent(conn) for conn in range(8000)]
-    for stream in streams:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    add(strangers, streams)
     assert not dropped(streams)
 
 
 def test_connections_leave_the_descriptors_that_workers_need() -> None:
     strangers, streams = Strangers(2, files_max=100), [Silent(conn, fileno=97 + conn) for conn in range(5)]
-    for stream in streams:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    add(strangers, streams)
     assert dropped(streams) == [0, 1]
     # A new one has the number of one that was dropped, which is a low one.
     more = [Silent(conn, fileno=97) for conn in range(10, 20)]
-    for stream in more:
-        strangers.add(stream, 0.0)  # type: ignore[arg-type]
+    add(strangers, more)
     assert len(dropped(streams)) + len(dropped(more)) == 2 + len(more)
 
 
@@ -165,6 +169,121 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
     assert kept.messages == said and kept.is_reading
 
 
+# With a server, in this process.
+
+LEASE_S = 0.3
+ENOUGH = 5
+
+
+class OthersBoard(InProcessBoard):
+    """Answers each renewal, as soon as it may, that another agent leads."""
+
+    def __init__(self, may_say: anyio.Event) -> None:
+        super().__init__("run", SharedWorld())
+        self._may_say = may_say
+
+    async def renew(self, record: LeaderRecord) -> None:
+        await self._may_say.wait()
+
+
+def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
+    """A server that another agent has displaced, which it hears when it asks once that is so; and its port."""
+    port = HeldPort()
+    port.listen_at(["127.0.0.1"])
+    record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
+    core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), m.Terms("run", 1, 2, 0, lease_s)
+    leader = begin_term(core, terms, record, anyio.current_time())
+    return CoordinatorServer(
+        leader, record, OthersBoard(is_over), anyio.Lock(), port, lambda: None, Strangers(2), Proofs(None)
+    ), port.number
+
+
+class Crowd:
+    """Clients that connect all the time, and wait until the other end hangs up."""
+
+    def __init__(self) -> None:
+        self.is_met = anyio.Event()  # some have been connected
+        self.is_over = False
+        self._met = 0
+        self._connecting = 0
+
+    async def knock(self, port: int, tasks: TaskGroup) -> None:
+        while not self.is_over:
+            # No more than are answered: on a busy machine they would leave the server no time.
+            for _ in range(ENOUGH - self._connecting):
+                self._connecting += 1
+                tasks.start_soon(self._connect, port)
+            await anyio.sleep(0.001)
+
+    async def _connect(self, port: int) -> None:
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        except ConnectionError:
+            return  # refused: the server is gone
+        finally:
+            self._connecting -= 1
+        self._met += 1
+        if self._met == ENOUGH:
+            self.is_met.set()
+        try:
+            await reader.read()
+        except ConnectionError:
+            pass  # reset: the same
+        writer.close()
+
+
+@on_both_loops
+@pytest.mark.parametrize("end", ["displaced", "cancelled"])
+def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, end: str) -> None:
+    """No client is left with a connection without a server: all ends come, while both ends live."""
+
+    async def main() -> None:
+        crowd = Crowd()
+        server, port = coordinator_server(LEASE_S if end == "displaced" else DEADLINE_S, crowd.is_met)
+
+        async def cancel_in_time(scope: anyio.CancelScope) -> None:
+            await crowd.is_met.wait()
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(crowd.knock, port, tasks)
+            with anyio.CancelScope() as scope:
+                if end == "cancelled":
+                    tasks.start_soon(cancel_in_time, scope)
+                await server.run()
+            crowd.is_over = True
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+
+
+@on_both_loops
+def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
+    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    take, failures = accepting.next_connection, [OSError(24, "Too many open files")] * 2
+
+    def next_connection(listener: socket.socket) -> socket.socket | None:
+        if failures:
+            raise failures.pop()
+        return take(listener)
+
+    monkeypatch.setattr(strangers_module, "next_connection", next_connection)
+    monkeypatch.setattr(strangers_module, "OUT_OF_FILES_PAUSE_S", 0.01)
+
+    async def main() -> None:
+        server, port = coordinator_server(DEADLINE_S, anyio.Event())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.run)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert b"Refused" in await reader.read()
+            writer.close()
+            tasks.cancel_scope.cancel()
+
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+    assert caplog.text.count("cannot accept connections: Too many open files") == 1
+
+
 @on_both_loops
 @pytest.mark.parametrize("broken", ["add", "forget"])
 def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
@@ -178,17 +297,10 @@ def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
     monkeypatch.setattr(Strangers, broken, fail)
 
     async def main() -> None:
-        port = HeldPort()
-        port.listen_at(LOOPBACKS)
-        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
-        leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
-        board = InProcessBoard("run", SharedWorld())
-        server = CoordinatorServer(
-            leader, record, board, anyio.Lock(), port, lambda: None, Strangers(TERMS.max_nodes), NO_PROOFS
-        )
+        server, port = coordinator_server(DEADLINE_S, anyio.Event())
 
         async def connect_and_close() -> None:
-            _, writer = await asyncio.open_connection("127.0.0.1", port.number)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.close()
 
         async with anyio.create_task_group() as tasks:
@@ -208,25 +320,12 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
     count = 20 if half else STRANGERS_MIN + 20
 
     async def main() -> None:
-        port = HeldPort()
-        port.listen_at(LOOPBACKS)
-        record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
-        leader = begin_term(Coordinator(RoundRules(1, 2), RestartPolicy(0)), TERMS, record, anyio.current_time())
-        server = CoordinatorServer(
-            leader,
-            record,
-            InProcessBoard("run", SharedWorld()),
-            anyio.Lock(),
-            port,
-            lambda: None,
-            Strangers(TERMS.max_nodes),
-            NO_PROOFS,
-        )
+        server, port = coordinator_server(300.0, anyio.Event())
         ended = 0
 
         async def stranger() -> None:
             nonlocal ended
-            reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             try:
                 writer.write(half)
                 await reader.read()
@@ -242,7 +341,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
                 tasks.start_soon(stranger)
             while ended < (16 if half else 20):  # noqa: ASYNC110  they end in tasks of their own
                 await anyio.sleep(0.01)
-            reader, writer = await asyncio.open_connection("127.0.0.1", port.number)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(encode(HELLO))
             assert b"Welcome" in await reader.read(1000)
             writer.close()
