@@ -31,11 +31,6 @@ say(*sys.argv[1:], os.environ["WORLD_SIZE"])
 """
 
 
-@pytest.fixture(params=list(VARIABLES))
-def metadata(request: pytest.FixtureRequest) -> Metadata:
-    return instance_of(request.param)
-
-
 def instance_of(cloud: str) -> Metadata:
     endpoint = f"127.0.0.1:{quiet_port()}"
     tags = {"endpoint": endpoint, "nodes": "1", "command": "train.py a b", "run-id": "my-job", "workers": "2"}
@@ -60,15 +55,22 @@ def started(metadata: Metadata, folder: Path, worker: str = "") -> Iterator[Job]
 
 
 @pytest.mark.all
-def test_an_instance_trains_as_its_tags_say(metadata: Metadata, tmp_path: Path) -> None:
-    with started(metadata, tmp_path) as job:
-        assert job.wait() == 0, job.story
-        assert job.lines.count("a b 2") == 2, job.story
+@pytest.mark.parametrize("cloud, worker, code", [("google", "", 0), ("aws", "sys.exit(7)", 7)])
+def test_an_instance_trains_as_its_tags_say_and_ends_with_its_workers_code(
+    cloud: str, worker: str, code: int, tmp_path: Path
+) -> None:
+    metadata = instance_of(cloud)
+    metadata.tags["restarts"] = "0"
+    with started(metadata, tmp_path, worker) as job:
+        assert job.wait() == code, job.story
+        assert code or job.lines.count("a b 2") == 2, job.story
         job.wait_nothing_left()
 
 
 @pytest.mark.all
-def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cloud", VARIABLES)
+def test_workers_save_when_the_instance_is_going_away(cloud: str, tmp_path: Path) -> None:
+    metadata = instance_of(cloud)
     with started(metadata, tmp_path, "rest()") as job:
         job.wait_line("a b 2", 2)
         metadata.state = "notice"
@@ -76,14 +78,6 @@ def test_workers_save_when_the_instance_is_going_away(metadata: Metadata, tmp_pa
         assert job.lines.count("saved") == 2
         assert "(spot, by the notice command)" in job.stderr
         job.wait_nothing_left()
-
-
-@pytest.mark.all
-def test_a_failed_workers_code_is_the_scripts(tmp_path: Path) -> None:
-    metadata = instance_of("aws")
-    metadata.tags["restarts"] = "0"
-    with started(metadata, tmp_path, "sys.exit(7)") as job:
-        assert job.wait() == 7, job.story
 
 
 @pytest.mark.parametrize("cloud, name", [("aws", "endpoint"), ("google", "run-id")])

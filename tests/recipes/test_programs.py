@@ -6,10 +6,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,12 @@ def folder(tmp_path: Path) -> Path:
 class Service:
     """The example, served by uvicorn."""
 
-    def __init__(self, folder: Path, trainings: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         self._at = f"127.0.0.1:{quiet_port()}"
         host, port = self._at.split(":")
         uvicorn = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_app:app", "--host", host, "--port", port]
         command = [python_with("fastapi", "uvicorn"), *uvicorn]
-        self.job = Job(folder / "job", command, {"TRAININGS": str(trainings or folder)}, cwd=folder)
+        self.job = Job(folder / "job", command, {"TRAININGS": str(folder)}, cwd=folder)
 
     def ask(self, method: str, path: str, **fields: Any) -> tuple[int, Any]:
         data = json.dumps(fields).encode() if fields else None
@@ -71,73 +72,48 @@ class Service:
             return 0, None  # it does not listen yet
 
 
-@pytest.fixture
-def service(folder: Path) -> Iterator[Service]:
-    service = Service(folder)
-    wait_for("the service", lambda: service.ask("GET", "/jobs/1")[0] == 404, LIMIT_S)
-    yield service
-    service.job.kill_all()
-
-
 @pytest.mark.all
-def test_a_service_starts_jobs_shows_and_stops_them(service: Service) -> None:
-    wanted = {"script": "train.py", "workers": 2, "max_restarts": 1}
-    assert service.ask("POST", "/jobs", **wanted, args=["fail"]) == (201, {"job": 1})
-    assert service.ask("POST", "/jobs", **wanted, args=["long"]) == (201, {"job": 2})
-    wait_for("the first", lambda: service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED")
-    service.job.wait_line("rank 0 of 2, restart 1")
-    wait_for("the second", lambda: service.ask("GET", "/jobs/2")[1]["state"] == "HEALTHY")
-    assert len(service.ask("GET", "/jobs/2")[1]["workers"]) == 2
-    service.job.wait_line("rests", 2)  # they can save
-    assert service.ask("DELETE", "/jobs/2")[0] == 200
-    wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/2")[1]["end"])
-    assert service.job.stdout.count("saved") == 2
-
-
-@pytest.mark.all
-def test_a_service_says_why_a_job_has_failed(service: Service) -> None:
-    service.ask("POST", "/jobs", script="train.py", workers=2, args=["fail"])
-    wait_for("its end", lambda: service.ask("GET", "/jobs/1")[1]["end"])
-    job = service.ask("GET", "/jobs/1")[1]
-    assert job["state"] == "FAILED"
-    assert re.search(r"^rank \d failed on .*; cause: exited with code 7", job["end"])
-
-
-@pytest.mark.all
-@pytest.mark.parametrize("place", ["docs/how-to/fastapi.md", "examples/fastapi_app.py"])
-def test_a_service_trains_what_its_page_and_its_docstring_ask_for(tmp_path: Path, place: str) -> None:
-    (wanted,) = re.findall(r"-d '(\{.*\})'", (ROOT / place).read_text())
-    service = Service(tmp_path, trainings=EXAMPLES)
+def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_lets_them_save(folder: Path) -> None:
+    for script in EXAMPLES.glob("*.py"):
+        shutil.copy(script, folder)
+    pages = [(ROOT / place).read_text() for place in ("docs/how-to/fastapi.md", "examples/fastapi_app.py")]
+    asked = {wanted for text in pages for wanted in re.findall(r"-d '(\{.*\})'", text)}
+    service, job = Service(folder), {"script": "train.py", "workers": 2}
     try:
         wait_for("the service", lambda: service.ask("GET", "/jobs/1")[0] == 404, LIMIT_S)
-        assert service.ask("POST", "/jobs", **json.loads(wanted)) == (201, {"job": 1})
-        wait_for("its end", lambda: service.ask("GET", "/jobs/1")[1]["end"], LIMIT_S)
-        assert service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED", service.job.story
+        for refused, words in (
+            ({**job, "script": "../train.py"}, "script: there is no ../train.py in "),
+            ({**job, "workers": 0}, "local_world_size is 0: at least 1 worker is needed"),
+        ):
+            code, answer = service.ask("POST", "/jobs", **refused)
+            assert code == 422 and answer["detail"].startswith(words)
+        assert service.ask("POST", "/jobs", **job, max_restarts=1, args=["fail"]) == (201, {"job": 1})
+        assert service.ask("POST", "/jobs", **job, args=["fail"]) == (201, {"job": 2})
+        for number in (3, 4):
+            assert service.ask("POST", "/jobs", **job, args=["long"]) == (201, {"job": number})
+        wait_for("the first", lambda: service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED")
+        service.job.wait_line("rank 0 of 2, restart 1")
+        wait_for("the end of the second", lambda: service.ask("GET", "/jobs/2")[1]["end"])
+        failed = service.ask("GET", "/jobs/2")[1]
+        assert failed["state"] == "FAILED"
+        assert re.search(r"^rank \d failed on .*; cause: exited with code 7", failed["end"])
+        wait_for("the third", lambda: service.ask("GET", "/jobs/3")[1]["state"] == "HEALTHY")
+        assert len(service.ask("GET", "/jobs/3")[1]["workers"]) == 2
+        service.job.wait_line("rests", 4)  # they can save
+        assert service.ask("DELETE", "/jobs/3")[0] == 200
+        wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/3")[1]["end"])
+        assert service.job.stdout.count("saved") == 2
+        for number, wanted in enumerate(asked, 5):  # what its page and its docstring ask for
+            assert service.ask("POST", "/jobs", **json.loads(wanted)) == (201, {"job": number})
+            page = f"/jobs/{number}"
+            wait_for("its end", partial(lambda page: service.ask("GET", page)[1]["end"], page), LIMIT_S)
+            assert service.ask("GET", page)[1]["state"] == "SUCCEEDED", service.job.story
+        service.job.signal(15)
+        service.job.wait()
+        assert service.job.stdout.count("saved") == 4
+        service.job.wait_nothing_left()
     finally:
         service.job.kill_all()
-
-
-@pytest.mark.all
-def test_a_service_that_ends_lets_its_jobs_save(service: Service) -> None:
-    service.ask("POST", "/jobs", script="train.py", workers=2, args=["long"])
-    service.job.wait_line("rank ", 2)
-    service.job.signal(15)
-    service.job.wait()
-    assert service.job.stdout.count("saved") == 2
-    service.job.wait_nothing_left()
-
-
-@pytest.mark.all
-@pytest.mark.parametrize(
-    "wanted, words",
-    [
-        ({"script": "../train.py"}, "script: there is no ../train.py in "),
-        ({"script": "train.py", "workers": 0}, "local_world_size is 0: at least 1 worker is needed"),
-    ],
-)
-def test_a_service_refuses_what_cannot_be(service: Service, wanted: dict[str, Any], words: str) -> None:
-    code, answer = service.ask("POST", "/jobs", **wanted)
-    assert code == 422 and answer["detail"].startswith(words)
 
 
 @pytest.mark.all

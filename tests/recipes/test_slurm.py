@@ -97,7 +97,7 @@ def test_scancel_lets_the_workers_save(cluster: Slurm) -> None:
 
 
 @pytest.mark.long
-def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
+def test_near_its_time_limit_or_put_back_a_job_saves_and_goes_on_from_there_later(cluster: Slurm) -> None:
     options = ("--time=60", "--signal=B:USR1@110")
     job = cluster.submit(*options, ONE_WORKER, SCRIPT, "train.py", "limit", "never")
     cluster.wait_output(job, "begins at 0", 2)
@@ -106,9 +106,11 @@ def test_near_its_time_limit_a_job_saves_and_goes_on_from_there_later(cluster: S
     cluster.wait_output(job, f"job {job} goes back into the queue")
     cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=60")
     assert cluster.story(job).count("saved at 1") == 2
+    cluster.wait_output(job, "begins at 1, restart 0, queue 1", 2)
+    cluster.run("scontrol", "requeue", job)
+    cluster.wait_output(job, "begins at 2, restart 0, queue 2", 2)
     finish(cluster)
     assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
-    assert cluster.story(job).count("begins at 1, restart 0, queue 1") == 2
 
 
 STEPS = """
@@ -127,39 +129,22 @@ for step in range(1, 100_000):
 
 
 @pytest.mark.long
-def test_told_by_slurm_all_ranks_save_at_one_step_and_the_job_goes_back(cluster: Slurm) -> None:
+def test_told_by_slurm_all_ranks_of_one_element_save_at_one_step_and_it_goes_back_but_the_others_do_not(
+    cluster: Slurm,
+) -> None:
+    """The last element of an array has the array's number: what is done to it is not done to the others."""
     (cluster.folder / "steps.py").write_text(PREAMBLE + STEPS)
-    job = cluster.submit(ONE_WORKER, SCRIPT, "steps.py")
-    cluster.wait_output(job, "trains", 2)
-    cluster.run("scancel", "--batch", "--signal=USR1", job)
-    cluster.wait_output(job, f"job {job} goes back into the queue")
-    said = [line.split()[-1] for line in cluster.story(job).splitlines() if "saves at" in line]
-    assert len(said) == 2 and len({*said}) == 1, cluster.story(job)
+    array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "steps.py")
+    other, told = f"{array}_0", f"{array}_1"
+    for element in (other, told):
+        cluster.wait_output(element, "trains", 2)
+    cluster.run("scancel", "--batch", "--signal=USR1", told)
+    cluster.wait_output(told, f"job {told} goes back into the queue")
+    said = [line.split()[-1] for line in cluster.story(told).splitlines() if "saves at" in line]
+    assert len(said) == 2 and len({*said}) == 1, cluster.story(told)
+    assert "saves" not in cluster.story(other)
     finish(cluster)
-    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
-
-
-@pytest.mark.long
-def test_a_job_that_is_put_back_begins_again(cluster: Slurm) -> None:
-    job = cluster.submit(ONE_WORKER, SCRIPT, "train.py", "requeued", "never")
-    cluster.wait_output(job, "begins at 0", 2)
-    cluster.run("scontrol", "requeue", job)
-    cluster.wait_output(job, "begins at 1, restart 0, queue 1", 2)
-    finish(cluster)
-    assert cluster.wait_end(job) == ("COMPLETED", "0:0"), cluster.story(job)
-
-
-@pytest.mark.long
-def test_elements_of_an_array_on_the_same_nodes_are_jobs_of_their_own(cluster: Slurm) -> None:
-    """The last element has the array's number: what is done to it is not done to the others."""
-    array = cluster.submit("--array=0-1", ONE_WORKER, SCRIPT, "train.py", "array", "never")
-    for element in (f"{array}_0", f"{array}_1"):
-        cluster.wait_output(element, " of 2 begins at 0", 2)
-    cluster.run("scancel", "--batch", "--signal=USR1", f"{array}_1")
-    cluster.wait_output(f"{array}_1", f"job {array}_1 goes back into the queue")
-    assert "saved" not in cluster.story(f"{array}_0")
-    finish(cluster)
-    for element in (f"{array}_0", f"{array}_1"):
+    for element in (other, told):
         assert cluster.wait_end(element) == ("COMPLETED", "0:0"), cluster.story(element)
 
 
