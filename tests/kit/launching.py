@@ -232,6 +232,11 @@ class Job:
         )
         return pids[0]
 
+    def assert_ends(self, code: int = 0, limit_s: float = DEADLINE_S) -> None:
+        """It ends, with this exit code as `subprocess` has it, and leaves nothing."""
+        assert self.wait(limit_s) == code, self.story
+        self.assert_nothing_left()
+
     def assert_nothing_left(self) -> None:
         """Of an agent that has ended: no process, no temporary file."""
         assert not self.left(), self.left_described()

@@ -2,144 +2,149 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import os
+import pty
 import re
 import signal
 import stat
 import subprocess
+import sys
 import threading
+import tty
+from collections import Counter
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-import anyio
 import pytest
+import uvloop
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
 
-from aelastic.logs import follower as follower_module
-from aelastic.logs import pump as pump_module
-from aelastic.logs.follower import Follower
-from aelastic.logs.lines import PrefixedLines
-from aelastic.logs.pump import Pump
-from aelastic.logs.sinks import DescriptorSink
+from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 MIB = 1 << 20
+KEPT = "--log-dir=logs"
+
+
+def attempt(folder: Path, number: int = 0) -> Path:
+    return folder / "logs" / "latest" / f"attempt_{number}"
 
 
 def files(folder: Path) -> dict[str, bytes]:
     """What lies in the one run of a log folder, by path, beside its event log."""
-    root = folder / "latest"
+    root = folder / "logs" / "latest"
     found = (path for path in sorted(root.rglob("*")) if path.is_file() and path.name != "events.jsonl")
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
+
+
+def read_all(stream: IO[bytes], into: list[bytes]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: into.append(stream.read()))
+    thread.start()
+    return thread
 
 
 # Layout and choice.
 
 
 @on_each_loop
-def test_files_lie_where_torchrun_puts_them_and_stay(launch: Launcher, loop: str) -> None:
+def test_files_lie_where_torchrun_puts_them_and_streams_are_chosen_by_local_rank_where_tee_wins(
+    launch: Launcher, loop: str
+) -> None:
     job = launch(
         """
         say("out", restart, rank)
         os.write(2, f"err {restart} {rank}\\n".encode())
+        open(f"written{rank}", "w").close()
         if restart == 0:
-            if rank == 0:
-                open("written", "w").close()
-                time.sleep(600)
-            wait_for("written")
-            sys.exit(1)
+            for other in range(4):
+                wait_for(f"written{other}")
+            sys.exit(1) if rank == 3 else time.sleep(600)
         """,
-        "--nproc-per-node",
-        "2",
-        "--max-restarts",
-        "1",
-        "--log-dir",
-        "logs",
-        "--redirects",
-        "3",
+        *("--nproc-per-node=4", "--max-restarts=1", KEPT, "--redirects=0:3,1:1,2:2", "--tee=2:3,3:1", "--role=trainer"),
         loop=loop,
     )
-    assert job.wait() == 0, job.story
-    root = (job.folder / "logs" / "latest").resolve()
-    assert re.fullmatch(r"[0-9a-f-]{36}_\w+", root.name)
-    assert files(job.folder / "logs") == {
-        f"attempt_{restart}/{rank}/{name}.log": f"{word} {restart} {rank}\n".encode()
+    job.assert_ends()
+    assert re.fullmatch(r"[0-9a-f-]{36}_\w+", (job.folder / "logs" / "latest").resolve().name)
+    assert files(job.folder) == {
+        f"attempt_{restart}/{rank}/{name}.log": f"{name[3:]} {restart} {rank}\n".encode()
         for restart in (0, 1)
-        for rank in (0, 1)
-        for name, word in (("stdout", "out"), ("stderr", "err"))
+        for rank, name in ((0, "stdout"), (0, "stderr"), (1, "stdout"), (2, "stdout"), (2, "stderr"), (3, "stdout"))
     }
-    assert not job.stdout and "err 0" not in job.stderr.replace("last words: err 0", "")
-    job.assert_nothing_left()
+    assert sorted(job.lines) == [f"[trainer{rank}]:out {restart} {rank}" for rank in (2, 3) for restart in (0, 1)]
+    told = sorted(line for line in job.stderr.splitlines() if re.match(r"(\[.*\]:)?err ", line))
+    assert told == [
+        f"{name}err {n} {rank}"
+        for name, ranks in (("[trainer2]:", (2,)), ("", (1, 3)))
+        for n in (0, 1)
+        for rank in ranks
+    ]
 
 
-@on_each_loop
-def test_streams_are_chosen_by_local_rank_and_tee_wins(launch: Launcher, loop: str) -> None:
-    job = launch(
-        "say('out', rank)\nos.write(2, f'err {rank}\\n'.encode())",
-        "--nproc-per-node=4",
-        "--log-dir=logs",
-        "--redirects=0:3,1:1,2:2",
-        "--tee=2:3,3:1",
-        "--role=trainer",
-        loop=loop,
-    )
-    assert job.wait() == 0, job.story
-    assert set(files(job.folder / "logs")) == {
-        "attempt_0/0/stdout.log",
-        "attempt_0/0/stderr.log",
-        "attempt_0/1/stdout.log",
-        "attempt_0/2/stdout.log",
-        "attempt_0/2/stderr.log",
-        "attempt_0/3/stdout.log",
-    }
-    assert sorted(job.lines) == ["[trainer2]:out 2", "[trainer3]:out 3"]
-    assert sorted(job.stderr.splitlines()) == ["[trainer2]:err 2", "err 1", "err 3"]
-    job.assert_nothing_left()
-
-
-@on_each_loop
-def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place_is_told(
-    launch: Launcher, loop: str
-) -> None:
-    job = launch("say('hello')", "--redirects", "1", loop=loop)
+def test_files_that_were_asked_for_stay_without_a_log_folder_too_and_their_place_is_told(launch: Launcher) -> None:
+    job = launch("say('hello')", "--redirects=1")
     assert job.wait() == 0, job.story
     (log,) = job.tmp.rglob("*.log")
-    assert log.read_text() == "hello\n"
-    assert str(log.parent.parent.parent) in job.stderr
+    assert log.read_text() == "hello\n" and str(log.parent.parent.parent) in job.stderr
     assert not job.left()
     (folder,) = job.tmp.iterdir()
     assert log.is_relative_to(folder)
-    assert (
-        stat.S_IMODE(folder.stat().st_mode) == 0o700
-    )  # other users share the temporary folder, and must not read this
+    # Other users share the temporary folder, and must not read this.
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+PIECES = r"""
+def pieces(rank):
+    if rank == 0:  # lines of all kinds, the last one without its end
+        every_byte = bytes(each for each in range(256) if each not in b"\r\n")
+        return [b"one\n\ntwo\r\nbar 1%\rbar 2%\n", every_byte + b"\n", b"x" * 300_000 + b"\n", b"no newline"]
+    if rank == 1:  # lines of 10 MB
+        return ([b"x" * 100_000] * 100 + [b"\n"]) * 3
+    if rank == 2:  # text and newline one by one
+        return [b"from 2", b"\n"] * 500
+    return [b"".join(b"%06d " % number + b"y" * 90 + b"\n" for number in range(2500))] * 100  # 25 MB
+
+bar = [b"50%\r", b"51%\r", b"52%\r", b"done\n", *pieces(0)]
+"""
 
 
 @on_each_loop
-def test_lines_are_prefixed_and_the_files_are_not(launch: Launcher, loop: str) -> None:
-    text = b"one\n\ntwo\r\nbar 1%\rbar 2%\nno newline"
-    long = b"x" * 300_000
+def test_lines_are_prefixed_and_whole_and_the_files_have_what_was_written(launch: Launcher, loop: str) -> None:
     job = launch(
-        f"os.write(1, {text!r} + b'\\n' + b'x' * 300_000)\nos.write(2, {text!r})",
-        "--tee=3",
-        "--log-dir=logs",
+        f"""{PIECES}
+for number, piece in enumerate(pieces(rank)):
+    if number == 50 and rank in (1, 2):  # each is in the middle of what the other writes
+        open(f"half{{rank}}", "w").close()
+        wait_for(f"half{{3 - rank}}")
+    os.write(1, piece)
+for piece in bar if rank == 0 else []:
+    os.write(2, piece)
+""",
+        *("--nproc-per-node=4", "--tee=3", KEPT),
         loop=loop,
     )
-    assert job.wait() == 0, job.story
-    assert files(job.folder / "logs") == {
-        "attempt_0/0/stdout.log": text + b"\n" + long,
-        "attempt_0/0/stderr.log": text,
-    }
-    prefixed = b"".join(b"[default0]:" + line + b"\n" for line in text.split(b"\n")).replace(
-        b"\rbar", b"\r[default0]:bar"
-    )
-    assert (job.folder / "stderr").read_bytes() == prefixed
-    stdout = (job.folder / "stdout").read_bytes()
-    assert stdout == prefixed + b"[default0]:" + long + b"\n"
+    job.assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    scope: dict[str, Any] = {}
+    exec(PIECES, scope)
+
+    def prefixed(rank: int, pieces: list[bytes]) -> list[bytes]:
+        prefix, lines = b"[default%d]:" % rank, b"".join(pieces).removesuffix(b"\n").split(b"\n")
+        return [prefix + re.sub(rb"\r(?!$)", b"\r" + prefix, line) for line in lines]
+
+    shown = (job.folder / "stdout").read_bytes().split(b"\n")
+    kept = files(job.folder)
+    for rank in range(4):
+        assert kept[f"attempt_0/{rank}/stdout.log"] == b"".join(scope["pieces"](rank))
+        of_rank = [line for line in shown if line.startswith(b"[default%d]:" % rank)]
+        assert of_rank == prefixed(rank, scope["pieces"](rank)), rank
+    assert sum(line.startswith(b"[default") for line in shown) == len(shown) - 1
+    assert kept["attempt_0/0/stderr.log"] == b"".join(scope["bar"])
+    assert (job.folder / "stderr").read_bytes() == b"\n".join(prefixed(0, scope["bar"])) + b"\n"
 
 
-@on_each_loop
-def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher, loop: str) -> None:
+def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher) -> None:
     job = launch(
         """
         everything = bytes(range(256)) * 4096
@@ -147,107 +152,116 @@ def test_every_byte_is_in_the_file_when_a_worker_is_sigkilled(launch: Launcher, 
         os.write(2, everything[::-1])
         os.kill(os.getpid(), signal.SIGKILL)
         """,
-        "--tee=1",
-        "--redirects=3",
-        "--log-dir=logs",
-        loop=loop,
+        *("--tee=1", "--redirects=3", KEPT),
     )
-    assert job.wait() == 137
+    job.assert_ends(137)
     everything = bytes(range(256)) * 4096
-    assert files(job.folder / "logs") == {
-        "attempt_0/0/stdout.log": everything,
-        "attempt_0/0/stderr.log": everything[::-1],
-    }
-    job.assert_nothing_left()
+    assert files(job.folder) == {"attempt_0/0/stdout.log": everything, "attempt_0/0/stderr.log": everything[::-1]}
 
 
-@on_each_loop
-@pytest.mark.parametrize("option", ["--redirects=1", "--tee=1"])
-def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher, loop: str, option: str) -> None:
+def test_every_byte_is_in_the_file_when_the_agent_is_sigkilled(launch: Launcher) -> None:
     job = launch(
-        "os.write(1, bytes(range(256)) * 4096)\nopen('written', 'w').close()\ntime.sleep(600)",
-        option,
-        "--log-dir=logs",
-        loop=loop,
+        "os.write(1, bytes(range(256)) * 4096)\nopen(f'written{rank}', 'w').close()\ntime.sleep(600)",
+        *("--nproc-per-node=2", "--redirects=0:1", "--tee=1:1", KEPT),
     )
-    wait_for("the worker's output", (job.folder / "written").exists)
-    job.signal(9)
+    wait_for("the workers' output", lambda: len([*job.folder.glob("written?")]) == 2)
+    job.signal(signal.SIGKILL)
     job.wait()
     job.wait_nothing_left()
-    assert files(job.folder / "logs")["attempt_0/0/stdout.log"] == bytes(range(256)) * 4096
+    assert files(job.folder) == {f"attempt_0/{rank}/stdout.log": bytes(range(256)) * 4096 for rank in (0, 1)}
 
 
 # Live.
 
 
 @on_each_loop
-@pytest.mark.parametrize("options", [[], ["--tee=3", "--log-dir=logs"]], ids=["plain", "tee"])
-def test_what_a_worker_writes_is_seen_while_it_runs(launch: Launcher, loop: str, options: list[str]) -> None:
+def test_what_a_worker_writes_is_seen_while_it_runs(launch: Launcher, loop: str) -> None:
     job = launch(
         """
         for number in range(3):
-            say("out", number)
-            os.write(2, f"err {number}\\n".encode())
+            say("out", number, rank)
+            os.write(2, f"err {number} {rank}\\n".encode())
             wait_for(f"go{number}")
+        if rank == 0:
+            os.write(2, b"\\r 50%")
+            wait_for("go")
+            os.write(2, b"\\r100%")
         """,
-        *options,
+        *("--nproc-per-node=2", "--tee=1:3", KEPT),
         loop=loop,
     )
     for number in range(3):
-        for path in (job.folder / "stdout", job.folder / "stderr"):
-            wait_for(f"line {number}\n{job.story}", lambda path=path, number=number: f" {number}\n" in path.read_text())  # type: ignore[misc]
+        for words in [f"{stream} {number} {rank}\n" for stream in ("out", "err") for rank in (0, 1)]:
+            wait_for(lambda words=words: f"{words}\n{job.story}", lambda words=words: words in job.stdout + job.stderr)  # type: ignore[misc]
         (job.folder / f"go{number}").touch()
-    assert job.wait() == 0
-    job.wait_nothing_left()
-
-
-@on_each_loop
-def test_a_progress_bar_that_ends_no_line_is_seen_as_it_is(launch: Launcher, loop: str) -> None:
-    job = launch("os.write(2, b'\\r 50%')\nwait_for('go')\nos.write(2, b'\\r100%')", loop=loop)
-    wait_for("half a bar", lambda: (job.folder / "stderr").read_bytes() == b"\r 50%")
+    wait_for("half a bar, as it is", lambda: (job.folder / "stderr").read_bytes().endswith(b"\n\r 50%"))
     job.go()
-    assert job.wait() == 0
-    assert (job.folder / "stderr").read_bytes() == b"\r 50%\r100%"
+    job.assert_ends()
+    assert (job.folder / "stderr").read_bytes().endswith(b"\n\r 50%\r100%")
 
 
-# Floods, and consoles that take nothing.
+BAR = """
+for percent in range(3):
+    os.write(2, b"\\r%2d%%" % percent)
+    wait_for(f"go{percent}_{rank}")
+os.write(2, b"\\n")
+"""
 
 
 @on_each_loop
-def test_fifty_mebibytes_through_tee_are_complete_on_the_console(launch: Launcher, loop: str) -> None:
-    job = launch(
-        """
-        lines = b"".join(b"%d %06d " % (rank, number) + b"y" * 90 + b"\\n" for number in range(2500))
-        for _ in range(100):
-            os.write(1, lines)
-        """,
-        "--nproc-per-node=2",
-        "--tee=1",
-        "--log-dir=logs",
-        loop=loop,
-    )
-    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.stderr
-    console = (job.folder / "stdout").read_bytes()
+def test_progress_bars_are_live_and_no_two_ranks_share_a_line(launch: Launcher, loop: str) -> None:
+    job = launch(BAR, "--nproc-per-node=2", "--tee=2", KEPT, loop=loop)
+
+    def stderr() -> bytes:
+        return (job.folder / "stderr").read_bytes()
+
+    def wait_frame(rank: int, percent: int) -> None:
+        wait_for(f"{percent} % of rank {rank}", lambda: b"\r[default%d]:%2d%%" % (rank, percent) in stderr())
+
+    for percent in range(3):
+        for rank in (0, 1):
+            wait_frame(rank, percent)
+        for rank in (0, 1):
+            (job.folder / f"go{percent}_{rank}").touch()
+            if percent < 2:
+                wait_frame(rank, percent + 1)
+    assert job.wait() == 0, job.story
+    for line in stderr().split(b"\n"):
+        assert len(set(re.findall(rb"\[default\d\]", line))) <= 1
     for rank in (0, 1):
-        expected = b"".join(b"%d %06d " % (rank, number) + b"y" * 90 + b"\n" for number in range(2500)) * 100
-        file = files(job.folder / "logs")[f"attempt_0/{rank}/stdout.log"]
-        prefix = b"[default%d]:" % rank
-        shown = b"".join(line.removeprefix(prefix) for line in console.splitlines(True) if line.startswith(prefix))
-        assert file == expected
-        assert shown == expected
-    assert len(console) == 2 * (len(expected) + 250_000 * len("[default0]:"))
+        assert (attempt(job.folder) / str(rank) / "stderr.log").read_bytes() == b"\r 0%\r 1%\r 2%\n"
+    assert stderr().endswith(b"\n")
+
+
+NO_WATCHES = "inotify.Growth.watch = lambda self, path: None"
+NO_INSTANCES = "inotify.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
+
+
+@pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
+def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, lack: str) -> None:
+    job = launch(
+        "os.write(2, b'seen\\n')\nwait_for('go')\nsys.exit(restart == 0)", "--max-restarts=1",
+        wrapper=f"from aelastic.host import inotify\n{lack}\n",
+    )  # fmt: skip
+    wait_for("its stderr", lambda: "seen\n" in job.stderr)
+    job.go()
+    job.assert_ends()
+    assert job.stderr.splitlines().count("seen") == 2
+
+
+def test_what_the_program_around_has_printed_before_comes_before(launch: Launcher) -> None:
+    job = launch("os.write(1, b'of a worker\\n')", "--tee=1", KEPT, wrapper="print('of the program around')\n")
+    job.assert_ends()
+    assert job.lines == ["of the program around", "[default0]:of a worker"]
+
+
+# Consoles that take nothing, or not enough.
 
 
 def resident_kib(pid: int) -> int:
     match = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     assert match is not None
     return int(match[1])
-
-
-def read_all(stream: IO[bytes], into: list[bytes]) -> threading.Thread:
-    thread = threading.Thread(target=lambda: into.append(stream.read()))
-    thread.start()
-    return thread
 
 
 @on_each_loop
@@ -274,8 +288,7 @@ def test_a_console_without_a_reader_blocks_no_worker_takes_no_memory_and_loses_n
     wait_for("all of it written", (job.folder / "written").exists)
     assert resident_kib(job.pid) - before < 16 * 1024
     assert job.process.stdout is not None and job.process.stderr is not None
-    out: list[bytes] = []
-    err: list[bytes] = []
+    out, err = list[bytes](), list[bytes]()
     readers = [read_all(job.process.stdout, out), read_all(job.process.stderr, err)]
     job.go()
     assert job.wait() == 0
@@ -288,129 +301,58 @@ def test_a_console_without_a_reader_blocks_no_worker_takes_no_memory_and_loses_n
     assert shown == (b"e" * 127 + b"\n") * (24 * 8192)
 
 
-@on_each_loop
-def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(launch: Launcher, loop: str) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_reader_of_stdout_that_stops_blocks_no_worker(launch: Launcher, kind: str) -> None:
+    reader, writer = os.pipe() if kind == "pipe" else pty.openpty()
+    if kind == "terminal":
+        tty.setraw(writer)
+    job = launch("os.write(1, b'x' * (8 << 20) + b'\\n')\nopen('done', 'w').close()\n", stdout=writer)
+    os.close(writer)
+    wait_for("the worker to have written", (job.folder / "done").exists)
+    seen = 0
+    while seen < 8 * MIB + 1:
+        chunk = os.read(reader, MIB)
+        assert chunk.strip(b"x\n") == b""
+        seen += len(chunk)
+    job.assert_ends()
+    os.close(reader)
+
+
+def test_a_console_that_never_takes_more_is_given_up_and_the_files_are_named(launch: Launcher) -> None:
     job = launch(
         "os.write(1, b'x' * (1 << 20))",
-        "--tee=1",
-        "--log-dir=logs",
-        loop=loop,
+        *("--tee=1", KEPT),
         stdout=subprocess.PIPE,
         wrapper="import aelastic.logs.pump\naelastic.logs.pump.STALL_TIMEOUT_S = 0.3\n",
     )
     assert job.wait() == 0, job.stderr
-    assert "console stopped taking output" in job.stderr and str(job.folder / "logs") in job.stderr
-    assert files(job.folder / "logs")["attempt_0/0/stdout.log"] == b"x" * MIB
     assert not job.left()
+    assert "console stopped taking output" in job.stderr and str(job.folder / "logs") in job.stderr
+    assert files(job.folder)["attempt_0/0/stdout.log"] == b"x" * MIB
     assert job.process.stdout is not None
     job.process.stdout.close()
 
 
-@on_each_loop
-def test_a_console_that_has_gone_away_does_not_stop_the_job(launch: Launcher, loop: str) -> None:
+def test_a_console_that_has_gone_away_does_not_stop_the_job(launch: Launcher) -> None:
     reader, writer = os.pipe()
     job = launch(
-        """
-        wait_for("go")
-        for _ in range(5):
-            os.write(1, b"o" * (1 << 20))
-            os.write(2, b"e" * (1 << 20))
-        open("written", "w").close()
-        """,
-        "--tee=3",
-        "--log-dir=logs",
-        loop=loop,
+        "wait_for('go')\nfor _ in range(5):\n    os.write(1, b'o' * (1 << 20))\n    os.write(2, b'e' * (1 << 20))",
+        *("--tee=3", KEPT),
         stdout=writer,
         stderr=writer,
     )
     os.close(writer)
     os.close(reader)
     job.go()
-    assert job.wait() == 0
-    assert files(job.folder / "logs") == {
-        "attempt_0/0/stdout.log": b"o" * 5 * MIB,
-        "attempt_0/0/stderr.log": b"e" * 5 * MIB,
-    }
-    job.assert_nothing_left()
+    job.assert_ends()
+    assert files(job.folder) == {f"attempt_0/0/std{end}.log": end[:1].encode() * 5 * MIB for end in ("out", "err")}
 
 
-def disk_bytes(folder: Path) -> int:
-    used = 0
-    for path in folder.rglob("*"):
-        try:
-            used += path.stat().st_blocks * 512
-        except FileNotFoundError:
-            pass
-    return used
-
-
-@on_each_loop
-def test_stderr_that_is_not_kept_takes_bounded_disk(launch: Launcher, loop: str) -> None:
-    job = launch(
-        """
-        for _ in range(64):
-            os.write(2, b"e" * (1 << 20))
-        open("written", "w").close()
-        wait_for("go")
-        """,
-        loop=loop,
-    )
-    wait_for("all of it written", (job.folder / "written").exists)
-    wait_for("all of it shown", lambda: (job.folder / "stderr").stat().st_size == 64 * MIB)
-    wait_for("what was shown given back", lambda: disk_bytes(job.tmp) < 4 * MIB)
-    assert disk_bytes(job.tmp) > 0
-    job.go()
-    assert job.wait() == 0
-    job.assert_nothing_left()
-
-
-NO_WATCHES = """
-def watch(self, path):
-    return None
-
-inotify.Growth.watch = watch
-"""
-NO_INSTANCES = """
-def init(self):
-    self._fd = None
-
-inotify.Growth.__init__ = init
-"""
-
-
-@on_each_loop
-@pytest.mark.parametrize("lack", [NO_WATCHES, NO_INSTANCES], ids=["no watches left", "no instances left"])
-def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, loop: str, lack: str) -> None:
-    job = launch(
-        "os.write(2, b'seen\\n')\nwait_for('go')\nsys.exit(restart == 0)",
-        "--max-restarts=1",
-        loop=loop,
-        wrapper="from aelastic.host import inotify\n" + lack,
-    )
-    wait_for("its stderr", lambda: "seen\n" in job.stderr)
-    job.go()
-    assert job.wait() == 0, job.story
-    assert job.stderr.splitlines().count("seen") == 2
-    job.assert_nothing_left()
-
-
-@on_each_loop
-def test_a_log_folder_that_cannot_be_made_is_told_before_anything_starts(launch: Launcher, loop: str) -> None:
-    launch.write("job/file", "", preamble="")
-    job = launch("say('started')", "--log-dir", "file/logs", loop=loop)
-    assert job.wait() == 2
-    assert "file/logs" in job.stderr and job.stderr.count("\n") == 1 and not job.lines
-    job.assert_nothing_left()
-
-
-@on_each_loop
 def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not_shown_is_lost(
-    launch: Launcher, loop: str
+    launch: Launcher,
 ) -> None:
     unread, stderr = os.pipe()
-    job = launch(
-        "for number in range(20_000):\n    os.write(2, b'line %d of many\\n' % number)", loop=loop, stderr=stderr
-    )
+    job = launch("for number in range(20_000):\n    os.write(2, b'line %d of many\\n' % number)", stderr=stderr)
     os.close(stderr)
     last = b"line 19999 of many\n"
     wait_for("the last line", lambda: [f for f in job.tmp.glob("*/stderr_*.log") if f.read_bytes().endswith(last)])
@@ -430,8 +372,7 @@ def test_a_console_that_stalls_at_the_end_can_be_given_up_and_nothing_it_has_not
     os.close(unread)
 
 
-@on_each_loop
-def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Launcher, loop: str) -> None:
+def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Launcher) -> None:
     reader, stderr = os.pipe()
     job = launch(
         """
@@ -443,150 +384,156 @@ def test_a_worker_that_floods_does_not_keep_another_from_the_console(launch: Lau
             os.write(2, b"flood\\n" * 100_000)
             open("flooding", "w")
         """,
-        "--nproc-per-node=2",
-        "--shutdown-timeout=0",
-        loop=loop,
+        *("--nproc-per-node=2", "--shutdown-timeout=0"),
         stderr=stderr,
     )
     os.close(stderr)
-
-    def seen() -> bool:
-        return b"here is rank 1\n" in os.read(reader, 1 << 20)
-
-    wait_for("the word of rank 1", seen)
+    wait_for("the word of rank 1", lambda: b"here is rank 1\n" in os.read(reader, MIB))
     job.signal(signal.SIGTERM)
-    drain = threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(reader, MIB), b"")])
-    drain.start()
-    job.wait(LAUNCH_TIMEOUT_S)
-    drain.join(DEADLINE_S)
-    os.close(reader)
+    with open(reader, "rb") as rest:
+        drain = read_all(rest, [])
+        job.wait(LAUNCH_TIMEOUT_S)
+        drain.join(DEADLINE_S)
 
 
 @on_each_loop
-def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_error(
-    launch: Launcher, loop: str
+def test_both_streams_may_go_to_one_place_and_their_lines_do_not_mix(launch: Launcher, loop: str) -> None:
+    reader, writer = os.pipe()
+    job = launch(
+        """
+        for _ in range(40):
+            os.write(1, (b"o" * 99 + b"\\n") * 1000)
+            os.write(2, (b"e" * 149 + b"\\n") * 1000)
+        """,
+        *("--nproc-per-node=2", "--tee=1", KEPT),
+        loop=loop,
+        stdout=writer,
+        stderr=writer,
+    )
+    os.close(writer)
+    with open(reader, "rb") as file:
+        counts = Counter(file.read().split(b"\n"))
+    assert job.wait() == 0
+    assert [counts.pop(b"[default%d]:" % rank + b"o" * 99) for rank in range(2)] == [40_000] * 2
+    assert counts.pop(b"") == 1
+    # What has no prefix is shown as it comes, so a line is in two parts if half of its write was seen.
+    assert {bytes(set(line)) for line in counts} == {b"e"}
+    assert sum(len(line) * count for line, count in counts.items()) == 80_000 * 149
+
+
+# Disks.
+
+
+def test_stderr_that_is_not_kept_takes_bounded_disk_and_a_rank_that_is_not_shown_still_tells_why_it_failed(
+    launch: Launcher,
 ) -> None:
     job = launch(
         """
-        import shutil
-        shutil.rmtree(sys.argv[1])
-        open(sys.argv[1], "w").close()
-        sys.exit(3)
+        for _ in range(32):
+            os.write(2, (b"e" if rank == 0 else b"x") * (1 << 20))
+        say("written", rank)
+        if rank == 1:
+            wait_for("go")
+            raise ValueError("the cause")
+        time.sleep(600)
         """,
-        "--max-restarts=1",
-        "--log-dir=logs",
-        loop=loop,
-        args=["logs"],
+        *("--nproc-per-node=2", "--local-ranks-filter=0"),
     )
 
+    def logs() -> list[os.stat_result]:
+        return [path.stat() for path in job.tmp.glob("*/stderr_0_?.log")]
+
+    wait_for("all of it written", lambda: [each.st_size for each in logs()] == [32 * MIB] * 2)
+    wait_for("all of it shown", lambda: (job.folder / "stderr").stat().st_size == 32 * MIB)
+    wait_for("what was shown given back", lambda: all(0 < each.st_blocks * 512 < 4 * MIB for each in logs()))
+    job.wait_line("written")
+    job.go()
+    job.assert_ends(1)
+    assert job.lines == ["written 0"]
+    assert "ValueError: the cause" in job.stderr and "xxxx" not in job.stderr.partition("rank 1 failed")[0]
+
+
+def test_a_log_folder_lost_while_the_job_runs_is_the_hosts_fault_and_no_usage_error(launch: Launcher) -> None:
+    lose = "import shutil\nshutil.rmtree('logs')\nopen('logs', 'w').close()\nsys.exit(3)"
+    job = launch(lose, "--max-restarts=1", KEPT)
     assert job.wait() == 1
-    assert "rank 0 failed on" in job.stderr
+    assert "rank 0 failed on" in job.stderr and "Traceback" not in job.stderr
     assert "cannot create the workers' log files in" in job.stderr.splitlines()[-1]
-    assert "Traceback" not in job.stderr
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
-async def test_an_end_that_is_asked_for_leaves_a_console_the_time_to_show_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
-) -> None:
-    monkeypatch.setattr(pump_module, "HURRY_S", 0.3 if is_stopped else DEADLINE_S)
-    reader, writer = os.pipe()
-    path = tmp_path / "out.log"
-    path.touch()
-    sink = DescriptorSink(writer, is_ours=True)
-    pump = Pump()
-    pump.add(Follower(path, PrefixedLines(None)), sink)
-    path.write_bytes(b"x" * (1 << 20))  # more than the pipe takes
-
-    def read_slowly() -> None:
-        pump_is_asked.wait(DEADLINE_S)
-        while os.read(reader, 1 << 16):
-            pass
-
-    pump_is_asked = threading.Event()
-    reading = threading.Thread(target=read_slowly, daemon=True)
-    if not is_stopped:
-        reading.start()
-    has_drained = anyio.Event()
-
-    async def drain() -> None:
-        await pump.drain()
-        has_drained.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(pump.run, lambda watch: None)
-        pump.end_followers(pump.sizes())
-        tasks.start_soon(drain)
-        await anyio.wait_all_tasks_blocked()
-        pump.hurry()
-        pump_is_asked.set()
-        with anyio.fail_after(DEADLINE_S):
-            await has_drained.wait()
-        tasks.cancel_scope.cancel()
-    assert pump.is_stalled is is_stopped
-    if not is_stopped:
-        assert sink.bytes_taken == 1 << 20
-    pump.close()
-    if not is_stopped:
-        reading.join(DEADLINE_S)  # it is at the end, once nobody writes
-        assert not reading.is_alive()
-    os.close(reader)
+def test_of_a_limited_log_the_end_is_kept_and_the_console_has_all(launch: Launcher) -> None:
+    job = launch(
+        "for number in range(80_000):\n    os.write(1, b'%07d' % number + b'x' * 92 + b'\\n')",
+        *("--nproc-per-node=2", "--tee=0:1", "--redirects=1:1", KEPT, "--keep-log-size=2M"),
+    )
+    job.assert_ends()
+    whole = b"".join(b"%07d" % number + b"x" * 92 + b"\n" for number in range(80_000))
+    assert job.stdout.replace("[default0]:", "").encode() == whole
+    for rank in (0, 1):
+        log = attempt(job.folder) / str(rank) / "stdout.log"
+        content = log.read_bytes()
+        assert len(content) == len(whole) and content[-2 * MIB :] == whole[-2 * MIB :]
+        assert content[:MIB] == bytes(MIB), "its oldest blocks are given back"
+        assert log.stat().st_blocks * 512 <= 4 * MIB
 
 
-# Limits.
+def test_filtered_lines_are_written_live_and_complete_behind_a_stalled_console(launch: Launcher) -> None:
+    job = launch(
+        """
+        for number in range(20_000):
+            os.write(1, b"line %d of %d%s\\n" % (number, rank, b" apple" * (number % 1000 == 0)))
+        wait_for("go")
+        os.write(1, b"the last apple")
+        """,
+        *("--nproc-per-node=2", "--tee=1", KEPT, "--duplicate-stdout-filters=apple"),
+        stdout=subprocess.PIPE,
+    )
+    filtered = attempt(job.folder) / "filtered_stdout.log"
+    expected = [f"[default{rank}]:line {n} of {rank} apple" for rank in (0, 1) for n in range(0, 20_000, 1000)]
+    wait_for("the lines", lambda: filtered.exists() and sorted(filtered.read_text().splitlines()) == sorted(expected))
+    assert job.process.stdout is not None
+    drain = read_all(job.process.stdout, [])
+    job.go()
+    assert job.wait() == 0, job.stderr
+    drain.join(DEADLINE_S)
+    job.process.stdout.close()
+    expected += [f"[default{rank}]:the last apple" for rank in (0, 1)]
+    assert sorted(filtered.read_text().splitlines()) == sorted(expected)
 
 
-LOUD = """
-line = b"%07d" + b"x" * 92 + b"\\n"
-for number in range(80_000):
-    os.write(1, line % number)
-"""
+# In a program.
+
+
+def run(code: str, loop: str = "uvloop", **spec: Any) -> RunResult:
+    args = ("-c", f"import os\n{code}")
+    factory: Any = uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
+    given = WorkerSpec(**{"entrypoint": sys.executable, "args": args, "max_restarts": 0, "local_world_size": 2, **spec})
+    with asyncio.Runner(loop_factory=factory) as runner:
+        return runner.run(Supervisor(given).run())
 
 
 @on_each_loop
-@pytest.mark.parametrize("kept", ["--tee", "--redirects"])
-def test_of_a_limited_log_the_end_is_kept_and_the_console_has_all(launch: Launcher, loop: str, kept: str) -> None:
-    job = launch(LOUD, kept, "1", "--log-dir", "logs", "--keep-log-size", "2M", loop=loop)
-    assert job.wait() == 0
-    whole = b"".join(b"%07d" % number + b"x" * 92 + b"\n" for number in range(80_000))
-    if kept == "--tee":
-        assert job.stdout.replace("[default0]:", "").encode() == whole
-    (log,) = (job.folder / "logs/latest").rglob("stdout.log")
-    content = log.read_bytes()
-    assert len(content) == len(whole) and content[-2 * MIB :] == whole[-2 * MIB :]
-    assert content[:MIB] == bytes(MIB), "its oldest blocks are given back"
-    assert log.stat().st_blocks * 512 <= 4 * MIB
-
-
-def test_a_limited_log_keeps_what_another_follower_of_it_has_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "stdout.log"
-    path.touch()
-    console = Follower(path, PrefixedLines(None))
-    limited = Follower(path, PrefixedLines(None), keeps=MIB, sharers=[console])
-    written = b"".join(b"%09d\n" % number for number in range(600_000))
-    path.write_bytes(written)
-    while limited.next_piece(is_ended=False):
-        pass
-    assert path.read_bytes() == written, "a console that stalls loses nothing"
-    shown = bytearray()
-    while piece := console.next_piece(is_ended=False):
-        shown += piece
-    assert shown == written
-    with path.open("ab") as file:
-        file.write(written[: 1 << 20])
-    while limited.next_piece(is_ended=False):
-        pass
-    assert path.read_bytes()[:MIB] == bytes(MIB) and path.read_bytes()[-MIB:] == written[:MIB]
-    console.close()
-    limited.close()
-
-
-def test_where_a_file_system_frees_no_parts_of_files_a_follower_knows_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_objects_in_the_place_of_the_streams_get_everything_before_the_call_returns(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follower_module, "_fallocate", None)
-    path = tmp_path / "stdout.log"
-    path.touch()
-    follower = Follower(path, PrefixedLines(None), keeps=MIB)
-    assert not follower.can_free
-    follower.close()
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    sys.stdout.write("before\n")
+    code = "os.write(1, 'größer\\n'.encode() * 20_000)\nos.write(2, b'bad \\xff byte\\nlast')"
+    assert run(code, loop, tee=Std.ALL, log_dir=tmp_path).state is WorkerState.SUCCEEDED
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "before"
+    assert sorted(lines[1:]) == ["[default0]:größer"] * 20_000 + ["[default1]:größer"] * 20_000
+    told = [f"[default{rank}]:{word}" for rank in (0, 1) for word in ("bad \N{REPLACEMENT CHARACTER} byte", "last")]
+    assert sorted(err.getvalue().splitlines()) == told
+
+
+def test_dev_null_as_a_log_folder_keeps_nothing_and_workers_write_to_the_console(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    run("os.write(1, b'out\\n')\nos.write(2, b'err\\n')", redirects=Std.ALL, log_dir=Path(os.devnull))
+    told = capfd.readouterr()
+    assert (told.out, told.err) == ("out\n" * 2, "err\n" * 2)
+    assert not list(tmp_path.iterdir())

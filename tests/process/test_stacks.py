@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, on_each_loop, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, on_each_loop, wait_for
 
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
@@ -72,9 +72,6 @@ KINDS = ("spin", "wait_for_ever", "stand_still")
 IGNORES_TERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
 
 
-# Text, read and quoted.
-
-
 # Sources.
 
 
@@ -126,10 +123,6 @@ def fake_py_spy(folder: Path, code: str) -> Path:
     path.write_text(f"#!/bin/sh\n{code}\n")
     path.chmod(0o755)
     return path
-
-
-def write(path: str, text: str) -> None:
-    Path(path).write_text(text)
 
 
 def read(*path: str) -> str:
@@ -214,24 +207,11 @@ async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: St
 
 
 @pytest.mark.usefixtures("_patience", "_without_memory")
-async def test_without_any_source_each_says_what_it_lacks(stuck: Stuck) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-
-    found = await look({0: target}, None)
-
-    assert found[0] == (f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]')")
-    assert stuck.processes[0].poll() is None
-
-
-@pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(
-    stuck: Stuck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake = fake_py_spy(tmp_path, f"echo $$ >> {tmp_path}/pids; sleep 600 & echo $! >> {tmp_path}/pids; sleep 600")
-    targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
-    stuck.wait_ready()
-
+    targets = dict.fromkeys(range(3), os.getpid())
     make_scope, scopes = anyio.CancelScope, list[anyio.CancelScope]()
 
     def keep_scope(**options: Any) -> anyio.CancelScope:
@@ -239,7 +219,9 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(
         return scopes[-1]
 
     async def be_late() -> None:
-        await until(lambda: (tmp_path / "pids").exists() and read(str(tmp_path / "pids")).count("\n") == 2 * len(KINDS))
+        await until(
+            lambda: (tmp_path / "pids").exists() and read(str(tmp_path / "pids")).count("\n") == 2 * len(targets)
+        )
         for scope in scopes:
             scope.deadline = anyio.current_time()
 
@@ -254,7 +236,7 @@ async def test_a_py_spy_that_hangs_is_given_up_and_killed_with_what_it_started(
     assert set(found.values()) == {f"memory: {OTHER_PYTHON}; py-spy: no answer in time"}
     assert took < DEADLINE_S  # 600 s, if it were waited for
     pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
-    assert len(pids) == 2 * len(KINDS)
+    assert len(pids) == 2 * len(targets)
     wait_for("nothing of it is alive", lambda: not any(proc_table.is_alive(pid) for pid in pids))
     assert not [entry for entry in proc_table.processes() if entry.parent == os.getpid() and entry.pid in pids]
 
@@ -269,39 +251,32 @@ def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
 @pytest.mark.parametrize(
     "code, reason",
     [
+        (None, "not installed (pip install 'aelastic[stacks]')"),
         (
             "echo 'Error: Permission denied (os error 13)' >&2; exit 1",
             "permission denied (it needs root, CAP_SYS_PTRACE",
         ),
-        (
-            "printf 'Error: first\\n\\nCaused by:\\n 0: x\\nStack backtrace:\\n 0: y\\n' >&2; exit 1",
-            "py-spy: first",
-        ),
+        ("printf 'Error: first\\n\\nCaused by:\\n 0: x\\nStack backtrace:\\n 0: y\\n' >&2; exit 1", "first"),
         ("exit 3", "it gives no reason"),
         ("echo nonsense", "cannot read its output"),
-        ("cat /dev/zero", "py-spy: writes more than 1024 KiB"),
-        ("cat /dev/zero >&2", "py-spy: writes more than 1024 KiB"),
+        ("cat /dev/zero", "writes more than 1024 KiB"),
+        ("cat /dev/zero >&2", "writes more than 1024 KiB"),
         ("echo '[{\"frames\": []}]'", "no Python frame was found"),
+        (b"\x7fELF, no more", "cannot be started (Exec format error)"),
     ],
 )
-async def test_a_py_spy_that_gives_no_stack_is_quoted(stuck: Stuck, tmp_path: Path, code: str, reason: str) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-
-    found = await look({0: target}, fake_py_spy(tmp_path, code))
-
-    assert reason in str(found[0])
+async def test_a_py_spy_that_gives_no_stack_is_quoted(tmp_path: Path, code: str | bytes | None, reason: str) -> None:
+    fake = None if code is None else fake_py_spy(tmp_path, str(code))
+    if isinstance(code, bytes) and fake is not None:
+        fake.write_bytes(code)
+    assert str((await look({0: os.getpid()}, fake))[0]).startswith(f"memory: {OTHER_PYTHON}; py-spy: {reason}")
 
 
 @pytest.mark.usefixtures("_patience", "_without_memory")
 async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
-    stuck: Stuck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-    wait_readable = anyio.wait_readable
-    program = fake_py_spy(tmp_path, "echo 'Error: first' >&2; sleep 0.1; exit 1")
-    asked: list[int] = []
+    wait_readable, asked = anyio.wait_readable, list[int]()
 
     async def say_nothing_of_stderr(fd: int) -> None:
         asked.append(fd)
@@ -310,22 +285,8 @@ async def test_a_complaint_that_is_seen_only_after_the_end_is_quoted(
         await wait_readable(fd)
 
     monkeypatch.setattr(anyio, "wait_readable", say_nothing_of_stderr)
-
-    found = await look({0: target}, program)
-
-    assert "py-spy: first" in str(found[0])
-
-
-@pytest.mark.usefixtures("_without_memory")
-async def test_a_py_spy_that_can_not_be_started_is_quoted(stuck: Stuck, tmp_path: Path) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-    broken = fake_py_spy(tmp_path, "")
-    broken.write_bytes(b"\x7fELF, no more")
-
-    found = await look({0: target}, broken)
-
-    assert "py-spy: cannot be started (Exec format error)" in str(found[0])
+    program = fake_py_spy(tmp_path, "echo 'Error: first' >&2; sleep 0.1; exit 1")
+    assert "py-spy: first" in str((await look({0: os.getpid()}, program))[0])
 
 
 @pytest.mark.usefixtures("_patience")
@@ -367,6 +328,8 @@ WITHOUT_MEMORY = f"""import aelastic.stacks.collect as s
 def refuse(pid): raise s.Unreadable({OTHER_PYTHON!r})
 s.stacks_of = refuse
 """
+NO_PY_SPY = "s.find_py_spy = lambda path: None\n"
+BLIND = f"{PATIENCE}{WITHOUT_MEMORY}{NO_PY_SPY}"
 
 
 @pytest.fixture
@@ -416,15 +379,38 @@ async def run_and(supervisor: Supervisor, then: Callable[[], Any]) -> RunResult:
     return task.result()
 
 
-def ready(folder: Path, *ranks: int, restart: int = 0) -> Callable[[], bool]:
-    return lambda: all((folder / f"ready_{rank}_{restart}").exists() for rank in ranks)
+async def run_and_stop(supervisor: Supervisor, folder: Path, before: Callable[[], Any] = lambda: None) -> RunResult:
+    """Stops the one worker of a run when it is ready, and something has been done."""
+
+    async def stop() -> None:
+        await until(ready(folder, 0))
+        before()
+        supervisor.stop()
+
+    result = await run_and(supervisor, stop)
+    assert result.state is WorkerState.STOPPED
+    return result
+
+
+def ready(folder: Path, *ranks: int) -> Callable[[], bool]:
+    return lambda: all((folder / f"ready_{rank}_0").exists() for rank in ranks)
+
+
+async def find(supervisor: Supervisor, rank: int, *what: Any) -> None:
+    """A watch finds a worker unhealthy, once both are ready."""
+    assert supervisor._run is not None
+    await supervisor._run._current.stuck.unhealthy.on_found(Found(1, rank, *what))
+
+
+SPINS = "tell()\nspin()\n"
+RESISTS = f"{IGNORES_TERM}\n{SPINS}"
 
 
 @pytest.mark.usefixtures("_patience")
 async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path: Path) -> None:
     listener = Listener()
     # With time to end: who is killed has its stack taken once more.
-    spec = spec_of(tmp_path, "tell()\nspin()\n", 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
+    spec = spec_of(tmp_path, SPINS, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
     supervisor = Supervisor(spec, observers=[listener])
     before = await supervisor.collect_stacks()
     answers: list[ev.StacksTaken] = []
@@ -453,7 +439,7 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path
 
 @pytest.mark.usefixtures("_patience")
 async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_with_the_run(tmp_path: Path) -> None:
-    supervisor = Supervisor(spec_of(tmp_path, "tell()\nspin()\n"))
+    supervisor = Supervisor(spec_of(tmp_path, SPINS))
     seen: list[str] = []
 
     async def ask() -> None:
@@ -482,10 +468,7 @@ async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_
 
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0, 1))
-        assert supervisor._run is not None
-        await supervisor._run._current.stuck.unhealthy.on_found(
-            Found(1, 1, "timer", "timer 'step' expired", signal.SIGKILL)
-        )
+        await find(supervisor, 1, "timer", "timer 'step' expired", signal.SIGKILL)
 
     result = await run_and(supervisor, find_unhealthy)
 
@@ -505,13 +488,11 @@ async def test_a_worker_whose_stack_cannot_be_dumped_is_stopped_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
 ) -> None:
     monkeypatch.setitem(sys.modules, "aelastic.stacks.collect", None)  # a venv that was removed under the job, say
-    body = f"{IGNORES_TERM}\ntell()\nspin()\n"
-    supervisor = Supervisor(spec_of(tmp_path, body, 1, shutdown_timeout_s=0.5, max_restarts=0))
+    supervisor = Supervisor(spec_of(tmp_path, RESISTS, shutdown_timeout_s=0.5))
 
     async def find_unhealthy() -> None:
         await until(ready(tmp_path, 0))
-        assert supervisor._run is not None
-        await supervisor._run._current.stuck.unhealthy.on_found(Found(1, 0, "hang", "no output for 9 s", signum))
+        await find(supervisor, 0, "hang", "no output for 9 s", signum)
 
     result = await run_and(supervisor, find_unhealthy)
 
@@ -549,18 +530,13 @@ if restart == 0:
 
 @pytest.mark.usefixtures("_patience")
 async def test_stacks_that_can_not_be_written_are_in_the_report_and_the_job_goes_on(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, f"{IGNORES_TERM}\ntell()\nspin()\n", log_dir=tmp_path / "logs")
-    supervisor = Supervisor(spec)
-
-    async def stop() -> None:
-        await until(ready(tmp_path, 0))
+    def make_unwritable() -> None:
         [folder] = (tmp_path / "logs" / "latest").glob("attempt_0/0")
         (folder / "stack.txt").mkdir()
-        supervisor.stop()
 
-    result = await run_and(supervisor, stop)
-
-    assert result.state is WorkerState.STOPPED
+    result = await run_and_stop(
+        Supervisor(spec_of(tmp_path, RESISTS, log_dir=tmp_path / "logs")), tmp_path, make_unwritable
+    )
     assert ", in spin" in result.stacks[0] and "all threads" not in result.stacks[0]
 
 
@@ -610,14 +586,9 @@ async def test_workers_of_another_machine_are_killed_without_a_look(
 async def test_a_worker_that_ends_while_stacks_are_collected_is_a_victim_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go = tmp_path / "go"
-    body = f"""{IGNORES_TERM}
-ready()
-while not os.path.exists({str(go)!r}):
-    time.sleep(0.01)
-"""
-    supervisor = Supervisor(spec_of(tmp_path, body, 1))
-    ended: list[bool] = []
+    go, ended = tmp_path / "go", list[bool]()
+    body = f"{IGNORES_TERM}\nready()\nwhile not os.path.exists({str(go)!r}):\n    time.sleep(0.01)\n"
+    supervisor = Supervisor(spec_of(tmp_path, body))
 
     async def slow_take(targets: dict[int, int], tools: Tools, found: dict[int, Stack | str]) -> None:
         go.touch()
@@ -626,15 +597,8 @@ while not os.path.exists({str(go)!r}):
         ended.append(True)
 
     monkeypatch.setattr(stacks, "take", slow_take)
-
-    async def stop() -> None:
-        await until(ready(tmp_path, 0))
-        supervisor.stop()
-
-    result = await run_and(supervisor, stop)
-
-    assert result.state is WorkerState.STOPPED and result.victims == (0,)
-    assert result.stacks == {}  # it was not killed
+    result = await run_and_stop(supervisor, tmp_path)
+    assert result.victims == (0,) and result.stacks == {}  # it was not killed
     assert len(ended) <= 1  # the run need not wait for the rest
 
 
@@ -645,15 +609,7 @@ async def test_what_looking_raises_does_not_save_a_worker_or_end_the_agent(
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(stacks, "take", broken)
-    supervisor = Supervisor(spec_of(tmp_path, f"{IGNORES_TERM}\ntell()\nspin()\n"))
-
-    async def stop() -> None:
-        await until(ready(tmp_path, 0))
-        supervisor.stop()
-
-    result = await run_and(supervisor, stop)
-
-    assert result.state is WorkerState.STOPPED
+    result = await run_and_stop(Supervisor(spec_of(tmp_path, RESISTS)), tmp_path)
     assert result.stacks[0].endswith("stack not known (no answer in time)")
     assert "cannot collect the workers' stacks" in caplog.text
 
@@ -685,7 +641,7 @@ tell()
 """
 
 
-def wait_stuck(job: Any) -> None:
+def wait_stuck(job: Job) -> None:
     job.wait_line("ready", 4)
     wait_for(
         "one is stopped", lambda: any((entry := proc_table.process(pid)) and entry.state == "T" for pid in job.left())
@@ -717,23 +673,8 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
     job.assert_nothing_left()
 
 
-def test_without_a_log_folder_more_is_quoted_and_nothing_is_left(launch: Launcher) -> None:
-    nested = THREE.replace(
-        "[spin, wait", "def outer(depth):\n    outer(depth - 1) if depth else spin()\n[lambda: outer(20), wait"
-    )
-    job = launch(nested, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=PATIENCE)
-    wait_stuck(job)
-
-    assert job.wait() == 1
-    report = job.stderr[job.stderr.index("FAILED") :]
-    assert report.count(", in outer\n") == 21
-    assert "all threads" not in report and "stack.txt" not in report
-    job.assert_nothing_left()
-
-
 def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> None:
-    without = f"{PATIENCE}{WITHOUT_MEMORY}s.find_py_spy = lambda path: None\n"
-    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=without)
+    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", wrapper=BLIND)
     wait_stuck(job)
 
     assert job.wait() == 1
@@ -743,57 +684,41 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
     assert job.stderr.count("py-spy: not installed") == 1
 
 
-def test_a_user_who_asks_twice_is_not_told_how_stacks_could_have_been_had(launch: Launcher) -> None:
-    without = f"{PATIENCE}{WITHOUT_MEMORY}s.find_py_spy = lambda path: None\n"
-    job = launch(f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n", "--shutdown-timeout=300", wrapper=without)
-    job.wait_line("ready")
-
+def interrupted(launch: Launcher, *options: str, body: str = "spin()", **more: Any) -> Job:
+    """A job whose workers resist, after a second Ctrl-C."""
+    worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\n{body}\n"
+    job = launch(worker, "--shutdown-timeout=300", *options, **more)
+    job.wait_line("ready", 2 if options else 1)
     job.signal(signal.SIGINT)
     wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
     job.signal(signal.SIGINT)
+    return job
 
-    assert job.wait() == -signal.SIGINT
+
+def test_a_user_who_asks_twice_is_not_told_how_stacks_could_have_been_had(launch: Launcher) -> None:
+    job = interrupted(launch, wrapper=BLIND)
+    job.assert_ends(-signal.SIGINT)
     assert re.search(r"rank 0 did not end within \d+\.\d s and had to be killed\n", job.stderr)
     assert "py-spy" not in job.stderr
-    job.assert_nothing_left()
 
 
 def test_a_second_ctrl_c_looks_first_and_a_third_does_not_wait_for_that(launch: Launcher, tmp_path: Path) -> None:
-    asks = "touch asked; sleep 600"
-    fake = fake_py_spy(tmp_path, asks)
-    worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n"
+    fake = fake_py_spy(tmp_path, "touch asked; sleep 600")
     patient = f"{PATIENCE}{WITHOUT_MEMORY}s.TIMEOUT_S = s.PY_SPY_UNTIL_S = 300.0\n"
-    path = {"PATH": f"{fake.parent}:{os.environ['PATH']}"}
-    job = launch(worker, "--shutdown-timeout=300", wrapper=patient, env=path)
-    job.wait_line("ready")
-
-    job.signal(signal.SIGINT)
-    wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
-    job.signal(signal.SIGINT)
+    job = interrupted(launch, wrapper=patient, env={"PATH": f"{fake.parent}:{os.environ['PATH']}"})
     wait_for("py-spy is asked", (job.folder / "asked").exists)
     assert job.process.poll() is None
     job.signal(signal.SIGINT)
 
-    assert job.wait() == -signal.SIGINT
+    job.assert_ends(-signal.SIGINT)
     assert "aelastic: stopped by SIGINT; all workers have ended\n" in job.stderr
     assert "had to be killed; stack not known (killed immediately)" in job.stderr
-    job.assert_nothing_left()
 
 
-def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
-    job = launch(
-        f"{IGNORES_TERM}\n{STUCK}\ntell()\nspin()\n",
-        "--shutdown-timeout=300",
-        "--nproc-per-node=2",
-        wrapper=PATIENCE,
-    )
-    job.wait_line("ready", 2)
-
-    job.signal(signal.SIGINT)
-    wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
-    job.signal(signal.SIGINT)
-
-    assert job.wait() == -signal.SIGINT
+def test_a_second_ctrl_c_tells_where_workers_stood_at_length_where_no_file_does(launch: Launcher) -> None:
+    deep = "def outer(depth):\n    outer(depth - 1) if depth else spin()\nouter(20)"
+    job = interrupted(launch, "--nproc-per-node=2", body=deep, wrapper=PATIENCE)
+    job.assert_ends(-signal.SIGINT)
     said = job.stderr[job.stderr.index("aelastic: stopped by SIGINT") :]
     assert re.match(
         r"aelastic: stopped by SIGINT; all workers have ended\n"
@@ -801,7 +726,7 @@ def test_a_second_ctrl_c_tells_where_workers_stood(launch: Launcher) -> None:
         r'aelastic:   File ".*worker.py", line \d+, in spin\n',
         said,
     )
-    job.assert_nothing_left()
+    assert said.count(", in outer\n") == 21 and "all threads" not in said and "stack.txt" not in said
 
 
 # Before any hang.
@@ -820,32 +745,24 @@ b.FIRST_LOOKS_S = looks()
 """
 
 
-@pytest.mark.parametrize(
-    "wrapper, options, complaint",
-    [
-        (WITHOUT_MEMORY, ["--hang-timeout=600"], True),
-        (WITHOUT_MEMORY, ["--expect-output=x:600"], True),
-        (WITHOUT_MEMORY, [], False),
-        ("", ["--hang-timeout=600"], False),
-    ],
-)
-def test_who_looks_for_hangs_learns_at_the_start_that_they_will_not_be_explained(
-    wrapper: str, options: list[str], complaint: bool, launch: Launcher
+SAID = "aelastic: W a hang will not be explained: the stack of rank 0 cannot be taken: memory: it runs another Python"
+
+
+@pytest.mark.parametrize("option", ["--hang-timeout=600", "--expect-output=x:600"])
+def test_who_looks_for_hangs_learns_at_the_start_that_they_will_not_be_explained(launch: Launcher, option: str) -> None:
+    job = launch("open('up', 'w').close()\nwait_for('go')", option, wrapper=BLIND + AT_ONCE)
+    wait_for(lambda: job.story, lambda: SAID in job.stderr)
+    job.go()
+    job.assert_ends()
+
+
+@pytest.mark.parametrize("wrapper, options", [(BLIND, []), (f"{PATIENCE}{NO_PY_SPY}", ["--hang-timeout=600"])])
+def test_who_does_not_look_or_can_be_told_learns_nothing_of_it(
+    launch: Launcher, wrapper: str, options: list[str]
 ) -> None:
-    without = f"{PATIENCE}{wrapper}s.find_py_spy = lambda path: None\n{AT_ONCE}"
-    job = launch(
-        "open('up', 'w').close()\n" + ("wait_for('go')" if complaint else "time.sleep(1)"),
-        *options,
-        wrapper=without,
-    )
-    said = (
-        "aelastic: W a hang will not be explained: the stack of rank 0 cannot be taken: memory: it runs another Python"
-    )
-    if complaint:
-        wait_for(lambda: job.story, lambda: said in job.stderr)
-        job.go()
-    assert job.wait() == 0, job.story
-    assert (said in job.stderr) == complaint
+    job = launch("open('up', 'w').close()\ntime.sleep(1)", *options, wrapper=wrapper + AT_ONCE)
+    job.assert_ends()
+    assert SAID not in job.stderr
 
 
 def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
@@ -860,6 +777,6 @@ atexit.register(lambda: print("imported", {"aelastic.stacks.collect", "aelastic.
         wrapper=tells,
     )
 
-    assert job.wait(LAUNCH_TIMEOUT_S) == 1
+    job.assert_ends(1, LAUNCH_TIMEOUT_S)
     assert job.lines[-1] == "imported set()"
     assert "stack" not in job.stderr
