@@ -262,65 +262,59 @@ def rss_bytes(pid: int) -> int:
 
 # What modules do.
 
+# By what is said of them, as far as it goes.
 BAD_MODULES = {
-    "raise RuntimeError('no\\nlicense')": "mod fails: RuntimeError: no license",
-    "import sys; sys.exit(4)": "mod calls sys.exit(4)",
-    "import os; os._exit(4)": "mod ends the process (exit code 4)",
-    "import ctypes; ctypes.string_at(0)": "mod ends the process (exit code -11)",
-    "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()": "mod starts a thread",
-    "import socket; s = socket.socket()": "mod opens a socket",
-    "import subprocess; p = subprocess.Popen(['sleep', '600'])": "mod starts a process",
-    "f = open('/dev/fuse', 'rb')": "mod opens /dev/fuse",
-    "import signal; signal.signal(signal.SIGTERM, print)": "mod handles SIGTERM",
-    "import os; os.chdir('/')": "mod changes the working directory",
-    "import os; os.umask(0)": "mod changes the umask",
-    "import os; rank = os.environ['LOCAL_RANK']": "mod fails: KeyError: 'LOCAL_RANK'",
-    "import os; rank = os.environ.get('LOCAL_RANK')": "mod reads LOCAL_RANK, which differs from worker to worker",
-    "import os; rank = os.environb.get(b'LOCAL_RANK')": "mod reads LOCAL_RANK, which differs from worker to worker",
-    "import io, sys; sys.stdout = io.StringIO()": "mod replaces sys.stdout",
-    "import nosuch": "mod is not installed: No module named 'nosuch'",
-    "import sys, types; t = types.ModuleType('torch'); t.cuda = types.SimpleNamespace(is_initialized=lambda: True); sys.modules['torch'] = t": (
-        "mod initializes CUDA"
+    "fails: RuntimeError: no license": "raise RuntimeError('no\\nlicense')",
+    "calls sys.exit(4)": "import sys; sys.exit(4)",
+    "starts a thread": "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()",
+    "opens a socket": "import socket; s = socket.socket()",
+    "starts a process": "import subprocess; p = subprocess.Popen(['sleep', '600'])",
+    "opens /dev/fuse": "f = open('/dev/fuse', 'rb')",
+    "handles SIGTERM": "import signal; signal.signal(signal.SIGTERM, print)",
+    "changes the working directory": "import os; os.chdir('/')",
+    "changes the umask": "import os; os.umask(0)",
+    "fails: KeyError: 'LOCAL_RANK'": "import os; rank = os.environ['LOCAL_RANK']",
+    "reads LOCAL_RANK, which differs from worker to worker": "import os; rank = os.environ.get('LOCAL_RANK')",
+    "reads LOCAL_RANK, ": "import os; rank = os.environb.get(b'LOCAL_RANK')",
+    "replaces sys.stdout": "import io, sys; sys.stdout = io.StringIO()",
+    "is not installed: No module named 'nosuch'": "import nosuch",
+    "initializes CUDA": (
+        "import sys, types; t = types.ModuleType('torch'); sys.modules['torch'] = t\n"
+        "t.cuda = types.SimpleNamespace(is_initialized=lambda: True)"
     ),
 }
-
-
-@pytest.mark.parametrize("code, why", BAD_MODULES.items(), ids=BAD_MODULES.values())
-def test_a_module_that_must_not_be_preloaded_is_left_out_in_one_line(launch: Launcher, code: str, why: str) -> None:
-    if "/dev/fuse" in code and not os.access("/dev/fuse", os.R_OK):
-        pytest.skip("there is no /dev/fuse to open")
-    launch.write("lib/mod.py", code, preamble="")
-    modules = f"mod,{MODULE}"
-    job = launch(
-        f"say('mod' in sys.modules)\n{IS_WARM}", "--preload", modules, env={"PYTHONPATH": str(launch.folder / "lib")}
-    )
-    assert job.wait() == 0, job.story
-    assert job.lines == ["False", "up 0 0 True"]
-    warnings = [line for line in job.stderr.splitlines() if " W " in line]
-    assert len(warnings) == 1 and f"W --preload: {why}" in warnings[0] and warnings[0].endswith("; it is left out")
-    job.assert_nothing_left()
-
-
 # Its child holds what it was given open, and lives longer than the test.
 FORKS = "import os, time\nif os.fork() == 0:\n    time.sleep(600)"
+# Each of these costs a fork server.
 BAD_ENDS = {
-    FORKS: "mod starts a process; it is left out",
-    f"{FORKS}\nos._exit(3)": "mod ends the process (exit code 3); it is left out",
-    "import os; os._exit(0)": "mod ends the process (exit code 0); it is left out",
+    "ends the process (exit code 4)": "import os; os._exit(4)",
+    "ends the process (exit code -11)": "import ctypes; ctypes.string_at(0)",
+    "ends the process (exit code 0)": "import os; os._exit(0)",
+    "ends the process (exit code 3)": f"{FORKS}\nos._exit(3)",
+    "starts a process": FORKS,
 }
 
 
-@pytest.mark.parametrize("code, why", BAD_ENDS.items(), ids=["forks", "forks and ends", "ends"])
-def test_a_module_that_forks_or_ends_the_process_is_left_out_at_once(launch: Launcher, code: str, why: str) -> None:
-    launch.write("lib/mod.py", code, preamble="")
+@pytest.mark.parametrize("bad", [BAD_MODULES, BAD_ENDS], ids=["found at once", "one after the other"])
+def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: Launcher, bad: dict[str, str]) -> None:
+    codes = {why: code for why, code in bad.items() if "/dev/fuse" not in code or os.access("/dev/fuse", os.R_OK)}
+    expected = {}
+    for number, (why, code) in enumerate(codes.items()):
+        launch.write(f"lib/mod{number}.py", code, preamble="")
+        expected[f"mod{number}"] = why
     # Without a limit to the wait for imports: it would be a time-out's work.
     wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
-    env = {"PYTHONPATH": str(launch.folder / "lib")}
-    job = launch(IS_WARM, "--preload", f"mod,{MODULE}", env=env, wrapper=wrapper)
-    assert job.wait() == 0, job.story
-    assert job.lines == ["up 0 0 True"]
-    assert [line.partition(" W ")[2] for line in job.stderr.splitlines()] == [f"--preload: {why}"]
-    job.assert_nothing_left()
+    job = launch(
+        f"say(*[name for name in sys.modules if name.startswith('mod')])\n{IS_WARM}", "--preload",
+        ",".join([*expected, MODULE]), env={"PYTHONPATH": str(launch.folder / "lib")}, wrapper=wrapper,
+    )  # fmt: skip
+    job.assert_ends()
+    assert job.lines == ["", "up 0 0 True"]
+    told = [line.partition("W --preload: ")[2] for line in job.stderr.splitlines()]
+    assert len(told) == len(expected) and all(line.endswith("; it is left out") for line in told), job.stderr
+    for name, why in expected.items():
+        (line,) = [line for line in told if line.startswith(f"{name} ")]
+        assert line.startswith(f"{name} {why}")
 
 
 # In the agent: local rank 1 gets a variable of its own, as a user's `LogsSpecs` may do.
