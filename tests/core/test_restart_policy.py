@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 import pytest
@@ -199,6 +200,66 @@ def test_the_same_error_twice_without_progress_ends_the_job() -> None:
 )
 def test_anything_else_is_restarted(failures: tuple[ProcessFailure, ...]) -> None:
     assert decide(RestartPolicy(3), *failures).text.endswith(f"; restart {len(failures)} of 3")
+
+
+def died(code: str) -> ProcessFailure:
+    """A worker that has ended by what its script raises."""
+    try:
+        exec(compile(code, "/job/train.py", "exec"), {})
+    except Exception as error:  # noqa: BLE001  of any kind
+        below = error.__traceback__ and error.__traceback__.tb_next  # this frame
+        text = "".join(traceback.format_exception(error.with_traceback(below)))
+        return ProcessFailure(0, 1, 1, "", stderr_tail=text)
+    raise AssertionError("it did not end")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "nobody",
+        "[][0]",
+        "None.step",
+        "len(3)",
+        "def f():\n    x += 1\nf()",
+        "exec('if 1:\\nx')",
+        "import json\njson.dumps({1: 2}, indent={})",  # below a library
+        "try:\n    [][0]\nexcept IndexError as e:\n    raise KeyError(1) from e",
+    ],
+)
+def test_a_script_that_only_a_change_helps_is_stopped_the_second_time(code: str) -> None:
+    assert decide(RestartPolicy(3), died(code), died(code)).is_final
+
+
+@pytest.mark.parametrize("code", ["assert False", "raise RuntimeError('odd')", "class E(Exception): ...\nraise E('x')"])
+def test_what_may_heal_has_the_whole_budget(code: str) -> None:
+    assert decide(RestartPolicy(3), *[died(code)] * 4).text.endswith("; all 3 restarts are used up")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "open('away/data')",
+        "import os\nos.listdir('away')",
+        "import not_yet_installed",
+        "import socket\nwith socket.create_server(('127.0.0.1', 0)) as s:\n    socket.create_server(s.getsockname())",
+        "import socket\nwith socket.socket() as s:\n    s.bind(('127.0.0.1', 0)); socket.create_connection(s.getsockname())",
+        "raise ConnectionResetError(104, 'Connection reset by peer')",
+        "raise TimeoutError('the store does not answer')",
+        "raise MemoryError('a neighbour has it')",
+        "raise RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')",
+        "class OutOfMemoryError(RuntimeError): ...\nraise OutOfMemoryError('2 GiB')",
+        "class DistNetworkError(RuntimeError): ...\nraise DistNetworkError('no store at 29500')",
+        "class DistBackendError(RuntimeError): ...\nraise DistBackendError('NCCL timeout')",
+        "raise RuntimeError('[gloo/transport/tcp/pair.cc:589] connection closed')",
+        "try:\n    open('away/cfg')\nexcept OSError:\n    {}['lr']",
+        "try:\n    open('away/cfg')\nexcept OSError as e:\n    raise TypeError('no configuration') from e",
+        "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9/hub')",
+        "raise PermissionError(13, 'the mount is not there yet')",
+        "raise EOFError('the file is half-written')",
+    ],
+)
+def test_what_heals_by_itself_is_never_proof(code: str) -> None:
+    assert not decide(ruled("same-error any: stop; *: restart", 5), *[died(code)] * 5).is_final
 
 
 def test_who_asks_for_more_proof_gets_more_but_never_of_what_the_world_does() -> None:

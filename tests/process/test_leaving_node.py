@@ -53,11 +53,10 @@ def test_all_ranks_save_at_one_step_on_a_signal(launch: Launcher) -> None:
     job = launch(TRAINS, *TWO, "--on-signal", "USR1=drain:20")
     job.wait_line("trains", 2)
     job.signal(signal.SIGUSR1)
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
     assert len(saved(job)) == 1 and not any(line.startswith("goes on") for line in job.lines)
     assert "leaves within 20 s (by SIGUSR1): all ranks save at call" in job.stderr
     assert "drained, all workers have ended; the same command may go on" in job.stderr
-    job.assert_nothing_left()
 
 
 def test_a_notice_before_the_first_step_is_for_that_one(launch: Launcher) -> None:
@@ -75,8 +74,7 @@ def test_a_rank_that_does_not_come_by_is_waited_for_until_the_deadline_only(laun
     job.wait_line("trains", 2)
     slow_down(job)
     job.signal(signal.SIGUSR1)
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
-    job.assert_nothing_left()
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
 
 
 def test_ranks_that_wait_go_on_once_the_notice_is_called_off(launch: Launcher) -> None:
@@ -119,9 +117,8 @@ def test_workers_that_end_once_they_have_saved_have_not_succeeded(launch: Launch
     job = launch(code, *TWO, "--on-signal", "USR1=drain:20")
     job.wait_line("trains", 2)
     job.signal(signal.SIGUSR1)
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
     assert len(saved(job)) == 1 and "drained, all workers have ended" in job.stderr
-    job.assert_nothing_left()
 
 
 def test_workers_are_started_again_if_some_have_ended_when_a_notice_is_called_off(launch: Launcher) -> None:
@@ -174,8 +171,7 @@ def test_a_failure_while_ranks_save_is_one(launch: Launcher) -> None:
 def test_a_notice_that_is_there_at_the_start_is_one(launch: Launcher) -> None:
     (launch.folder / "notice").touch()
     job = launch(TRAINS, *TWO, "--notice-file", str(launch.folder / "notice"))
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
-    job.assert_nothing_left()
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
 
 
 def test_ranks_that_wait_for_others_to_save_do_not_hang(launch: Launcher) -> None:
@@ -228,10 +224,9 @@ def test_a_notice_command_is_heard_restarted_and_ended(launch: Launcher) -> None
     job = launch(TRAINS, *TWO, "--notice-command", f"sh {said}")
     job.wait_line("trains", 2)
     (job.folder / "told").touch()
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
     assert "leaves within 20 s (spot, by the notice command)" in job.stderr
     assert "notice command: 'nonsense' is no notice: say drain SECONDS REASON, or cancel" in job.stderr
-    job.assert_nothing_left()
 
 
 def test_a_notice_command_outlives_the_workers(launch: Launcher) -> None:
@@ -240,9 +235,8 @@ def test_a_notice_command_outlives_the_workers(launch: Launcher) -> None:
     job = launch(trains, *TWO, "--max-restarts", "1", "--notice-command", f"sh {says}")
     job.wait_line("trains", 2)
     (job.folder / "told").touch()
-    assert job.wait(15) == EXIT_TRY_AGAIN, job.story
+    job.assert_ends(EXIT_TRY_AGAIN, limit_s=15)
     assert "it is started again" not in job.stderr
-    job.assert_nothing_left()
 
 
 def test_a_notice_command_that_ends_or_floods_leaves_the_job_alone(launch: Launcher) -> None:

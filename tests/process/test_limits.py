@@ -64,28 +64,25 @@ def assert_no_bug(job: Job) -> None:
 
 def test_a_worker_that_leaves_no_threads_is_started_again_and_the_output_is_whole(launch: Launcher) -> None:
     job = launch(FILLS_UP, "--max-restarts=1", wrapper=NO_THREADS)
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert job.lines == ["first", "second"]
     assert "rank 0 failed" in job.stderr and "BlockingIOError: no more" in job.stderr, job.story
     assert_no_bug(job)
-    job.assert_nothing_left()
 
 
 def test_a_job_that_fails_of_its_workers_threads_has_its_report(launch: Launcher) -> None:
     job = launch(FILLS_UP, wrapper=NO_THREADS)
-    assert job.wait() == 1, job.story
+    job.assert_ends(1)
     assert "cause     : BlockingIOError: no more at " in job.stderr, job.story
     assert_no_bug(job)
-    job.assert_nothing_left()
 
 
 def test_a_host_that_lets_an_agent_start_no_thread_is_said_to_be_short_of_them(launch: Launcher) -> None:
     job = launch("say('started')", wrapper=NO_THREADS.replace('os.path.exists("full")', "True"))
-    assert job.wait() == 1, job.story
+    job.assert_ends(1)
     shortage = "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
     assert job.stderr == f"aelastic: error: the agent cannot go on: {shortage}\n", job.story
     assert not job.lines
-    job.assert_nothing_left()
 
 
 @pytest.fixture
@@ -124,19 +121,17 @@ def test_a_worker_that_forks_up_to_the_limit_costs_a_restart_and_no_more(
         "--max-restarts=1",
         prefix=few_pids(60),
     )
-    assert job.wait(2 * DEADLINE_S) == 1, job.story
+    job.assert_ends(1, limit_s=2 * DEADLINE_S)
     assert "1 of 1" in job.stderr and "FAILED" in job.stderr, job.story
     assert_no_bug(job)
-    job.assert_nothing_left()
 
 
 def test_an_agent_that_cannot_start_workers_says_so_and_uses_no_restarts(launch: Launcher) -> None:
     job = launch("say('started')", "--max-restarts=3", wrapper=NO_WORKERS)
-    assert job.wait() == 1, job.story
+    job.assert_ends(1)
     why = "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)"
     assert job.stderr.splitlines()[-1] == f"aelastic: error: the worker of local rank 0 cannot be started: {why}"
     assert "restart" not in job.stderr, job.story
-    job.assert_nothing_left()
 
 
 def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on(launch: Launcher) -> None:
@@ -173,9 +168,8 @@ def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
     for restart in (0, 1):
         wait_for(f"all of {restart}", lambda: sum(f"here {restart}" in line for line in job.lines) == 8)  # noqa: B023
         (job.folder / f"go{restart}").touch()
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert_no_bug(job)
-    job.assert_nothing_left()
     refused = launch(worker, *options, prefix=["prlimit", f"--nofile={limit - 1}"], name="refused")
     assert refused.wait() == 2, refused.story
     assert f"up to {limit} files open, and may have {limit - 1}" in refused.stderr and not refused.lines
@@ -187,10 +181,9 @@ def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
 )
 def test_too_few_files_for_an_agent_are_refused_in_one_line(launch: Launcher, limit: int) -> None:
     job = launch("say('started')", prefix=["prlimit", f"--nofile={limit}"])
-    assert job.wait() == 2, job.story
+    job.assert_ends(2)
     assert job.stderr.count("\n") == 1 and "ulimit -n" in job.stderr, job.story
     assert not job.lines
-    job.assert_nothing_left()
 
 
 @pytest.mark.all
@@ -210,10 +203,9 @@ def test_an_agent_that_runs_out_of_files_later_ends_its_workers_and_says_why(lau
     taken = [int(name) for name in os.listdir(f"/proc/{job.pid}/fd")]
     resource.prlimit(job.pid, resource.RLIMIT_NOFILE, (max(taken) + 1 + room, max(taken) + 1 + room))
     job.go()
-    assert job.wait() == 1, job.story
+    job.assert_ends(1)
     assert_no_bug(job)
     assert "files" in job.stderr or "FAILED" in job.stderr, job.story
-    job.assert_nothing_left()
 
 
 def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(launch: Launcher) -> None:

@@ -247,11 +247,10 @@ def test_without_gpus_the_command_line_says_so_and_starts_nothing(
 ) -> None:
     path = write_torch(tmp_path / "fake", [], before)
     job = launch("say('started')", "--numa-binding=exclusive", env={"PYTHONPATH": path})
-    assert job.wait() == 2
+    job.assert_ends(2)
     assert not job.stdout
     [line] = job.stderr.splitlines()
     assert line.startswith("aelastic: error: numa_binding is ") and words in line
-    job.assert_nothing_left()
 
 
 SLOW = (

@@ -59,8 +59,7 @@ def collector() -> Iterator[Collector]:
 def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collector, loop: str) -> None:
     options = "--max-restarts", "1", "--rdzv-id", "job-7", "--rdzv-backend", "c10d"
     job = launch(FAILS_ONCE, *options, loop=loop, env=collector.env, wrapper=PATIENT)
-    assert job.wait() == 0, job.story
-    job.assert_nothing_left()
+    job.assert_ends()
     by_name = {span.name: span for span in collector.spans}
     assert {"run", "round 1", "round 2", "restart", "rendezvous", "spawn", "detect"} <= by_name.keys()
     assert len({span.trace_id for span in collector.spans}) == 1
@@ -81,10 +80,9 @@ def test_a_collector_that_is_away_or_refuses_costs_one_warning(
     collector.code = code or 200
     env = collector.env if code else {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
     job = launch("say('done')", env={**env, "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}, wrapper=PATIENT)
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert job.stderr.count("traces cannot be sent to the OpenTelemetry collector") == 1, job.stderr
     assert "Traceback" not in job.stderr and len(job.stderr.splitlines()) == 1, job.stderr
-    job.assert_nothing_left()
 
 
 @pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])

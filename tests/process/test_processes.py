@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, on_each_loop, signal_name, wait_for
+from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, wait_for
 
 from aelastic.host import proc_table
 
@@ -64,16 +64,27 @@ STORE = "tcpstore/server.py"
 # Stop.
 
 
-@on_both_loops
-def test_a_worker_that_ignores_sigterm_is_killed_at_the_shutdown_timeout(launch: Launcher, loop: str) -> None:
-    job = launch(IGNORES, "--shutdown-timeout", "0.5", loop=loop)
+NO_PIDFDS = """
+import errno, os
+
+def pidfd_open(*_):
+    raise OSError(errno.ENOSYS, "no pidfds")
+
+os.pidfd_open = pidfd_open
+"""
+
+
+@pytest.mark.parametrize("loop, wrapper", [("uvloop", ""), ("asyncio", ""), ("uvloop", NO_PIDFDS)])
+def test_a_worker_that_ignores_sigterm_is_killed_at_the_shutdown_timeout(
+    launch: Launcher, loop: str, wrapper: str
+) -> None:
+    job = launch(IGNORES, "--shutdown-timeout=0.5", loop=loop, wrapper=wrapper)
     job.wait_line("ready")
     began = time.monotonic()
     job.signal(signal.SIGTERM)
     job.wait_line("asked")
-    assert job.wait() == -signal.SIGTERM
+    job.assert_ends(-signal.SIGTERM)
     assert time.monotonic() - began >= 0.5
-    job.assert_nothing_left()
 
 
 def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(launch: Launcher) -> None:
@@ -121,27 +132,26 @@ def test_the_last_line_names_the_workers_that_failed_while_they_were_stopping(la
     )
     job.wait_line("ready", 3)
     job.signal(signal.SIGTERM)
-    assert job.wait() == -signal.SIGTERM, job.story
+    job.assert_ends(-signal.SIGTERM)
     first, second = job.stderr.splitlines()[-2:]
     assert first == "aelastic: stopped by SIGTERM; 2 of 3 workers failed while they were stopping"
     assert second.startswith("aelastic: ranks 1, 2 ended by ConnectionError: the store is gone at "), second
-    job.assert_nothing_left()
 
 
-@on_each_loop
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT], ids=signal_name)
+@pytest.mark.parametrize("loop, signum", [("uvloop", signal.SIGTERM), ("asyncio", signal.SIGINT)])
 def test_a_second_signal_kills_now(launch: Launcher, loop: str, signum: int) -> None:
-    job = launch(IGNORES, "--shutdown-timeout", "600", "--nproc-per-node", "2", loop=loop)
+    job = launch(IGNORES, "--shutdown-timeout=600", "--nproc-per-node=2", loop=loop)
     job.wait_line("ready", 2)
     job.signal(signum)
     job.wait_line("asked", 2)
     job.signal(signum)
-    assert job.wait() == -signum
-    job.assert_nothing_left()
+    job.assert_ends(-signum)
 
 
-@on_both_loops
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT], ids=signal_name)
+@pytest.mark.parametrize(
+    "loop, signum",
+    [("uvloop", signal.SIGTERM), ("asyncio", signal.SIGINT), ("uvloop", signal.SIGHUP), ("asyncio", signal.SIGQUIT)],
+)
 def test_signals_are_passed_on_as_they_come_and_the_agent_dies_of_them(
     launch: Launcher, loop: str, signum: int
 ) -> None:
@@ -160,9 +170,8 @@ def test_signals_are_passed_on_as_they_come_and_the_agent_dies_of_them(
     )
     job.wait_line("ready")
     job.signal(signum)
-    assert job.wait() == -signum, job.story
+    job.assert_ends(-signum)
     assert job.lines == ["ready", f"got {signum}"]
-    job.assert_nothing_left()
 
 
 def test_a_fork_server_outlives_signals_which_are_as_ever_in_its_workers(launch: Launcher) -> None:
@@ -180,8 +189,7 @@ def test_a_fork_server_outlives_signals_which_are_as_ever_in_its_workers(launch:
     for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT):
         os.kill(int(fork_server), signum)
     job.go()
-    assert job.wait() == 0, job.story
-    job.assert_nothing_left()
+    job.assert_ends()
 
 
 def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) -> None:
@@ -203,47 +211,27 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) ->
     other.wait_nothing_left(AFTERLIFE_S)
 
 
-def test_nohup_holds_for_the_agent_and_its_workers(launch: Launcher) -> None:
-    job = launch(
-        """
-        say("ready", signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)
-        wait_for("go")
-        """,
-        prefix=["nohup"],
-    )
+def test_nohup_holds_for_the_agent_and_its_workers_and_a_guard_that_was_killed_is_not_missed(launch: Launcher) -> None:
+    job = launch("say('ready', signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)\nwait_for('go')", prefix=["nohup"])
     assert job.wait_line("ready") == ["ready True"]
+    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
+    assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
+    os.kill(job.child(GUARD), signal.SIGKILL)
     job.signal(signal.SIGHUP)
     job.go()
-    assert job.wait() == 0
-    job.assert_nothing_left()
+    job.assert_ends()
 
 
-# Exit codes.
+# Exit codes; those that are aelastic's own are told of each death in test_verdicts.py.
 
 
-@pytest.mark.parametrize(
-    "end, options, code",
-    [
-        ("pass", [], 0),
-        ("os._exit(7)", [], 7),
-        ("os._exit(7)", ["--exit-codes", "torchrun"], 1),
-        ("os.kill(os.getpid(), signal.SIGKILL)", [], 137),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", [], 139),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", ["--exit-codes", "torchrun"], 1),
-        ("raise ValueError('x')", [], 1),
-    ],
-)
-def test_the_exit_code_tells_how_the_worker_ended(launch: Launcher, end: str, options: list[str], code: int) -> None:
-    job = launch(end, *options)
-    assert job.wait() == code, job.story
-    job.assert_nothing_left()
-
-
-def test_a_stop_is_a_failure_as_torchrun_has_it_where_that_is_asked_for(launch: Launcher) -> None:
-    job = launch(SLEEPS, "--exit-codes", "torchrun")
-    job.wait_line("ready")
-    job.signal(signal.SIGTERM)
-    assert job.wait() == 1
+@pytest.mark.parametrize("end", ["os._exit(7)", "os.kill(os.getpid(), signal.SIGSEGV)", "rest()"])
+def test_whatever_ends_a_job_is_1_as_torchrun_has_it_where_that_is_asked_for(launch: Launcher, end: str) -> None:
+    job = launch(f"say('ready')\n{end}", "--exit-codes=torchrun")
+    if end == "rest()":
+        job.wait_line("ready")
+        job.signal(signal.SIGTERM)
+    job.assert_ends(1)
 
 
 def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher) -> None:
@@ -267,16 +255,8 @@ def test_the_first_failure_decides_the_code_and_victims_do_not(launch: Launcher)
 # What is left behind.
 
 
-@pytest.mark.parametrize("end", ["os._exit(0)", "os._exit(4)"])
-def test_nothing_a_worker_leaves_behind_outlives_the_agent(launch: Launcher, end: str) -> None:
-    job = launch(HAS_FAMILY + end)
-    assert job.wait() == int(end[-2]), job.story
-    assert job.lines
-    job.assert_nothing_left()
-
-
 def test_what_a_worker_leaves_is_gone_before_the_next_generation_and_outlives_no_agent(launch: Launcher) -> None:
-    """A child in a group of its own, and a daemon without its environment and session."""
+    """Children, in groups of their own, too, and daemons, with and without its environment and session."""
     job = launch(
         f"""
 if restart:
@@ -285,15 +265,16 @@ if restart:
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], process_group=0)
 open("child", "w").write(str(child.pid))
 {HAS_STRANGE_DAEMON}
+{HAS_FAMILY}
 os._exit(restart == 0)
 """,
         "--max-restarts=1",
     )
-    assert job.wait() == 0, job.story
-    daemons = [int(line.split()[1]) for line in job.lines if line.startswith("daemon ")]
-    assert job.lines[1:3] == ["daemon0 False", "child False"], job.story
+    job.assert_ends()
+    lines = [line for line in job.lines if not line.startswith("ready")]
+    daemons = [int(line.split()[1]) for line in lines if line.startswith("daemon ")]
+    assert lines[1:3] == ["daemon0 False", "child False"], job.story
     assert len(daemons) == 2 and not any(map(alive, daemons))
-    job.assert_nothing_left()
 
 
 @pytest.fixture
@@ -379,17 +360,6 @@ def test_a_guard_has_all_that_it_needs_before_it_runs() -> None:
     wait_for("the worker gone", lambda: not alive(int(agent.stdout)))
 
 
-def test_a_job_whose_guard_was_killed_ends_as_any_other(launch: Launcher) -> None:
-    job = launch("say('ready')\nwait_for('go')\n")
-    job.wait_line("ready")
-    # `pkill -f` looks at the command line; where Python is installed is not ours to choose.
-    assert "aelastic" not in " ".join(cmdline(job.child(GUARD))[1:])
-    os.kill(job.child(GUARD), signal.SIGKILL)
-    job.go()
-    assert job.wait() == 0, job.story
-    job.assert_nothing_left()
-
-
 def test_nothing_is_left_of_an_agent_in_an_agent_when_the_outer_one_is_killed(launch: Launcher) -> None:
     inner = launch.write("job/inner.py", HAS_FAMILY + "time.sleep(600)")
     job = launch(
@@ -416,8 +386,7 @@ def test_a_chain_of_forks_that_outruns_a_look_is_gone_too(launch: Launcher) -> N
         """
     )
     job.wait_line("ready")
-    assert job.wait() == 0
-    job.assert_nothing_left()
+    job.assert_ends()
 
 
 # As the first process of a container.
@@ -474,9 +443,8 @@ def test_as_pid_1_it_reaps_orphans_while_workers_run(launch: Launcher, loop: str
         loop=loop,
         prefix=unshare,
     )
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert job.lines == ["agent 1", "zombies 0"]
-    job.assert_nothing_left()
 
 
 def test_as_pid_1_it_ends_at_sigterm_and_exits_with_143(launch: Launcher, unshare: list[str]) -> None:
@@ -513,12 +481,9 @@ def freezer() -> Iterator[Path]:
         folder.rmdir()
 
 
-@on_each_loop
-def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(
-    launch: Launcher, loop: str, freezer: Path
-) -> None:
+def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(launch: Launcher, freezer: Path) -> None:
     patience = "import aelastic.group.worker_group, aelastic.workers.guard_process\naelastic.group.worker_group.KILL_WAIT_S = aelastic.workers.guard_process.GUARD_TIMEOUT_S = 0.3\n"
-    job = launch(SLEEPS, "--shutdown-timeout", "0.2", "--nproc-per-node", "2", loop=loop, wrapper=patience)
+    job = launch(SLEEPS, "--shutdown-timeout", "0.2", "--nproc-per-node", "2", wrapper=patience)
     stuck, other = (int(line.split()[1]) for line in job.wait_line("ready", 2))
     (freezer / "cgroup.procs").write_text(str(stuck))
     (freezer / "freezer.state").write_text("FROZEN")
@@ -541,13 +506,11 @@ def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(launch
         program = launch.write(f"{name}/program", content, preamble="")
         program.chmod(0o755)
         job = launch.command("--no-python", "--max-restarts", "1", str(program), name=name)
-        assert job.wait() == code, job.story
+        job.assert_ends(code)
         assert "could not be started" in job.stderr
-        job.assert_nothing_left()
 
 
-@on_each_loop
-def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher, loop: str) -> None:
+def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher) -> None:
     # An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then
     # the old program is gone, and the kernel can but kill the process (`load_elf_binary`).
     header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
@@ -556,41 +519,13 @@ def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher,
     program = launch.folder / "job" / "program"
     program.write_bytes(header + segment + bytes(4096))
     program.chmod(0o755)
-    job = launch.command("--no-python", str(program), loop=loop)
+    job = launch.command("--no-python", str(program))
     assert job.wait() == 128 + signal.SIGSEGV, job.story
     assert "SIGSEGV" in job.stderr
     job.assert_nothing_left()
 
 
-# Floods, and kernels without pidfds.
-
-
-@on_each_loop
-def test_floods_on_both_streams_come_through_whole(launch: Launcher, loop: str) -> None:
-    job = launch(
-        """
-        line = b"x" * 99 + b"\\n"
-        for _ in range(100):
-            os.write(1, line * 1000)
-            os.write(2, line * 1000)
-        """,
-        loop=loop,
-    )
-    assert job.wait() == 0, job.story
-    for name in ("stdout", "stderr"):
-        content = (job.folder / name).read_bytes()
-        assert content == (b"x" * 99 + b"\n") * 100_000, (name, len(content))
-    job.assert_nothing_left()
-
-
-NO_PIDFDS = """
-import errno, os
-
-def pidfd_open(*_):
-    raise OSError(errno.ENOSYS, "no pidfds")
-
-os.pidfd_open = pidfd_open
-"""
+# Kernels without pidfds, and agents without streams.
 
 
 @on_both_loops
@@ -606,27 +541,15 @@ def test_without_pidfds_exits_are_still_seen_and_all_is_cleared(launch: Launcher
         loop=loop,
         wrapper=NO_PIDFDS,
     )
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert len(job.lines) >= 3
-    job.assert_nothing_left()
 
 
-@on_each_loop
-def test_without_pidfds_a_worker_is_stopped_too(launch: Launcher, loop: str) -> None:
-    job = launch(IGNORES, "--shutdown-timeout", "0.2", loop=loop, wrapper=NO_PIDFDS)
-    job.wait_line("ready")
-    job.signal(signal.SIGTERM)
-    assert job.wait() == -signal.SIGTERM
-    job.assert_nothing_left()
-
-
-@on_each_loop
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_change_nothing_but_what_is_seen(launch: Launcher, loop: str, closed: str) -> None:
-    job = launch("sys.exit(3)", loop=loop, prefix=["sh", "-c", f'exec "$@" {closed}', "sh"])
+def test_closed_standard_streams_change_nothing_but_what_is_seen(launch: Launcher, closed: str) -> None:
+    job = launch("sys.exit(3)", prefix=["sh", "-c", f'exec "$@" {closed}', "sh"])
 
-    assert job.wait() == 3
-    job.assert_nothing_left()
+    job.assert_ends(3)
 
 
 def test_a_function_worker_that_is_still_importing_does_not_outlive_a_sigkilled_agent(launch: Launcher) -> None:

@@ -49,8 +49,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: st
         assert (progress["rank"], progress["step"], progress["total"]) == (0, 2, 4)
         assert progress["steps_per_s"] > 0 and progress["remaining_s"] > 0
         job.go()
-        assert job.wait() == 0, job.story
-        job.assert_nothing_left()
+        job.assert_ends()
         assert not server.refused
         assert server.statuses[0]["progressPercentage"] == 25
         last = server.statuses[-1]
@@ -104,8 +103,7 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
         else:
             wait_for("a warning", lambda: re.search(TROUBLE, job.stderr))
         job.go()
-        assert job.wait() == 0, job.story
-        job.assert_nothing_left()
+        job.assert_ends()
         warnings = re.findall(TROUBLE, job.stderr)
         assert len(warnings) == bool(said) and all(said in each for each in warnings), job.stderr
         assert not server.statuses or trouble == "slow"

@@ -200,10 +200,9 @@ def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Pat
     enter = f"import os\nopen({str(small_memory / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
     job = launch("held = [bytearray(1 << 20) for _ in range(1024)]", wrapper=enter)
 
-    assert job.wait() == 137
+    job.assert_ends(137)
     assert "out-of-memory" in job.stderr
     assert "192.0 MiB" in job.stderr
-    job.assert_nothing_left()
 
 
 # The job's cause, on every node.

@@ -656,7 +656,7 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
     job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", "--log-dir=logs", loop=loop, wrapper=PATIENCE)
     wait_stuck(job)
 
-    assert job.wait() == 1
+    job.assert_ends(1)
     report = job.stderr[job.stderr.index("FAILED") :]
     assert "cause     : ValueError: the culprit" in report
     assert "Stopped by the agent" not in report and "\nKilled by the agent:\n" in report
@@ -670,7 +670,6 @@ def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_i
         )
         assert re.search(rf"all threads: \S+/attempt_0/{rank}/stack\.txt\n", report)
         assert f"rank {rank} was in File" in job.stderr[: job.stderr.index("FAILED")]
-    job.assert_nothing_left()
 
 
 def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> None:

@@ -218,9 +218,8 @@ def test_a_terminal_that_is_stopped_blocks_no_worker(start: Screens) -> None:
     screen.wait_row(RUNNING)
     termios.tcflow(screen.theirs, termios.TCOOFF)  # as Ctrl-S does
     job.go()
-    assert job.wait() == 0
+    job.assert_ends()
     termios.tcflow(screen.theirs, termios.TCOON)
-    job.assert_nothing_left()
 
 
 @pytest.mark.parametrize("kind", ["line", pytest.param("view", marks=pytest.mark.all)])

@@ -67,8 +67,7 @@ def test_what_a_job_does_is_told(launch: Launcher, loop: str) -> None:
     assert verb(here, "status", run_id[:5]).code == 0
     assert verb(here, "why").out == "no workers have ended so far\n"
     job.signal(signal.SIGTERM)
-    assert job.wait() == -signal.SIGTERM
-    job.assert_nothing_left()
+    job.assert_ends(-signal.SIGTERM)
 
 
 def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launcher) -> None:
@@ -84,8 +83,7 @@ def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launc
     why = told(job.folder, "why", "-n", "2")["why"]
     assert [each["generation"] for each in why] == [2, 1] and "new data" in why[1]["reason"]
     (job.folder / "end").touch()
-    assert job.wait() == 0
-    job.assert_nothing_left()
+    job.assert_ends()
 
 
 @pytest.mark.parametrize(
@@ -373,8 +371,7 @@ def test_a_failure_is_held_for_somebody_to_look(launch: Launcher) -> None:
     job.wait_line("start", 7)
     assert "ValueError: no data left" in verb(job.folder, "why").out
     assert verb(job.folder, "stop").code == 0
-    assert job.wait() == -signal.SIGTERM, job.story
-    job.assert_nothing_left()
+    job.assert_ends(-signal.SIGTERM)
 
 
 def test_a_failure_is_held_for_some_time(launch: Launcher) -> None:

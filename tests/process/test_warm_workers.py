@@ -52,9 +52,8 @@ DIFFERENT = ("pid", "random", "authkey")
 
 
 def told_by(job: Job) -> list[dict[str, Any]]:
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert " W " not in job.stderr, job.stderr
-    job.assert_nothing_left()
     text = re.sub(r" at 0x[0-9a-f]+", "", job.stdout.replace(str(job.folder), "JOB"))
     workers = sorted((json.loads(line) for line in text.splitlines()), key=lambda one: one["env"]["RANK"])
     for worker in workers:
@@ -80,18 +79,20 @@ def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) ->
         }
 
 
-ENDS = {
+FAILS = {
     "an exception": "raise ValueError('bad')",
     "an exception in a function": "def f():\n    raise ValueError('bad')\nf()",
     "a syntax error": "x = (",
     "an exit code": "sys.exit(3)",
     "an exit message": "sys.exit('no data')",
-    "no exit code": "sys.exit()",
     "an interrupt": "import atexit; atexit.register(lambda: say('bye')); raise KeyboardInterrupt",
     "a hard exit": "os._exit(9)",
     "a signal": "os.kill(os.getpid(), signal.SIGKILL)",
     "a hook": "sys.excepthook = lambda *_: say('hook'); raise ValueError('bad')",
     "a hook that fails": "def hook(*_):\n    1 / 0\nsys.excepthook = hook\nraise ValueError('bad')",
+}
+SUCCEEDS = {
+    "no exit code": "sys.exit()",
     "a thread that goes on": "import threading; threading.Timer(0.2, say, ['later']).start()",
     "what is written at exit": "import atexit; atexit.register(lambda: say('bye')); print('buffered', end='')",
     "a source that pickle and inspect find": """
@@ -114,41 +115,57 @@ if __name__ == "__main__":
         say(queue.get(), process.join(), process.exitcode)
 """,
 }
+# In the agent: each generation runs the next script.
+NEXT_SCRIPT = """
+import os
+from aelastic.agent.generation import Generation
+usual, numbers = Generation._worker_env, iter(range(100))
+
+def next_script(self, *args):
+    if os.path.exists(script := f"script{next(numbers)}.py"):
+        os.replace(script, "worker.py")
+    return usual(self, *args)
+
+Generation._worker_env = next_script
+"""
 
 
-# What another one of these goes through, too.
-SAME_WAY = {"an exception in a function", "an exit message", "no exit code", "a hard exit", "a hook"}
+def ends_of(job: Job, code: int) -> dict[str, Any]:
+    """How workers ended, and all that they have written."""
+    job.assert_ends(code)
+    root = job.folder / "logs" / "latest"
+    texts = {
+        str(path.relative_to(root)): path.read_text().replace(str(job.folder), "JOB") for path in root.rglob("*.log")
+    }
+    failures = re.findall(r" W rank 0 failed on \S+: (.*)", job.stderr.replace(str(job.folder), "JOB"))
+    return {**texts, "failures": failures}
 
 
-@pytest.mark.parametrize(
-    "code", [pytest.param(ENDS[how], marks=[pytest.mark.all] * (how in SAME_WAY), id=how) for how in ENDS]
-)
-def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, code: str) -> None:
-    ends = []
+@pytest.mark.parametrize("ends", [FAILS, SUCCEEDS], ids=["fails", "succeeds"])
+def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, ends: dict[str, str]) -> None:
+    by_rank = "\n".join(f"if rank == {n}:\n{textwrap.indent(code, '    ')}" for n, code in enumerate(SUCCEEDS.values()))
+    found = []
     for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
-        job = launch(code, "--redirects", "3", "--log-dir", f"{name}/logs", *more, name=name)
-        code_ = job.wait()
-        texts = [
-            next((job.folder / name / "logs").rglob(f"{stream}.log")).read_text() for stream in ("stdout", "stderr")
-        ]
-        ends.append((code_, *(text.replace(str(job.folder), "JOB") for text in texts)))
-        job.assert_nothing_left()
-    assert ends[0] == ends[1]
+        how = ["--nproc-per-node", str(len(SUCCEEDS))]
+        if ends is FAILS:  # one after the other, since the first one to fail ends the others
+            how = ["--max-restarts", str(len(FAILS) - 1), "--restart-policy=*: restart"]
+            for number, code in enumerate(FAILS.values()):
+                launch.write(f"{name}/script{number}.py", code)
+        job = launch(by_rank, "--redirects=3", "--log-dir=logs", *how, *more, name=name, wrapper=NEXT_SCRIPT)
+        found.append(ends_of(job, 1 if ends is FAILS else 0))
+    assert found[0] == found[1]
+    assert len(found[0]) == 2 * len(ends) + 1 and len(found[0]["failures"]) == (len(FAILS) if ends is FAILS else 0)
 
 
-def test_a_script_that_is_not_there_is_told_in_the_words_of_the_interpreter(launch: Launcher) -> None:
-    job = launch("os.unlink(__file__); sys.exit(1)", "--preload", MODULE, "--max-restarts", "1")
-    assert job.wait() == 2
-    assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
-
-
-def test_a_script_that_is_edited_between_restarts_runs_as_edited(launch: Launcher) -> None:
+def test_a_script_that_is_edited_between_restarts_runs_as_edited_and_one_that_is_gone_is_told(launch: Launcher) -> None:
     edits = "text = open(__file__).read(); open(__file__, 'w').write(text.replace('fir' + 'st', 'second'))"
     job = launch(
-        f"{IS_WARM}\nsay('first')\n{edits}\nsys.exit(restart == 0)", "--preload", MODULE, "--max-restarts", "1"
+        f"{IS_WARM}\nsay('first')\n{edits}\nrestart and os.unlink(__file__)\nsys.exit(1)",
+        *("--preload", MODULE, "--max-restarts=2"),
     )
-    assert job.wait() == 0, job.story
+    job.assert_ends(2)
     assert job.lines == ["up 0 0 True", "first", "up 0 1 True", "second"]
+    assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
 
 
 @pytest.mark.parametrize(
@@ -384,10 +401,9 @@ def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> Non
     env = {"PYTHONPATH": str(launch.folder / "lib")}
     wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 0.3\n"
     job = launch(IS_WARM, "--preload", f"{MODULE},mod", env=env, wrapper=wrapper)
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert job.lines == ["up 0 0 False"]
     assert "W --preload: imports take more than 0.3 s; workers start cold meanwhile" in job.stderr
-    job.assert_nothing_left()
 
 
 # What the first workers imported.
@@ -437,10 +453,9 @@ def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(lau
     wait_for("another fork server", lambda: parked_by(job, other_than=bare))
     restart(job, 0)
     restart(job, 1)
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert sorted(job.lines) == ["up 0 0 False False", "up 0 1 True False", "up 1 0 False False", "up 1 1 True False"]
     assert " W --preload" not in job.stderr
-    job.assert_nothing_left()
 
 
 LAZY = f"""
@@ -507,11 +522,10 @@ def test_what_was_learned_is_kept_in_the_cache_folder_for_agents_to_come(launch:
         job.wait_line("up", 2)
         wait_for("what was learned is kept", lambda: [*kept.glob("*/imports.json")])
         (job.folder / "go").touch()
-        assert job.wait() == 0, job.story
+        job.assert_ends()
         (job.folder / "go").unlink()
         assert " W --preload" not in job.stderr
         starts.append(sorted(job.lines))
-        job.assert_nothing_left()
     assert starts == [["up 0 0 False", "up 1 0 False"], ["up 0 0 True", "up 1 0 True"]]
 
 
@@ -565,11 +579,10 @@ def test_a_restart_is_never_lost_with_the_fork_server(launch: Launcher, victim: 
         wait_for("another fork server has parked", lambda: len(parked(job)) == 2)
         assert "W --preload: the fork server does not answer; workers 0, 1 start cold" in job.stderr
     restart(job, 2)
-    assert job.wait() == 0, job.story
+    job.assert_ends()
     assert [line.split()[2] for line in job.lines] == ["0", "0", "1", "1", "2", "2"]
     is_cold = {line.split()[1] for line in job.lines if line.endswith("1 False")}
     assert is_cold == ({"0", "1"} if victim == "parked" else set())
-    job.assert_nothing_left()
 
 
 def test_nothing_is_left_of_a_fork_server_whose_agent_is_killed(launch: Launcher) -> None:
@@ -586,8 +599,7 @@ def test_an_agent_that_is_asked_to_stop_while_modules_are_imported_stops(launch:
     job = launch(IS_WARM, "--preload", "mod", env={"PYTHONPATH": str(launch.folder / "lib")})
     job.child(SERVER)
     job.signal(signal.SIGTERM)
-    assert job.wait() == -signal.SIGTERM
-    job.assert_nothing_left()
+    job.assert_ends(-signal.SIGTERM)
 
 
 # Of the agent and the fork server: descriptors, threads, KiB of memory.
@@ -614,13 +626,12 @@ def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
     looks = f"if rank == 0:{textwrap.indent(HOLDS, '    ')}\nelse:\n    wait_for(f'held{{restart}}')"
     code = f"{IS_WARM.replace(MODULE, module)}\n{looks}\nsys.exit(restart < {count})"
     job = launch(code, "--nproc-per-node", "2", "--preload", module, "--max-restarts", str(count))
-    assert job.wait(100 + 2 * count) == 0, job.story
+    job.assert_ends(limit_s=100 + 2 * count)
     assert all(line.endswith("True") for line in job.lines if line.startswith("up"))
     for who in "agent", "server":
         of_one = [[int(n) for n in line.split()[2:]] for line in job.lines if line.startswith(f"holds {who} ")]
         early, late = ([max(values) for values in zip(*part, strict=True)] for part in (of_one[4:14], of_one[-10:]))
         assert all(b <= a + more for a, b, more in zip(early, late, GROWTH_MAX, strict=True)), (early, late)
-    job.assert_nothing_left()
 
 
 # What cannot be.
