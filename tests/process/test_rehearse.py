@@ -103,13 +103,11 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it says where it was saved, and begins again": (
         {"load": LOAD + "    print('weights of step', state['step'], flush=True)\n    state['step'] = 0\n"}, "rank killed", AGAIN,
     ),
-    "it never saves": ({"write": "pass"}, "rank killed", "and it saves nothing"),
     "it counts steps from 0": ({"load": LOAD + "    state['step'] = 0\n"}, "rank killed", AGAIN),
     "it counts from 0, with another number": ({"tell": TELL.replace("step,", "step - start,"), "load": LOAD + "start = state['step']\n"}, "rank killed", AGAIN),
     "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
-    "it forgets the momentum": ({"load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS),
     "it skips steps": ({"load": LOAD + "    state['step'] += 25\n"}, "rank killed", "were never made"),
     "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "not all ranks had saved"),
     "it saves where it does not look": (
@@ -130,35 +128,31 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
         "frozen", "did not go on",
     ),
 }  # fmt: skip
-# What does not disturb another is in one script.
+# What is right, several things in one script where none of them hides another.
 RIGHT: dict[str, dict[str, str]] = {
-    "that knows nothing of notices": {},
-    "that saves at a notice, and has a log of its own": {
-        "begin": WITH,
-        "notice": NOTICE,
-        "each": "print(step, file=open('own.log', 'a'))",
+    "that knows nothing of notices, and has logs of its own, one of them beside its checkpoints": {
+        "begin": LOGS, "each": "print(step, file=own, flush=True); print(step, file=open('own.log', 'a'))",
     },
-    "whose numbers, told on one rank, are never the same": {
-        "load": LOAD + "dice = random.Random()\n",
-        "tell": f"if rank == 0: {TELL}",
+    "that saves at a notice and on each rank, and tells in a file how far it is": {
+        "begin": WITH, "notice": NOTICE,
+        "each": "open('ck/status.txt', 'w').write(str(step))\n    if step % 5 == 4: open(f'ck/{step}.rank{rank}', 'w').close()",
     },
-    "that saves on each rank, and tells in a file how far it is": {
-        "each": "open('ck/status.txt', 'w').write(str(step)); step % 5 == 4 and open(f'ck/{step}.rank{rank}', 'w').close()"
+    "whose numbers are never the same, and that tells steps on one rank": {
+        "load": LOAD + "dice = random.Random()\n", "tell": f"if rank == 0: {TELL}",
     },
     "whose number is a mean that begins anew": {
         "begin": "means = []",
         "load": LOAD + "    print('from step', state['step'] - 1, flush=True)\n",
         "tell": "means.append(state['weight'])\n    if step % 10 == 9: print('step', step, 'loss', sum(means) / len(means), flush=True); means = []",
     },
-    "that tells each third step": {"tell": f"if step % 3 == 0: {TELL}"},
+    "that tells each third step, and saves samples more often": {
+        "tell": f"if step % 3 == 0: {TELL}",
+        "write": f"if step % 15 == 14: {WRITE}",
+        "each": "if step % 5 == 2: open(f'ck/{step}.png', 'w').write('a')",
+    },
     "that tells a step after a notice": {"begin": WITH, "early": NOTICE},
     "that saves at each step": {"each": "save()", "steps": "90"},
-    "that saves samples more often, and logs beside its checkpoints": {
-        "begin": LOGS,
-        "write": f"if step % 15 == 14: {WRITE}",
-        "each": "print(step, file=own, flush=True); step % 5 == 2 and open(f'ck/{step}.png', 'w').write('a')",
-    },
-}
+}  # fmt: skip
 
 
 PROGRESS = ("--progress", r"step (\d+)")
@@ -170,15 +164,9 @@ def rehearse(
     job: tuple[str, ...] = ("--nproc-per-node", "2", *PROGRESS),
 ) -> tuple[int, dict[str, Any]]:
     usual = {
-        "begin": "",
-        "load": LOAD,
-        "each": "pass",
-        "write": WRITE,
-        "notice": "",
-        "early": "",
-        "tell": TELL,
+        "begin": "", "load": LOAD, "each": "pass", "write": WRITE, "notice": "", "early": "", "tell": TELL,
         "steps": "90" if "notice" in parts else "60",
-    }
+    }  # fmt: skip
     (folder / "train.py").write_text(SCRIPT.format(**{**usual, **parts}))
     command = [
         sys.executable, "-m", "aelastic", "rehearse", "--metric", r"loss (\S+)", "--checkpoints", "ck", "--output", "out", "--json",

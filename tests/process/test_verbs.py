@@ -50,8 +50,10 @@ def trains(launch: Launcher, *options: str, loop: str = "uvloop") -> Job:
 
 
 @on_both_loops
-def test_what_a_job_does_is_told(launch: Launcher, loop: str) -> None:
-    job = trains(launch, loop=loop)
+def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
+    launch: Launcher, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = trains(launch, "--max-restarts=0", loop=loop)
     here = job.folder
     (run_id,) = [each["run"]["run_id"] for each in told(here, "ps")["jobs"]]
     wait_for("both run", lambda: told(here, "status")["nodes"][0]["phase"] == "running")
@@ -66,24 +68,79 @@ def test_what_a_job_does_is_told(launch: Launcher, loop: str) -> None:
     assert verb(here, "stacks", "1").out.count("--- rank 1") == 1 and "--- rank 0" not in verb(here, "stacks", "1").out
     assert verb(here, "status", run_id[:5]).code == 0
     assert verb(here, "why").out == "no workers have ended so far\n"
-    job.signal(signal.SIGTERM)
-    job.assert_ends(-signal.SIGTERM)
+    for argv, code, words in CANNOT:
+        said = verb(here, *argv)
+        assert said.code == code and words in said.err and said.err.count("\n") == 0, (argv, said)
+    assert_odd_requests_are_refused(job)
+    with monkeypatch.context() as patched:
+        patched.setattr(asking, "ANSWER_S", 0.3)
+        stand_still(job.pid)
+        # What is asked of an agent that does not answer may yet be done; a job that does not answer has not ended.
+        assert told(here, "ps")["code"] == "no-answer"
+        job.signal(signal.SIGCONT)
+    assert len(job.wait_line("start")) == 2, "the job goes on"
 
-
-def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launcher) -> None:
-    job = trains(launch, "--max-restarts", "0")
-    code, out, _ = verb(job.folder, "restart", "--at-save", "--wait", "--reason", "new data")
+    code, out, _ = verb(here, "restart", "--at-save", "--wait", "--reason", "new data")
     assert code == 0 and ": all ranks save at call " in out and "all ranks have saved" in out, job.story
     assert "running again after " in out.splitlines()[-1]
     starts = [line.split() for line in job.wait_line("start", 4)]
     assert {each[3] for each in starts[:2]} == {"0"} and len({each[3] for each in starts[2:]}) == 1
     assert int(starts[2][3]) > 0 and {each[2] for each in starts} == {"0"}, "no restart is counted"
-    assert verb(job.folder, "restart", "--wait").code == 0
+    assert verb(here, "restart", "--wait").code == 0
     assert len(job.wait_line("start", 6)) == 6
-    why = told(job.folder, "why", "-n", "2")["why"]
+    why = told(here, "why", "-n", "2")["why"]
     assert [each["generation"] for each in why] == [2, 1] and "new data" in why[1]["reason"]
-    (job.folder / "end").touch()
-    job.assert_ends()
+
+    for to, code, words in (("ps > /dev/full", 4, NO_ROOM), ("status >&-", 0, ""), ("stop > /dev/full", 4, NO_ROOM)):
+        command, env = f'"{sys.executable}" -m aelastic {to}', {**os.environ, "XDG_RUNTIME_DIR": str(here)}
+        done = subprocess.run(command, shell=True, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        assert done.returncode == code and done.stderr.startswith(words), "a stdout that takes nothing is no refusal"
+        assert done.stderr.count("\n") == bool(words), done
+    job.assert_ends(-signal.SIGTERM)
+    said = verb(here, "status")
+    assert said.code == 3 and ", STOPPED: aelastic why says more)" in said.err
+
+
+NO_ROOM = "aelastic: stdout cannot be written: "
+CANNOT = [
+    (("logs", "0"), 1, "its output is kept nowhere"),
+    (("logs", "7"), 1, "no rank 7; there are 0, 1"),
+    (("logs", "x"), 2, "argument RANK: invalid int value"),
+    (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
+    (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
+    (("status", "other"), 3, "no job other of yours runs on this machine"),
+    (("drain", "nowhere"), 1, "no node nowhere"),
+    (("drain", "nowhere", "--wait"), 1, "no node nowhere"),
+    (("restart", "--reason", "r" * 1001), 2, "use 1,000 characters at most"),
+    (("drain", "--cancel"), 1, "is not asked to leave"),
+    (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
+    (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
+    (("why", "-n", "0"), 2, "use a number, at least 1"),
+    (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
+]
+
+
+def assert_odd_requests_are_refused(job: Job) -> None:
+    """What is no request is closed, one that floods, too, and a deadline that is none is refused."""
+    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
+    (name,) = doors.doors_in(folder)
+    bad = [b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000]
+    for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
+        bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
+    for data in bad:
+        conn, said = doors.connect(folder, name, 10.0), b""
+        assert conn is not None
+        with conn:
+            try:
+                conn.sendall(data)
+                if b"deadline_s" not in data:
+                    conn.shutdown(socket.SHUT_WR)
+                while received := conn.recv(1 << 16):
+                    said += received
+            except OSError:
+                pass  # it was closed before all was sent
+        assert (b'"refused"' in said) == (b"deadline_s" in data), (data, said)
+    assert verb(job.folder, "status").code == 0
 
 
 @pytest.mark.parametrize(
@@ -93,14 +150,12 @@ def test_a_restart_loses_nothing_where_all_save_and_is_not_charged(launch: Launc
         ("--at-save", EXIT_TRY_AGAIN, "all ranks have saved: drained"),
     ],
 )
-def test_a_job_is_stopped_and_says_afterwards_why(launch: Launcher, how: str, code: int, words: str) -> None:
+def test_a_stop_is_at_once_or_at_a_save(launch: Launcher, how: str, code: int, words: str) -> None:
     job = trains(launch)
     assert verb(job.folder, "stop", "--reason", "enough", how).code == 0
-    assert job.wait() == code and words in job.stderr, job.story
-    said = verb(job.folder, "status")
-    assert said.code == 3 and ", STOPPED: aelastic why says more)" in said.err
+    job.assert_ends(code)
+    assert words in job.stderr, job.story
     assert "(by root: enough)" in verb(job.folder, "why").out or os.getuid()
-    job.assert_nothing_left()
 
 
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
@@ -121,32 +176,6 @@ def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
     followed.stdout.close()
 
 
-def test_what_cannot_be_is_said_in_one_line_and_the_job_goes_on(launch: Launcher) -> None:
-    job = trains(launch)
-    here = job.folder
-    for argv, code, words in (
-        (("logs", "0"), 1, "its output is kept nowhere"),
-        (("logs", "7"), 1, "no rank 7; there are 0, 1"),
-        (("logs", "x"), 2, "argument RANK: invalid int value"),
-        (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
-        (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
-        (("status", "other"), 3, "no job other of yours runs on this machine"),
-        (("drain", "nowhere"), 1, "no node nowhere"),
-        (("drain", "nowhere", "--wait"), 1, "no node nowhere"),
-        (("restart", "--reason", "r" * 1001), 2, "use 1,000 characters at most"),
-        (("drain", "--cancel"), 1, "is not asked to leave"),
-        (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
-        (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
-        (("why", "-n", "0"), 2, "use a number, at least 1"),
-        (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
-    ):
-        said = verb(here, *argv)
-        assert said.code == code and words in said.err and said.err.count("\n") == 0, (argv, said)
-    assert not any(line.startswith("start") for line in job.lines[2:])
-    (here / "end").touch()
-    assert job.wait() == 0
-
-
 def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     here = {"XDG_RUNTIME_DIR": str(launch.folder)}
     jobs = [launch(TRAINS, "--rdzv-id", run_id, name=run_id, env=here) for run_id in ("exp", "exp2")]
@@ -162,18 +191,6 @@ def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     assert verb(launch.folder, "stop", "--job", "exp2").code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
     assert verb(launch.folder, "why", "exp2").code == 0
-
-
-def test_a_stdout_that_takes_nothing_is_no_refusal(launch: Launcher) -> None:
-    job = trains(launch)
-    no_room = "aelastic: stdout cannot be written: "
-    for to, code, words in (("ps > /dev/full", 4, no_room), ("status >&-", 0, ""), ("stop > /dev/full", 4, no_room)):
-        command = f'"{sys.executable}" -m aelastic {to}'
-        env = {**os.environ, "XDG_RUNTIME_DIR": str(job.folder)}
-        done = subprocess.run(command, shell=True, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
-        assert done.returncode == code and done.stderr.startswith(words), done
-        assert done.stderr.count("\n") == bool(words), done
-    assert job.wait() == -signal.SIGTERM
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
@@ -207,56 +224,19 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     assert verb(tmp_path, "why", str(tmp_path / "nowhere")).code == 3
 
 
-def test_what_is_no_request_is_closed_one_that_floods_too_and_a_deadline_that_is_none_is_refused(
-    launch: Launcher,
-) -> None:
+def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
     job = trains(launch)
-    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
-    (name,) = doors.doors_in(folder)
-    bad = [b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000]
-    for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
-        bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
-    for data in bad:
-        conn, said = doors.connect(folder, name, 10.0), b""
-        assert conn is not None
-        with conn:
-            try:
-                conn.sendall(data)
-                if b"deadline_s" not in data:
-                    conn.shutdown(socket.SHUT_WR)
-                while received := conn.recv(1 << 16):
-                    said += received
-            except OSError:
-                pass  # it was closed before all was sent
-        assert (b'"refused"' in said) == (b"deadline_s" in data), (data, said)
-    assert verb(job.folder, "status").code == 0
-    (job.folder / "end").touch()
-    assert job.wait() == 0, job.story
-
-
-def test_the_door_of_an_agent_that_was_killed_is_taken_away(launch: Launcher) -> None:
-    job = trains(launch)
+    stand_still(job.pid)
+    said = verb(job.folder, "restart")
+    assert said.code == 4 and "it is not known what follows" in said.err
     folder = job.folder / "aelastic"
     assert {path.suffix for path in folder.iterdir()} == {".sock"}
     assert folder.stat().st_mode & 0o777 == 0o700 and all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir())
     job.signal(signal.SIGKILL)
     job.wait()
     assert verb(job.folder, "ps").code == 3
-    assert [*folder.iterdir()] == []
-
-
-def test_an_agent_that_does_not_answer_is_no_job_that_has_ended(
-    launch: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
-    job = trains(launch)
-    stand_still(job.pid)
-    said = verb(job.folder, "restart")
-    assert said.code == 4 and "it is not known what follows" in said.err
-    assert told(job.folder, "ps")["code"] == "no-answer"
-    job.signal(signal.SIGCONT)
-    (job.folder / "end").touch()
-    assert job.wait() == 0
+    assert [*folder.iterdir()] == [], "the door of an agent that was killed is taken away"
 
 
 def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,8 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from aelastic.agent.requests import notice_sources
+from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
@@ -19,6 +21,7 @@ from aelastic.group.phases import Phase
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 from aelastic.rdzv.protocol import requests as r
+from aelastic.spec import WorkerSpec
 
 REASON = "n1 leaves within 60 s"
 
@@ -171,3 +174,40 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
     node.group.phase = Phase.BARRIER
     await node.until(lambda: node.said[1:])
     assert node.said[1] == r.Saved("n1", 5)
+
+
+# The notice file.
+
+
+async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[Asked] = []
+    path = tmp_path / "notice"
+    spec = WorkerSpec(entrypoint="true", notice_file=path)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
+        for text, count in (("", 1), (None, 2), ("\0gar\u00e4ge", 3), ("12 soon", 4)):
+            path.unlink(missing_ok=True) if text is None else path.write_text(text)
+            while len(heard) < count:  # noqa: ASYNC110  a file is looked at
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    by = "by the notice file"
+    assert heard == [Asked(DEADLINE_S, by), Asked(None), Asked(DEADLINE_S, by), Asked(12.0, f"soon, {by}")]
+    assert "is no notice; 30 s are assumed" in caplog.text
+
+
+async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[Asked] = []
+    looks = [None, "", "drain 60 spot", "", "cancel"]
+    monkeypatch.setattr(notice_sources, "_read", lambda path: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(notice_sources, "FILE_INTERVAL_S", 0.01)
+
+    spec = WorkerSpec(entrypoint="true", notice_file=Path("notice"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(NoticeSources(spec, {}, heard.append).run)
+        while Asked(None) not in heard:  # noqa: ASYNC110  as above
+            await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    assert heard == [Asked(60.0, "spot, by the notice file"), Asked(None)]

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -220,126 +220,98 @@ FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 
 class Story:
     """A worker group that events are put into by hand, and what is to be told of it."""
 
-    def __init__(self, workers: int = 2) -> None:
-        self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=workers))
+    def __init__(self) -> None:
+        self.group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=2))
         self.source = RunEventSource(self.group)
         self.translator = TorchTranslator("default", self.group.spec.max_restarts, 0.0)
         self.now = 0.0
 
-    def put(self, *events: g.Event) -> list[str]:
-        told: list[Told] = []
-        for event in events:
-            self.now += 1
-            self.group.handle(event, self.now)
-            for run_event in self.source.handle(event, self.now):
-                told += self.translator.handle(run_event, self.now)
-        return words_of(told)
-
-    def end(self, state: WorkerState, failures: Mapping[int, ProcessFailure] = {}, reason: str = "") -> list[Told]:
-        return self.translator.handle(RunEnded(state, reason, None, failures), self.now)
-
-    def begin(self, round_: int = 1, restart_count: int = 0) -> list[str]:
-        ranks = assign_ranks([("default", len(self.group.workers) or 2)])[0]
-        assigned = Assigned(round_, restart_count, ranks, "localhost", 29500)
-        return self.put(assigned, g.Spawned(self.group.generation + 1, {0: 100, 1: 101}))
+    def tell(self, step: g.Event | RunEnded | None) -> list[Told]:
+        """What is told of an event, of the end of the run, or of a look at the workers."""
+        if step is None:
+            return self.translator.look()
+        if isinstance(step, RunEnded):
+            return self.translator.handle(step, self.now)
+        self.now += 1
+        self.group.handle(step, self.now)
+        events = self.source.handle(step, self.now)
+        return [told for event in events for told in self.translator.handle(event, self.now)]
 
 
-def words_of(told: Sequence[Told]) -> list[str]:
-    """Names alone."""
-    return [each.state if isinstance(each, Status) else each.name for each in told]
+def ended(state: WorkerState, failure: ProcessFailure | None = None) -> RunEnded:
+    return RunEnded(state, "it is over", None, {} if failure is None else {1: failure})
 
 
-BEGUN = ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]
+LOOK = None
+BEGUN: list[Any] = [
+    g.Start(),
+    Assigned(1, 0, assign_ranks([("default", 2)])[0], "localhost", 29500),
+    g.Spawned(1, {0: 100, 1: 101}),
+]
+GONE: list[Any] = [g.Exited(1, 0, None), g.Exited(1, 1, None), g.Cleared(1, 0), g.Cleared(1, 1)]
+INTERRUPTED = Interrupted(1, "a node was lost")
+OTHERS_SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
+HUNG = ProcessFailure(1, 4711, -9, "nowhere", unhealthy="timer 'step' expired")
+LOOKED_BAD = ["workers.default.remaining_restarts", "workers.default.failed"]
+COUNTED = [
+    f"workers.default.{name}"
+    for name in (
+        "flakiness", "run_total", "run_success_with_retries", "run_success_no_retries", "run_failed_with_retries",
+        "run_failed_no_retries",
+    )
+]  # fmt: skip
+# What happens, and what is told of it; where it begins as all do, what comes after that.
+POINTS: dict[str, tuple[list[Any], list[str]]] = {
+    "workers begin": (BEGUN, ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]),
+    "where no round comes the agent has failed": (
+        [g.Start(), Ended(Outcome.TIMED_OUT, "no node came"), ended(WorkerState.UNKNOWN)], ["RENDEZVOUS", "FAILED"],
+    ),
+    "no further round comes, and there was a rendezvous all the same": (
+        [*BEGUN, INTERRUPTED, *GONE, g.StopRequested()], ["RENDEZVOUS"],
+    ),
+    "a spare that was never needed has succeeded without workers": (
+        [g.Start(), OTHERS_SUCCEEDED, ended(WorkerState.SUCCEEDED)], ["RENDEZVOUS", "SUCCEEDED"],
+    ),
+    "workers of an earlier round have not succeeded with a job that went on without them": (
+        [*BEGUN, INTERRUPTED, *GONE, OTHERS_SUCCEEDED, ended(WorkerState.SUCCEEDED)], ["RENDEZVOUS", "SUCCEEDED"],
+    ),
+    "of a job that another node failed our workers are victims": (
+        [*BEGUN, Ended(Outcome.FAILED, "it broke", FAILURE), *GONE, ended(WorkerState.FAILED)],
+        [*COUNTED, "TERMINATED", "TERMINATED", "SUCCEEDED"],
+    ),
+    "a failure that ends the job after all workers are gone is told": (
+        [*BEGUN, g.Exited(1, 1, FAILURE), g.Exited(1, 0, None), *GONE[2:], Ended(Outcome.FAILED, "it broke", FAILURE),
+         ended(WorkerState.FAILED, ProcessFailure(1, 4711, 3, "nowhere"))],
+        [*LOOKED_BAD, *COUNTED, "TERMINATED", "FAILED", "SUCCEEDED"],
+    ),
+    "a worker that is stopped for a hang has failed as if a look at it had found that": (
+        [*BEGUN, g.FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL), LOOK, *GONE, Ended(Outcome.FAILED, "it hung", FAILURE),
+         ended(WorkerState.FAILED, HUNG)],
+        [*LOOKED_BAD, *COUNTED, "TERMINATED", "FAILED", "SUCCEEDED"],
+    ),
+    "no state is healthy before there are workers": ([g.Start(), LOOK], []),
+    "they are healthy until they are interrupted": (
+        [*BEGUN, LOOK, INTERRUPTED, LOOK], ["workers.default.remaining_restarts", "workers.default.healthy"],
+    ),
+}  # fmt: skip
 
 
-def test_where_no_round_comes_the_agent_has_failed() -> None:
-    story = Story()
-    assert story.put(g.Start()) == []
-    assert story.put(Ended(Outcome.TIMED_OUT, "no node came")) == ["RENDEZVOUS"]
-    assert words_of(story.end(WorkerState.UNKNOWN, reason="no node came")) == ["FAILED"]
-
-
-def test_where_no_further_round_comes_there_was_a_rendezvous_all_the_same() -> None:
-    story = Story()
-    story.put(g.Start())
-    assert story.begin() == BEGUN
-    assert story.put(Interrupted(1, "a node was lost"), *gone(1)) == []
-    assert story.put(g.StopRequested()) == ["RENDEZVOUS"]
-
-
-def gone(generation: int) -> list[g.Event]:
-    exits: list[g.Event] = [g.Exited(generation, rank, None) for rank in (0, 1)]
-    return [*exits, *[g.Cleared(generation, rank) for rank in (0, 1)]]
-
-
-def test_a_spare_that_was_never_needed_has_succeeded_without_workers() -> None:
-    story = Story()
-    story.put(g.Start(), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
-    assert words_of(story.end(WorkerState.SUCCEEDED)) == ["SUCCEEDED"]
-
-
-def test_workers_of_an_earlier_round_have_not_succeeded_with_a_job_that_went_on_without_them() -> None:
-    story = Story()
-    story.put(g.Start())
-    story.begin()
-    story.put(Interrupted(1, "a node was lost"), *gone(1), Ended(Outcome.SUCCEEDED, "every worker succeeded"))
-    assert words_of(story.end(WorkerState.SUCCEEDED)) == ["SUCCEEDED"]
-
-
-def test_of_a_job_that_another_node_failed_our_workers_are_victims() -> None:
-    story = Story()
-    story.put(g.Start())
-    story.begin()
-    assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE), *gone(1)) == []
-    words = words_of(story.end(WorkerState.FAILED))
-    assert words[-3:] == ["TERMINATED", "TERMINATED", "SUCCEEDED"]
-    assert "workers.default.run_total" in words
-
-
-def test_a_failure_that_ends_the_job_after_all_workers_are_gone_is_told() -> None:
-    story = Story()
-    story.put(g.Start())
-    story.begin()
-    failed: list[g.Event] = [g.Exited(1, 1, FAILURE), g.Exited(1, 0, None), g.Cleared(1, 0), g.Cleared(1, 1)]
-    look = ["workers.default.remaining_restarts", "workers.default.failed"]
-    assert story.put(*failed) == look
-    assert story.put(Ended(Outcome.FAILED, "it broke", FAILURE)) == []
-    failure = ProcessFailure(1, 4711, 3, "nowhere")
-    words = words_of(story.end(WorkerState.FAILED, {1: failure}))
-    assert words[-3:] == ["TERMINATED", "FAILED", "SUCCEEDED"]
-
-
-def test_a_worker_that_is_stopped_for_a_hang_has_failed_as_if_a_look_at_it_had_found_that() -> None:
-    story = Story()
-    story.put(g.Start())
-    story.begin()
-    look = ["workers.default.remaining_restarts", "workers.default.failed"]
-    assert story.put(g.FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL)) == look
-    assert story.translator.look() == []
-    assert story.put(*gone(1)) == []
-    story.put(Ended(Outcome.FAILED, "it hung", FAILURE))
-    failure = ProcessFailure(1, 4711, -9, "nowhere", unhealthy="timer 'step' expired")
-    words = words_of(story.end(WorkerState.FAILED, {1: failure}))
-    assert words[-3:] == ["TERMINATED", "FAILED", "SUCCEEDED"]
-
-
-def test_no_state_is_healthy_before_there_are_workers_or_after() -> None:
-    story = Story()
-    look = ["workers.default.remaining_restarts", "workers.default.healthy"]
-    assert story.translator.look() == []
-    story.put(g.Start())
-    story.begin()
-    assert words_of(story.translator.look()) == look
-    story.put(Interrupted(1, "a node was lost"))
-    assert story.translator.look() == []
+@pytest.mark.parametrize("point", POINTS)
+def test_what_is_told(point: str) -> None:
+    story, told = Story(), list[Told]()
+    steps, words = POINTS[point]
+    for number, step in enumerate(steps):
+        told += story.tell(step)
+        if steps[: number + 1] == BEGUN != steps:  # that workers begin is told once
+            told.clear()
+    assert [each.state if isinstance(each, Status) else each.name for each in told] == words
 
 
 def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
     story = Story()
-    story.put(g.Start())
-    story.begin()
-    story.put(Interrupted(1, "it broke elsewhere", 1), *gone(1))
-    told = story.end(WorkerState.STOPPED, reason="asked to stop")
+    for step in (*BEGUN, Interrupted(1, "it broke elsewhere", 1), *GONE):
+        story.tell(step)
+    told = story.tell(ended(WorkerState.STOPPED))
     assert [each.restart_count for each in told if isinstance(each, Status)] == [1]
 
 
@@ -518,7 +490,7 @@ def test_a_forked_function_can_import_what_its_agent_imports_for_a_handler() -> 
 
 def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch: Launcher) -> None:
     job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2", wrapper=PATIENT)
-    assert job.wait(LAUNCH_TIMEOUT_S) == 3
+    job.assert_ends(3, limit_s=LAUNCH_TIMEOUT_S)
     events = [json.loads(line) for line in job.stderr.splitlines() if line.startswith("{")]
     states = [event["metadata"]["state"] for event in events]
     assert states[:4] == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]
@@ -526,7 +498,6 @@ def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch:
     assert (states[6:], events[-1]["source"]) == (["SUCCEEDED"], "AGENT")
     # They are told once torch is imported, which takes longer than the whole job.
     assert events[-1]["timestamp"] / 1000 <= (job.folder / "stderr").stat().st_mtime
-    job.assert_nothing_left()
 
 
 @pytest.mark.all

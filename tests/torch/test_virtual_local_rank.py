@@ -128,11 +128,10 @@ def test_fewer_devices_than_workers_are_refused_where_torchrun_fails(
     assert ran.returncode == 1
     assert f"local_rank {without} exceeds available GPUs" in ran.stderr
     job = launch("say('started')", *options, env={VARIABLE: visible})
-    assert job.wait() == 2
+    job.assert_ends(2)
     assert not job.stdout
     [line] = job.stderr.splitlines()
     assert line.startswith(f"aelastic: error: {VARIABLE}={visible!r} has no device for local rank {without}")
-    job.assert_nothing_left()
 
 
 def test_the_library_looks_at_the_environment_that_workers_get() -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,97 +27,98 @@ def by_rank(*words: str, restart: int = 0) -> list[str]:
     return sorted(f"{restart} {rank} {each}" for rank in (0, 1) for each in words)
 
 
-# Rank and size.
+# Process groups.
+
+# A group each, after the first one: whatever else workers may meet at.
+MEETINGS = """
+where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
+job = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+file = os.path.abspath("store")
+store, its_rank, its_world_size = next(iter(dist.rendezvous("env://")))
+store.set(f"from {rank}", str(rank))
+assert store.get(f"from {1 - rank}") == str(1 - rank).encode()
+assert (its_rank, its_world_size) == (rank, world_size)
+meetings = {
+    # A prefix: where one store is shared, torch reads the last group's addresses else, sometimes.
+    "what rendezvous gives": lambda: {"store": dist.PrefixStore("given", store)},
+    "a client of the job's store": lambda: {"store": dist.PrefixStore("mine", dist.TCPStore(*job, is_master=False))},
+    "a file store": lambda: {"store": dist.FileStore(file + "1", world_size)},
+    "a file": lambda: {"init_method": f"file://{file}2"},
+    # As torch's own code does that wants a store of its own.
+    "a port of its own": lambda: os.environ.update(TORCHELASTIC_USE_AGENT_STORE="False") or {"init_method": where},
+}
+for name, options in meetings.items():
+    dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=SOON, **options())
+    tell(name, total())
+    dist.barrier()
+    dist.destroy_process_group()
+"""
 
 
-def test_a_worker_is_told_that_torchelastic_launched_it_and_what_its_ranks_are(launch: Launcher) -> None:
+def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they_meet(
+    launch: Launcher, free_ports: dict[str, str]
+) -> None:
     told = both(
         launch,
         """
         tell("launched", dist.is_torchelastic_launched())
         tell("local", dist.get_node_local_rank(), dist.get_node_local_rank(fallback_rank=9))
         tell("before", dist.is_initialized(), dist.get_rank.__name__)
-        dist.init_process_group("gloo")
-        tell("after", dist.is_initialized(), dist.get_rank(), dist.get_world_size(), dist.get_backend())
+        dist.init_process_group("gloo", timeout=SOON)
+        tell("after", dist.is_initialized(), dist.get_rank(), dist.get_world_size(), dist.get_backend(), total())
+        try:
+            dist.init_process_group("gloo")
+        except ValueError as error:
+            tell("twice", error)
+        everyone = dist.new_group([0, 1], backend="gloo")
+        alone = [dist.new_group([each], backend="gloo") for each in (0, 1)][rank]
+        subgroup, _ = dist.new_subgroups(1)
+        tell("groups", total(everyone), total(alone), total(subgroup))
+        dist.monitored_barrier(timeout=SOON)
+        objects = [None, None]
+        dist.all_gather_object(objects, {"rank": rank})
+        tell("objects", objects)
+        box = [("from", rank)]
+        dist.broadcast_object_list(box, src=1)
+        tell("box", box)
+        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
+        tell("mesh", mesh["data"].get_local_rank(), mesh["model"].get_local_rank())
+        if rank == 0:
+            dist.send(torch.tensor([7.0]), dst=1)
+        else:
+            received = torch.zeros(1)
+            dist.recv(received, src=0)
+            tell("received", received.item())
         dist.barrier()  # or the first that ends breaks the connections that the other is about to make
+        dist.destroy_process_group()
+        """
+        + textwrap.indent(MEETINGS, " " * 8),
+        **free_ports,
+    )
+    assert {"0 1 groups 3.0 2.0 2.0", "0 1 received 7.0", "0 0 box [('from', 1)]", "0 1 launched True"} <= set(told)
+    assert {"0 1 local 1 1", "0 0 before False get_rank", "0 1 after True 1 2 gloo 3.0"} <= set(told)
+    places = ("what rendezvous gives", "a client of the job's store", "a file store", "a file", "a port of its own")
+    assert set(by_rank(*(f"{place} 3.0" for place in places))) <= set(told)
+
+
+def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launcher) -> None:
+    told = both(
+        launch,
+        """
+        where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
+        tell("sum", total())
+        dist.barrier()
         dist.destroy_process_group()
         """,
     )
-    assert told == sorted(
-        f"0 {rank} {words}"
-        for rank in (0, 1)
-        for words in ("launched True", f"local {rank} {rank}", "before False get_rank", f"after True {rank} 2 gloo")
-    )
-
-
-# Process groups.
-
-INITS = {
-    "env, by default": "dist.init_process_group('gloo')",
-    "env": "dist.init_process_group('gloo', init_method='env://')",
-    "env, with ranks": "dist.init_process_group('gloo', init_method='env://', rank=rank, world_size=world_size)",
-    "any back end": "dist.init_process_group()",
-    "the job's own address and port": """
-        where = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
-    """,
-    "a port of its own": """
-        os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"  # as torch's own code does that wants a store of its own
-        where = f"tcp://127.0.0.1:{os.environ['FREE_PORT_' + os.path.basename(os.getcwd())]}"
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
-    """,
-    "a store of its own": """
-        port = int(os.environ["FREE_PORT_" + os.path.basename(os.getcwd())])
-        store = dist.TCPStore("127.0.0.1", port, world_size, is_master=rank == 0)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    """,
-    "a client of the job's store": """
-        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.PrefixStore("mine", dist.TCPStore(host, port, is_master=False))
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    """,
-    "what rendezvous gives": """
-        store, its_rank, its_world_size = next(iter(dist.rendezvous("env://")))
-        store.set(f"from {rank}", str(rank))
-        assert store.get(f"from {1 - rank}") == str(1 - rank).encode()
-        dist.init_process_group("gloo", store=store, rank=its_rank, world_size=its_world_size)
-    """,
-    "a file store": """
-        store = dist.FileStore(os.path.abspath("store"), world_size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    """,
-    "a file": """
-        where = "file://" + os.path.abspath("store")
-        dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world_size)
-    """,
-}
+    assert told == by_rank("sum 3.0")
 
 
 @pytest.fixture
 def free_ports() -> dict[str, str]:
     """One for each launcher's workers."""
     return {f"FREE_PORT_{launcher}": str(quiet_port()) for launcher in (TORCHRUN, AELASTIC)}
-
-
-# The others ask nothing more of the launcher: neither its store nor its address, or both as one of these does.
-QUICK = {"env, by default", "the job's own address and port", "a port of its own", "a client of the job's store"}
-
-
-@pytest.mark.parametrize("how", [pytest.param(how, marks=() if how in QUICK else pytest.mark.all) for how in INITS])
-def test_a_process_group_comes_up(launch: Launcher, free_ports: dict[str, str], how: str) -> None:
-    told = both(
-        launch,
-        textwrap.dedent(INITS[how])
-        + textwrap.dedent(
-            """
-            tell("sum", total())
-            dist.barrier()
-            dist.destroy_process_group()
-            """
-        ),
-        **free_ports,
-    )
-    assert told == by_rank("sum 3.0")
 
 
 def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
@@ -173,14 +173,11 @@ def test_a_tcp_address_of_ones_own_where_the_store_is_shared_is_what_this_torch_
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("launcher", [TORCHRUN, AELASTIC])
-def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
-    launch: Launcher, launcher: str
-) -> None:
+def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(launch: Launcher) -> None:
     """As a scheduler ends a job: agent, workers and helpers get SIGTERM at the same time."""
     job = start(
         launch,
-        launcher,
+        AELASTIC,
         """
         dist.init_process_group("gloo")
         is_asked = False
@@ -209,67 +206,10 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
     assert job.lines.count("saved") == 2, job.story
 
 
-@pytest.mark.all
-def test_a_worker_leaves_its_process_group_and_makes_another(launch: Launcher) -> None:
-    told = both(
-        launch,
-        """
-        for turn in range(3):
-            # A prefix for each: where one store is shared, torch reads the last turn's addresses else, sometimes.
-            store = dist.PrefixStore(f"turn {turn}", next(iter(dist.rendezvous("env://")))[0])
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=SOON)
-            tell("turn", turn, total())
-            try:
-                dist.init_process_group("gloo")
-            except ValueError as error:
-                tell("twice", turn, error)
-            dist.barrier()
-            dist.destroy_process_group()
-        """,
-    )
-    assert len(told) == 2 * 3 * 2
-
-
-@pytest.mark.all
-def test_groups_of_all_kinds_work_side_by_side(launch: Launcher) -> None:
-    told = both(
-        launch,
-        """
-        dist.init_process_group("gloo", timeout=SOON)
-        everyone = dist.new_group([0, 1], backend="gloo")
-        alone = [dist.new_group([each], backend="gloo") for each in (0, 1)][rank]
-        subgroup, _ = dist.new_subgroups(1)
-        tell("groups", total(everyone), total(alone), total(subgroup))
-        dist.monitored_barrier(timeout=SOON)
-        objects = [None, None]
-        dist.all_gather_object(objects, {"rank": rank})
-        tell("objects", objects)
-        box = [("from", rank)]
-        dist.broadcast_object_list(box, src=1)
-        tell("box", box)
-        mesh = dist.device_mesh.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model"))
-        tell("mesh", mesh["data"].get_local_rank(), mesh["model"].get_local_rank())
-        if rank == 0:
-            dist.send(torch.tensor([7.0]), dst=1)
-        else:
-            received = torch.zeros(1)
-            dist.recv(received, src=0)
-            tell("received", received.item())
-        dist.barrier()
-        dist.destroy_process_group()
-        """,
-    )
-    assert {"0 1 groups 3.0 2.0 2.0", "0 1 received 7.0", "0 0 box [('from', 1)]"} <= set(told)
-
-
 # RPC.
 
 
-@pytest.mark.parametrize(
-    "how",
-    ["env", pytest.param("tcp", marks=pytest.mark.all), pytest.param("beside a process group", marks=pytest.mark.all)],
-)
-def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
+def test_rpc_calls_its_peers_beside_a_process_group(launch: Launcher) -> None:
     told = both(
         launch,
         """
@@ -280,11 +220,8 @@ def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
             return a + b
 
 
-        if os.environ["HOW"] == "beside a process group":
-            dist.init_process_group("gloo")
-        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-        method = f"tcp://{address}:{port}" if os.environ["HOW"] == "tcp" else "env://"
-        options = rpc.TensorPipeRpcBackendOptions(init_method=method, rpc_timeout=60)
+        dist.init_process_group("gloo")
+        options = rpc.TensorPipeRpcBackendOptions(init_method="env://", rpc_timeout=60)
         rpc.init_rpc(f"worker{rank}", rank=rank, world_size=world_size, rpc_backend_options=options)
         peer = f"worker{1 - rank}"
         tell("sync", rpc.rpc_sync(peer, add, args=(torch.ones(2), rank)).tolist())
@@ -292,11 +229,9 @@ def test_rpc_calls_its_peers(launch: Launcher, how: str) -> None:
         tell("remote", rpc.remote(peer, add, args=(3, rank)).to_here())
         tell("name", rpc.get_worker_info().name, rpc.get_worker_info(peer).id)
         rpc.shutdown()
-        if os.environ["HOW"] == "beside a process group":
-            tell("sum", total())
-            dist.destroy_process_group()
+        tell("sum", total())
+        dist.destroy_process_group()
         """,
-        HOW=how,
     )
     assert {"0 0 sync [1.0, 1.0]", "0 1 remote 4", "0 1 name worker1 0"} <= set(told)
 
@@ -336,39 +271,8 @@ def digest(model):
 """
 
 
-def test_ddp_trains_and_starts_again_after_a_crash(launch: Launcher) -> None:
-    told = ours(
-        launch,
-        TRAINING
-        + textwrap.dedent(
-            """
-            dist.init_process_group("gloo")
-            model, optimizer = make()
-            data = TensorDataset(torch.arange(64.0).reshape(16, 4) / 64)
-            loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False), num_workers=2)
-            for step, (batch,) in enumerate(loader):
-                learn(model, optimizer, batch)
-                tell("step", step, digest(model))
-            dist.barrier()
-            if restart == 0 and rank == 1:
-                os._exit(3)
-            if restart == 0:
-                time.sleep(600)
-            dist.destroy_process_group()
-            """
-        ),
-        "--max-restarts=1",
-    )
-    assert len(told) == 2 * 2 * 2
-    steps = {line.split(" ", 2)[2] for line in told}  # the same on all ranks and in both attempts
-    assert len(steps) == 2
-
-
-@pytest.mark.parametrize(
-    "how",
-    ["sync", pytest.param("async", marks=pytest.mark.all), pytest.param("async in a process", marks=pytest.mark.all)],
-)
-def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launcher, how: str) -> None:
+@pytest.mark.parametrize("how", ["sync", pytest.param("async in a process", marks=pytest.mark.all)])
+def test_ddp_trains_and_goes_on_from_a_distributed_checkpoint_after_a_crash(launch: Launcher, how: str) -> None:
     script = TRAINING + textwrap.dedent(
         """
             from torch.distributed.checkpoint.state_dict import set_state_dict
@@ -376,11 +280,10 @@ def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launche
 
 
             def save(state):
-                how = os.environ["HOW"]
-                if how == "sync":
+                if os.environ["HOW"] == "sync":
                     dcp.save(state, checkpoint_id="saved")
                 else:
-                    kind = AsyncCheckpointerType.THREAD if how == "async" else AsyncCheckpointerType.PROCESS
+                    kind = AsyncCheckpointerType.PROCESS
                     dcp.async_save(state, checkpoint_id="saved", async_checkpointer_type=kind).result()
 
 
@@ -396,8 +299,12 @@ def test_a_distributed_checkpoint_is_found_again_after_a_restart(launch: Launche
                     )
                     first = state["step"]
                     tell("loaded", first, digest(model))
-                for step in range(first, 3):
-                    learn(model, optimizer, torch.full((2, 4), float(rank + step)))
+                data = TensorDataset(torch.arange(96.0).reshape(24, 4) / 96)
+                loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data, shuffle=False), num_workers=2)
+                for step, (batch,) in enumerate(loader):
+                    if step < first:
+                        continue
+                    learn(model, optimizer, batch)
                     tell("step", step, digest(model))
                     if step == 1:
                         save({**state_of(model, optimizer), "step": 2})
@@ -584,24 +491,6 @@ def ask(path: str, handler: str) -> tuple[str, str]:
     return head.splitlines()[0], body
 
 
-def serve_and_ask(launch: Launcher, wait_lines: Callable[[Job, str], list[str]], **env: str) -> list[str]:
-    """Runs two workers through a restart; asks each in each attempt; gives the paths."""
-    job = start(launch, AELASTIC, SERVED, "--max-restarts=1", **env)
-    paths = []
-    for restart in (0, 1):
-        for line in wait_lines(job, f"ready {restart} "):
-            path = line.split(" ", 3)[3]
-            assert ask(path, "ping") == ("HTTP/1.1 200 OK", "pong")
-            status, stacks = ask(path, "dump_traceback")
-            assert status == "HTTP/1.1 200 OK"
-            assert "in in_the_middle_of_training" in stacks
-            paths.append(path)
-        (job.folder / f"go{restart}").touch()
-    assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
-    job.assert_nothing_left()
-    return paths
-
-
 def two_lines(job: Job, beginning: str) -> list[str]:
     lines: list[str] = wait_for(
         f"two workers {beginning}\n{job.story}",
@@ -616,16 +505,22 @@ def two_lines(job: Job, beginning: str) -> list[str]:
     return lines
 
 
-def test_each_worker_of_each_attempt_can_be_asked_what_it_does(launch: Launcher) -> None:
-    paths = serve_and_ask(launch, two_lines)
-    assert len(set(paths)) == 4
-    assert not [path for path in paths if os.path.exists(path)]
-
-
-def test_a_temporary_folder_with_a_long_name_is_no_obstacle(launch: Launcher) -> None:
+def test_each_worker_of_each_attempt_can_be_asked_what_it_does_though_the_temporary_folders_name_is_long(
+    launch: Launcher,
+) -> None:
     deep = launch.folder / ("ü" * 100)
     deep.mkdir()
-    paths = serve_and_ask(launch, two_lines, TMPDIR=str(deep))
-    assert len(set(paths)) == 4
+    job = start(launch, AELASTIC, SERVED, "--max-restarts=1", TMPDIR=str(deep))
+    paths = []
+    for restart in (0, 1):
+        for line in two_lines(job, f"ready {restart} "):
+            path = line.split(" ", 3)[3]
+            assert ask(path, "ping") == ("HTTP/1.1 200 OK", "pong")
+            status, stacks = ask(path, "dump_traceback")
+            assert status == "HTTP/1.1 200 OK" and "in in_the_middle_of_training" in stacks
+            paths.append(path)
+        (job.folder / f"go{restart}").touch()
+    job.assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    assert len(set(paths)) == 4 and not [path for path in paths if os.path.exists(path)]
     assert all(len(os.fsencode(path)) <= 107 for path in paths)
     assert not list(deep.iterdir())
