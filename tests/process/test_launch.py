@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_each_loop
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
 from kit.ports import quiet_port
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
@@ -119,17 +120,13 @@ def test_warm_starts_caches_and_the_grace_of_a_restart_are_as_the_spec_has_them(
 
 def test_a_config_of_an_older_torch_has_defaults_for_what_it_lacks() -> None:
     old = vars(one_node())
-    for name in (
-        "numa_options",
-        "signals_to_handle",
-        "duplicate_stdout_filters",
-        "virtual_local_rank",
-        "shutdown_timeout",
-    ):
+    later = "numa_options signals_to_handle duplicate_stdout_filters virtual_local_rank shutdown_timeout"
+    for name in later.split():
         del old[name]
     assert elastic_launch(SimpleNamespace(**old), "true")() == {0: None, 1: None}  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pass a LaunchConfig"):
-        elastic_launch(SimpleNamespace(nodes=1), "true")()  # type: ignore[arg-type]
+    for config in (SimpleNamespace(nodes=1), None):
+        with pytest.raises(ValueError, match="pass a LaunchConfig"):
+            elastic_launch(config, "true")()  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -153,6 +150,8 @@ def test_handlers_of_torchs_errors_catch_ours() -> None:
         assert isinstance(error, ChildFailedError) and isinstance(error, errors.ChildFailedError)
         assert (error.name, set(error.failures) <= {0, 1}) == ("false", True)
     assert str(again) == str(caught.value)
+    stopped = pickle.loads(pickle.dumps(SignalException("stopped", signal.SIGTERM)))
+    assert (str(stopped), stopped.sigval) == ("stopped", signal.SIGTERM)
 
 
 @pytest.mark.all
@@ -189,29 +188,14 @@ def test_an_error_does_not_wait_for_a_disk_that_hangs(
     answers.set()
 
 
-def test_a_signal_exception_keeps_its_signal_when_pickled() -> None:
-    import signal
-
-    again = pickle.loads(pickle.dumps(SignalException("stopped", signal.SIGTERM)))
-    assert (str(again), again.sigval) == ("stopped", signal.SIGTERM)
-
-
 # Functions.
 
 
 @with_every_method
 def test_what_functions_return_comes_by_global_rank(method: str) -> None:
-    values = launch(stories.rank_and, "${local_rank}", ["${local_rank}"], None, start_method=method)
+    args = ["${local_rank}", ["${local_rank}"], None]
+    values = launch_agent(one_node(start_method=method), stories.rank_and, args)
     assert values == {rank: [rank, str(rank), ["${local_rank}"], None] for rank in (0, 1)}
-
-
-def test_the_agent_can_be_launched_without_the_class() -> None:
-    assert launch_agent(one_node(), stories.rank_and, ["x"]) == {0: [0, "x"], 1: [1, "x"]}
-
-
-def test_local_functions_run_by_fork() -> None:
-    inside = object()
-    assert launch(lambda: (inside is not None, len("four"))) == {0: (True, 4), 1: (True, 4)}
 
 
 @with_every_method
@@ -261,11 +245,7 @@ def test_a_failure_has_the_functions_name_message_and_traceback(
     assert "launches.py" in cause.traceback or function is stories.unpicklable
 
 
-def test_a_function_that_fails_once_is_started_again() -> None:
-    assert launch(stories.fail_the_first_time, max_restarts=1) == {0: "restarts 1", 1: "restarts 1"}
-
-
-@with_every_method
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_to_end(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,9 +254,8 @@ def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_t
     assert launch(stories.rank_and, start_method=method) == {0: [0], 1: [1]}
 
 
-@with_every_method
-def test_a_worker_may_launch_itself(method: str) -> None:
-    values = launch(stories.launch_inside, method, start_method=method, nproc_per_node=1)
+def test_a_worker_may_launch_itself() -> None:  # as may any child: test_launch_again.py
+    values = launch(stories.launch_inside, "spawn", start_method="spawn", nproc_per_node=1)
     assert values == {0: {0: [0, "inside"], 1: [1, "inside"]}}
 
 
@@ -303,8 +282,10 @@ def test_what_runs_in_our_own_python_is_called_by_its_name() -> None:
     assert failed.name == "raise SystemExit(4)" and failed.get_first_failure()[1].exitcode == 4
 
 
-@on_each_loop
-def test_the_agent_runs_on_the_loop_of_the_variable(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_both_loops
+def test_the_agent_runs_on_the_loop_of_the_variable_and_the_signals_are_in_this_programs_environment(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     run = BlockingRun._main
 
@@ -316,8 +297,13 @@ def test_the_agent_runs_on_the_loop_of_the_variable(loop: str, monkeypatch: pyte
 
     monkeypatch.setattr(BlockingRun, "_main", spy)
     monkeypatch.setenv("AELASTIC_LOOP", loop)
-    launch("true")
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "before")
+    launch("true", signals_to_handle="SIGTERM,SIGUSR1")
+    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1", "as with torch"
     assert [module.partition(".")[0] for module in seen] == [loop]
+    monkeypatch.setenv("AELASTIC_LOOP", "curio")
+    with pytest.raises(ValueError, match="AELASTIC_LOOP=curio: use uvloop or asyncio"):
+        launch("true")
 
 
 # Output.
@@ -442,12 +428,6 @@ def test_an_entrypoint_that_is_none_is_refused(entrypoint: Any, words: str) -> N
         launch(entrypoint)
 
 
-@pytest.mark.parametrize("name", ["tee", "redirects"])
-def test_a_map_of_streams_may_name_ranks_of_larger_nodes(name: str, tmp_path: Path) -> None:
-    streams: Any = {name: {1: Std.ALL, 2: Std.OUT}}
-    assert launch("true", logs_specs=DefaultLogsSpecs(str(tmp_path), **streams)) == {0: None, 1: None}
-
-
 WRONG_TYPES = {
     "min_nodes": "1", "max_nodes": None, "nproc_per_node": 1.5, "max_restarts": "a", "monitor_interval": "a",
     "rdzv_timeout": "x", "shutdown_timeout": "x", "run_id": 7, "role": 5, "local_addr": 5, "rdzv_endpoint": 5,
@@ -498,17 +478,6 @@ def test_a_job_of_one_to_two_nodes_without_a_name_runs_on_one() -> None:
     assert launch(stories.rank_and, 1, rdzv_configs={"last_call_timeout": 0.1}, **fields) == {0: [0, 1], 1: [1, 1]}
 
 
-def test_the_signals_are_in_this_programs_environment_as_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "before")
-    launch("true", signals_to_handle="SIGTERM,SIGUSR1")
-    assert os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR1"
-
-
-def test_what_is_no_config_is_refused() -> None:
-    with pytest.raises(ValueError, match="config is None: pass a LaunchConfig"):
-        elastic_launch(None, "true")()  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_functions_that_cannot_be_sent_are_refused(method: str) -> None:
     with pytest.raises(ValueError, match="define it at the top of a module"):
@@ -516,12 +485,6 @@ def test_functions_that_cannot_be_sent_are_refused(method: str) -> None:
     queue: Any = multiprocessing.get_context("fork").Queue()
     with pytest.raises(ValueError, match=f"get_context\\({method!r}\\)"):
         launch(stories.rank_and, queue, start_method=method)
-
-
-def test_an_unknown_loop_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AELASTIC_LOOP", "curio")
-    with pytest.raises(ValueError, match="AELASTIC_LOOP=curio: use uvloop or asyncio"):
-        launch("true")
 
 
 def test_a_numa_mode_may_be_an_option_object_of_torchs_kind() -> None:

@@ -14,18 +14,17 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, on_each_loop, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, wait_for
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
-from aelastic.logs_specs import DefaultLogsSpecs
-from aelastic.settings import Std
 
 METHODS = ("spawn", "fork", "forkserver")
 pytestmark = [
@@ -53,12 +52,10 @@ def held() -> tuple[dict[str, str], set[str]]:
     return descriptors, {thread.name for thread in threading.enumerate()}
 
 
-@on_each_loop
 @pytest.mark.all
 def test_dozens_of_launches_hold_no_more_descriptors_and_threads_than_one(
-    loop: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("AELASTIC_LOOP", loop)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     launch("true")
     before = held()
@@ -91,16 +88,9 @@ def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
 # Not by fork: a child of a program with busy threads inherits the locks they hold, with any launcher.
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_threads_launch_side_by_side(method: str) -> None:
-    values: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: values.append(launch(stories.rank_and, "x", start_method=method)))
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LAUNCH_TIMEOUT_S)
-    assert values == [BOTH] * 4
+    with ThreadPoolExecutor() as threads:
+        launches = [threads.submit(launch, stories.rank_and, "x", start_method=method) for _ in range(4)]
+        assert [each.result(LAUNCH_TIMEOUT_S) for each in launches] == [BOTH] * 4
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -143,22 +133,12 @@ def test_a_program_with_a_running_loop_may_launch(run: Callable[..., Any]) -> No
         return values
 
     assert run(main()) == BOTH
+    with ThreadPoolExecutor() as threads:  # which is none that handles signals
+        assert threads.submit(run, main()).result(LAUNCH_TIMEOUT_S) == BOTH
     wait_for("no thread of ours", lambda: threading.active_count() <= before)
 
 
-def test_a_thread_with_a_running_loop_may_launch() -> None:
-    async def main() -> Any:
-        return launch(stories.rank_and, "x")
-
-    values: list[Any] = []
-    thread = threading.Thread(target=lambda: values.append(asyncio.run(main())))
-    thread.start()
-    thread.join(LAUNCH_TIMEOUT_S)
-    assert values == [BOTH]
-
-
-@on_each_loop
-@pytest.mark.parametrize("is_under_a_loop", [False, True])
+@pytest.mark.parametrize("loop, is_under_a_loop", [("uvloop", False), ("asyncio", True)])
 def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
     loop: str, is_under_a_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,8 +200,7 @@ def own_handlers() -> Iterator[dict[int, Any]]:
         signal.signal(signum, handler)
 
 
-@pytest.mark.parametrize("is_under_a_loop", [False, True])
-@on_each_loop
+@pytest.mark.parametrize("loop, is_under_a_loop", [("asyncio", False), ("uvloop", True)])
 def test_a_signal_stops_the_job_and_its_handler_comes_back(
     loop: str, is_under_a_loop: bool, own_handlers: dict[int, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,18 +354,6 @@ def test_ctrl_c_ends_a_launch_that_does_not_handle_it(tmp_path: Path) -> None:
     done = run_script(tmp_path, code)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
     assert_all_ended(tmp_path)
-
-
-# Streams.
-
-
-def test_teed_lines_go_where_the_programs_stdout_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = io.StringIO()
-    monkeypatch.setattr(sys, "stdout", shown)
-    launch(stories.speak, 500, logs_specs=DefaultLogsSpecs(str(tmp_path), tee=Std.OUT), role="r")
-    lines = shown.getvalue().splitlines()
-    for rank in (0, 1):
-        assert [line for line in lines if line.startswith(f"[r{rank}]:")] == [f"[r{rank}]:line {n}" for n in range(500)]
 
 
 @pytest.mark.parametrize("stream", [None, "closed"])

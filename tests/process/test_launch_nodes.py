@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -18,10 +18,6 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 # Role and workers of each agent: roles mixed, local world sizes unequal, within a role, too.
 AGENTS = (("trainer", 2), ("ps", 1), ("trainer", 3))
-
-
-def free_endpoint() -> str:
-    return f"127.0.0.1:{quiet_port()}"
 
 
 def launch_all(backend: str, endpoint: str) -> dict[int, Any]:
@@ -50,7 +46,7 @@ def launch_all(backend: str, endpoint: str) -> dict[int, Any]:
 
 
 @contextmanager
-def registered_handler() -> Iterator[str]:
+def registered_handler() -> Iterator[None]:
     """A back end that a program registers with torch, as torchelastic's documents show."""
     rendezvous = pytest.importorskip("torch.distributed.elastic.rendezvous")
     registry = pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
@@ -62,7 +58,7 @@ def registered_handler() -> Iterator[str]:
 
     rendezvous.rendezvous_handler_registry.register("of-a-program", create)
     try:
-        yield "of-a-program"
+        yield
     finally:
         del rendezvous.rendezvous_handler_registry._registry["of-a-program"]
 
@@ -70,11 +66,8 @@ def registered_handler() -> Iterator[str]:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["c10d", "torch:c10d", "static", "of-a-program"])
 def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str) -> None:
-    if backend == "of-a-program":
-        with registered_handler() as name:
-            given = launch_all(name, free_endpoint())
-    else:
-        given = launch_all(backend, free_endpoint())
+    with registered_handler() if backend == "of-a-program" else nullcontext():
+        given = launch_all(backend, f"127.0.0.1:{quiet_port()}")
     failed = [value for value in given.values() if isinstance(value, Exception)]
     assert not failed and set(given) == {0, 1, 2}
     workers = {rank: told for values in given.values() for rank, told in values.items()}
@@ -95,10 +88,3 @@ def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str)
     for role, size in (("trainer", 5), ("ps", 1)):
         role_ranks = [int(told["ROLE_RANK"]) for _, told in sorted(workers.items()) if told["ROLE_NAME"] == role]
         assert role_ranks == list(range(size)), "ranks within a role go by global rank"
-
-
-def test_a_node_on_its_own_may_meet_at_an_endpoint() -> None:
-    config = LaunchConfig(
-        1, 1, 2, run_id="one", rdzv_backend="c10d", rdzv_endpoint=free_endpoint(), max_restarts=0, start_method="fork"
-    )
-    assert elastic_launch(config, stories.rank_and)("x") == {0: [0, "x"], 1: [1, "x"]}

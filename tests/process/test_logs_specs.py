@@ -69,7 +69,7 @@ def reified(module: Any, folder: Path, count: int, **options: Any) -> dict[str, 
 # The same as torch's.
 
 
-@pytest.mark.parametrize("redirects", [0, 1, 2, 3, {0: 1, 2: 3}])
+@pytest.mark.parametrize("redirects", [0, 1, 2, 3, {0: 1, 2: 3, 9: 1}])  # a map may name ranks of larger nodes
 @pytest.mark.parametrize("tee", [0, 1, 2, 3, {1: 2, 2: 1}])
 @pytest.mark.parametrize("ranks", [None, {0}, {1, 2, 7}, set()], ids=str)
 def test_the_answer_is_torchs(tmp_path: Path, redirects: Any, tee: Any, ranks: set[int] | None) -> None:

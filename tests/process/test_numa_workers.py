@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,9 +84,15 @@ def cpus_written(folder: Path, *ranks: int) -> list[list[int]]:
     return [[int(cpu) for cpu in (folder / f"cpus{rank}").read_text().split()] for rank in ranks]
 
 
-@pytest.mark.parametrize("mode", ["node", "socket", "exclusive", "core-complex"])
-def test_programs_run_on_the_cpus_near_their_gpu(tmp_path: Path, two_nodes: dict[str, str], mode: str) -> None:
-    assert run(workers(two_nodes, local_world_size=2, numa_binding=mode)).state is WorkerState.SUCCEEDED
+def test_programs_run_on_the_cpus_near_their_gpu_also_when_they_start_again_and_are_told_another_local_rank(
+    tmp_path: Path, two_nodes: dict[str, str]
+) -> None:
+    code = f"{PRINT_CPUS}; import sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    spec = workers(
+        two_nodes, args=("-c", code), local_world_size=2, max_restarts=1, restart_policy="*: restart",
+        numa_binding="core-complex", virtual_local_rank=True,
+    )  # fmt: skip
+    assert run(spec).state is WorkerState.SUCCEEDED
     assert cpus_written(tmp_path, 0, 1) == [[CPUS[1]], [CPUS[0]]]
 
 
@@ -97,19 +104,6 @@ def test_functions_run_on_the_cpus_near_their_gpu(two_nodes: dict[str, str], met
     # Nothing of it stays for the next worker, be it of the same fork server.
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), start_method=method, numa_binding=None)
     assert run(spec).return_values == {0: CPUS}
-
-
-def test_workers_that_start_again_are_bound_again(tmp_path: Path, two_nodes: dict[str, str]) -> None:
-    code = f"{PRINT_CPUS}; import sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
-    assert run(workers(two_nodes, args=("-c", code), max_restarts=1)).state is WorkerState.SUCCEEDED
-    assert cpus_written(tmp_path, 0) == [[CPUS[1]]]
-
-
-def test_binding_goes_by_the_true_local_rank_when_workers_are_told_another(
-    tmp_path: Path, two_nodes: dict[str, str]
-) -> None:
-    run(workers(two_nodes, local_world_size=2, virtual_local_rank=True))
-    assert cpus_written(tmp_path, 0, 1) == [[CPUS[1]], [CPUS[0]]]
 
 
 @pytest.mark.parametrize("workers, code", [(1, 0), (2, 2)])
@@ -169,20 +163,13 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refused")
-def test_a_program_whose_cpus_the_kernel_refuses_fails_with_a_note(tmp_path: Path) -> None:
-    result = run(workers(os.environ))
-    failure = result.failures[0]
-    assert failure.exitcode == NOT_EXECUTABLE
-    assert f"may not run on CPUs {NO_CPU}: Invalid argument" in failure.message
-    assert not (tmp_path / "cpus0").exists()
-
-
-@pytest.mark.usefixtures("refused")
-def test_a_function_whose_cpus_the_kernel_refuses_fails_with_the_reason() -> None:
-    result = run(workers(os.environ, entrypoint=entrypoints.allowed_cpus, args=(), start_method="fork"))
-    failure = result.failures[0]
-    assert f"may not run on CPUs {NO_CPU}: Invalid argument" in failure.message
-    assert "aelastic" not in failure.traceback
+def test_a_worker_whose_cpus_the_kernel_refuses_fails_with_the_reason(tmp_path: Path) -> None:
+    program = run(workers(os.environ)).failures[0]
+    assert program.exitcode == NOT_EXECUTABLE and not (tmp_path / "cpus0").exists()
+    function = run(workers(os.environ, entrypoint=entrypoints.allowed_cpus, args=(), start_method="fork")).failures[0]
+    assert "aelastic" not in function.traceback
+    for failure in (program, function):
+        assert f"may not run on CPUs {NO_CPU}: Invalid argument" in failure.message
 
 
 def test_fewer_gpus_than_workers_are_refused_before_any_worker_starts(
@@ -203,23 +190,20 @@ def test_asked_to_fall_back_workers_without_an_answer_run_anywhere(
     assert warning.startswith("local rank 2 is not bound to CPUs: numa_binding is 'node', but there is no GPU")
 
 
-def test_asked_to_fall_back_workers_run_where_torch_has_no_answer_at_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = write_torch(tmp_path / "fake", [], before="raise OSError('libcuda.so is broken')")
-    with caplog.at_level(logging.WARNING, "aelastic"):
-        run(workers(environ(broken), numa_fall_back=True))
-    assert cpus_written(tmp_path, 0) == [CPUS]
-    assert "no worker is bound to CPUs" in caplog.text and "OSError: libcuda.so is broken" in caplog.text
-
-
-def test_an_accelerator_without_an_address_on_the_bus_is_no_reason_to_stop(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "gpus, before, words",
+    [
+        ([], "raise OSError('libcuda.so is broken')", "OSError: libcuda.so is broken"),
+        (["?"], "", "the kernel does not tell the NUMA node of GPU 0"),  # an accelerator that is not on the bus
+    ],
+)
+def test_asked_to_fall_back_workers_run_where_there_is_no_answer_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, gpus: list[str], before: str, words: str
 ) -> None:
     with caplog.at_level(logging.WARNING, "aelastic"):
-        run(workers(environ(write_torch(tmp_path / "fake", ["?"])), numa_fall_back=True))
+        run(workers(environ(write_torch(tmp_path / "fake", gpus, before)), numa_fall_back=True))
     assert cpus_written(tmp_path, 0) == [CPUS]
-    assert "the kernel does not tell the NUMA node of GPU 0" in caplog.text
+    assert "not bound to CPUs" in caplog.text.replace("no worker is bound", "not bound") and words in caplog.text
 
 
 def test_torchs_options_say_whether_to_fall_back() -> None:
@@ -231,17 +215,10 @@ def test_torchs_options_say_whether_to_fall_back() -> None:
         assert (spec.numa_binding, spec.numa_fall_back) == ("socket", fall_back)
 
 
-@pytest.mark.parametrize(
-    "before, words",
-    [
-        ("", "torch sees no GPU"),
-        (
-            "raise OSError('libcuda.so is broken')",
-            "torch cannot tell where the GPUs are (OSError: libcuda.so is broken)",
-        ),
-        ("import os; os._exit(3)", "torch cannot tell where the GPUs are (no reason given)"),
-    ],
-)
+NO_WORD = "torch cannot tell where the GPUs are (no reason given)"
+
+
+@pytest.mark.parametrize("before, words", [("", "torch sees no GPU"), ("import os; os._exit(3)", NO_WORD)])
 def test_without_gpus_the_command_line_says_so_and_starts_nothing(
     launch: Launcher, tmp_path: Path, before: str, words: str
 ) -> None:
@@ -265,38 +242,22 @@ async def asked_pid(folder: Path) -> int:
     )
 
 
-def test_a_stop_does_not_wait_for_torchs_answer(tmp_path: Path) -> None:
-    env = environ(write_torch(tmp_path / "fake", [], before=SLOW))
-
-    async def main() -> RunResult:
-        supervisor = Supervisor(workers(env))
-        running = asyncio.ensure_future(supervisor.run())
-        pid = await asked_pid(tmp_path)
-        supervisor.stop()
-        async with asyncio.timeout(DEADLINE_S):
-            result = await running
-        await asyncio.to_thread(wait_for, "its end", lambda: not alive(pid))
-        return result
-
-    with asyncio.Runner() as runner:
-        assert runner.run(main()).state is WorkerState.STOPPED
-    assert not (tmp_path / "cpus0").exists()
-
-
-def test_a_cancellation_does_not_wait_for_torchs_answer(tmp_path: Path) -> None:
-    env = environ(write_torch(tmp_path / "fake", [], before=SLOW))
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_neither_a_stop_nor_a_cancellation_waits_for_torchs_answer(tmp_path: Path, is_cancelled: bool) -> None:
+    supervisor = Supervisor(workers(environ(write_torch(tmp_path / "fake", [], before=SLOW))))
 
     async def main() -> None:
-        running = asyncio.ensure_future(Supervisor(workers(env)).run())
+        running = asyncio.ensure_future(supervisor.run())
         pid = await asked_pid(tmp_path)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            async with asyncio.timeout(DEADLINE_S):
-                await running
+        running.cancel() if is_cancelled else supervisor.stop()
+        async with asyncio.timeout(DEADLINE_S):
+            with pytest.raises(asyncio.CancelledError) if is_cancelled else nullcontext():
+                assert (await running).state is WorkerState.STOPPED
         await asyncio.to_thread(wait_for, "its end", lambda: not alive(pid))
 
     with asyncio.Runner() as runner:
         runner.run(main())
+    assert not (tmp_path / "cpus0").exists()
 
 
 def test_torch_that_never_answers_is_waited_for_so_long_and_no_longer(

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from kit.launching import Launcher, on_each_loop
+from kit.launching import Launcher
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")  # in the group dev
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -55,10 +55,9 @@ def collector() -> Iterator[Collector]:
     serving.join()
 
 
-@on_each_loop
-def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collector, loop: str) -> None:
+def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collector) -> None:
     options = "--max-restarts", "1", "--rdzv-id", "job-7", "--rdzv-backend", "c10d"
-    job = launch(FAILS_ONCE, *options, loop=loop, env=collector.env, wrapper=PATIENT)
+    job = launch(FAILS_ONCE, *options, env=collector.env, wrapper=PATIENT)
     job.assert_ends()
     by_name = {span.name: span for span in collector.spans}
     assert {"run", "round 1", "round 2", "restart", "rendezvous", "spawn", "detect"} <= by_name.keys()

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from kit.launching import Launcher, on_each_loop, wait_for
+from kit.launching import Launcher, wait_for
 from kit.servers.trainer import trainer
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
@@ -34,12 +34,11 @@ progress.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = train
 TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
 
 
-@on_each_loop
-def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, loop: str, tmp_path: Path) -> None:
+def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path: Path) -> None:
     with trainer(tmp_path) as server:
         env = {**server.env, HEALTH_PORT_VARIABLE: "0"}
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
-        job = launch(STEPS, *options, loop=loop, env=env, wrapper=PATIENT)
+        job = launch(STEPS, *options, env=env, wrapper=PATIENT)
         wait_for("a status", lambda: server.statuses or server.refused)
         (job.folder / "posted").touch()
         wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, on_each_loop, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
 
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
@@ -649,11 +649,8 @@ def wait_stuck(job: Job) -> None:
     job.go()
 
 
-@on_each_loop
-def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_in_the_report(
-    launch: Launcher, loop: str
-) -> None:
-    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", "--log-dir=logs", loop=loop, wrapper=PATIENCE)
+def test_of_ranks_that_had_to_be_killed_stacks_are_in_the_attempt_s_folder_and_in_the_report(launch: Launcher) -> None:
+    job = launch(THREE, "--nproc-per-node=4", "--shutdown-timeout=0.3", "--log-dir=logs", wrapper=PATIENCE)
     wait_stuck(job)
 
     job.assert_ends(1)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kit.launching import Launcher, on_each_loop, wait_for
+from kit.launching import Launcher, wait_for
 from kit.screens import Screens, screens_of
 
 from aelastic.cli.arguments import parse
@@ -31,11 +31,9 @@ def start(launch: Launcher) -> Iterator[Screens]:
 # Runs.
 
 
-@on_each_loop
-def test_the_line_is_below_all_that_is_written_and_gone_in_the_end(start: Screens, loop: str) -> None:
+def test_the_line_is_below_all_that_is_written_and_gone_in_the_end(start: Screens) -> None:
     job, screen = start(
         "say('working')\nwait_for('go')\nos.write(1, b'50%')\nwait_for('end')\nos.write(1, b' 100%\\n')",
-        loop=loop,
         wrapper="""
         import sys, threading, time, os
         def talk():

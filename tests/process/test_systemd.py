@@ -80,11 +80,10 @@ wait_for("go")
 """
 
 
-@pytest.mark.parametrize("kind", ["systemd", "abstract"])
 def test_a_service_is_told_when_it_is_ready_how_it_stands_and_that_it_leaves(
-    kind: str, launch: Launcher, request: pytest.FixtureRequest
+    abstract: Systemd, launch: Launcher
 ) -> None:
-    listening: Systemd = request.getfixturevalue(kind)
+    listening = abstract
     env = {"NOTIFY_SOCKET": listening.address, "WATCHDOG_USEC": "200000"}
     job = launch(WORKER, "--nproc-per-node", "2", "--shutdown-timeout", "7", env=env)
     listening.wait("READY")
