@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.effort import EFFORT
 from kit.launching import LAUNCH_TIMEOUT_S
 from kit.warm.interpreters import Warm
 from kit.workers.environments import AELASTIC, DUMP, OF_AN_ENDPOINT, SHAPES, assert_same_env, both
@@ -175,7 +176,7 @@ def drawn(seed: int) -> tuple[list[str], dict[str, str]]:
     return [*options, *draw.choice(STARTED).split()], env
 
 
-@pytest.mark.parametrize("seed", [pytest.param(seed, marks=() if seed < 2 else pytest.mark.all) for seed in range(40)])
+@pytest.mark.parametrize("seed", range({"quick": 2, "all": 16, "soak": 100}[EFFORT]))
 def test_workers_find_the_same_whatever_flags_and_variables_are_together(
     folder: Path, warm: Warm, seed: int, torch_run: Any
 ) -> None:
