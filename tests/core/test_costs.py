@@ -1,7 +1,7 @@
 """No event costs more than what it changes: it visits as much in a small job as in a large one, unless it is for all.
 
-`kit/costs` tells the stories: what one node does (`nodes`), or one worker (`workers`), costs the same however many there
-are; what happens to all of them (`rounds`, `groups`) may cost as much for each of many as for each of a few.
+`kit/costs` tells the stories: what one node does, or one worker (`nodes`), costs the same however many there are; what
+happens to all of them (`rounds`) may cost as much for each of many as for each of a few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from kit.costs import groups, nodes, rounds, workers
+from kit.costs import nodes, rounds
 from kit.costs.terms import Story, names
 from kit.visits import Act, Name, Visits, median, visits
 
@@ -84,21 +84,21 @@ def _no_invariants() -> Iterator[None]:
     check_invariants()
 
 
-@for_each_story(nodes, workers)
+@for_each_story(nodes)
 def test_an_event_of_one_costs_the_same_however_many_there_are(story: Story) -> None:
     few, many = cost(story, FEW), cost(story, MANY)
     assert many.steps <= 1.1 * few.steps + STEPS
     assert many.held_bytes <= few.held_bytes + HELD_BYTES
 
 
-@for_each_story(rounds, groups)
+@for_each_story(rounds)
 def test_an_event_for_all_costs_as_much_for_each_of_many_as_of_a_few(story: Story) -> None:
     few, many = cost(story, SMALL), cost(story, LARGE)
     assert many.steps <= 1.1 * LARGE / SMALL * few.steps
     assert many.held_bytes <= 2 * LARGE / SMALL * few.held_bytes
 
 
-@for_each_story(nodes, workers, rounds, groups)
+@for_each_story(nodes, rounds)
 def test_the_invariants_hold_in_each_story(story: Story) -> None:
     check_invariants()
     for act in story(12):
@@ -135,7 +135,7 @@ def test_each_core_is_measured_by_each_of_its_events(monkeypatch: pytest.MonkeyP
         return handle(core, event, now)
 
     monkeypatch.setattr(Machine, "handle", noting)
-    for story in stories(nodes, workers, rounds, groups).values():
+    for story in stories(nodes, rounds).values():
         for act in story(12):
             handled.add((type(act.core), type(act.event)))
             act.core.handle(act.event, act.now)

@@ -1,283 +1,205 @@
-"""What one node of a job does, or what becomes of it: events that cost the same in a job of any size.
-
-Each story is told up to an event that several nodes bring about, one after the other; what it yields is measured.
-"""
+"""What one node does, or one worker, or what becomes of it: events that cost the same however many there are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
+from aelastic.group import events as g
+from aelastic.hangs import hang_rules, timer_rules
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.member import member_events as me
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from kit.costs.terms import (
-    HANGS,
-    MORE,
-    NOTICE,
-    act,
-    asked,
-    come,
-    decided,
-    doubtful,
-    draining,
-    due,
-    gathered,
-    greets,
-    join,
-    names,
-    over,
-    pass_until,
-    past,
-    published,
-    running,
-    said,
-    says,
-    taking_over,
-)
-from kit.stories.leader_terms import FAILURE, LEASE_S, RENEWED, Term, node
-from kit.visits import Act, Name
-
-
-def all_but_one_more(count: int) -> int:
-    return count - MORE - 1
-
+from kit.costs import terms as t
+from kit.costs.terms import MORE, NOTICE, NOW, WALL, Job, all_but_more, all_but_one_more, comes, each, each_node, says
+from kit.stories import member as members
+from kit.stories.leader_terms import FAILURE, RENEWED, node
+from kit.visits import Act
 
 # A round that forms.
 
-
-def a_connection_opens(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for number in range(MORE):
-        yield act(term, ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
-
-
-a_node_greets = come(gathered)
-
-
-def a_node_greets_with_a_node_rank(count: int) -> Iterator[Act]:
-    term = Term((count + MORE + 1, count + MORE + 1))
-    for rank, name in enumerate(names(count)):
-        join(term, name, rank)
-    for rank, name in enumerate(names(MORE, count)):
-        yield greets(term, name, rank=rank)  # that another has, which is asked whether it lives
-
-
-a_node_is_alive = says(gathered, lambda _: m.Alive())
-a_node_is_ready = says(gathered, lambda name: m.Ready(node(name)))
-a_node_that_waits_has_prepared = says(gathered, lambda name: m.Prepared(name, m.Starts.WARM))
-a_node_says_what_its_workers_do = says(asked, lambda name: m.Saw(name, 1, ()))
-another_node_finds_the_same_hang = says(asked, lambda name: HANGS.replace(node_id=name))
-a_node_that_waits_leaves = says(gathered, lambda name: m.Left(name, "SIGTERM"))
+a_connection_opens = each(t.gathered, lambda number: ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
+a_node_greets = comes(t.gathered)
+a_node_greets_with_a_node_rank = comes(  # that another has, which is asked whether it lives
+    t.with_ranks, lambda term, name: t.greets(term, name, rank=t.number_of(name) % MORE)
+)
+an_agent_greets_that_knows_a_newer_epoch = comes(
+    t.knowing_of_another_epoch, lambda term, name: t.greets(term, name, seen_epoch=9)
+)
+a_node_is_alive = says(t.gathered, lambda _: m.Alive())
+a_node_is_ready = says(t.gathered, lambda name: m.Ready(node(name)))
+a_node_that_waits_has_prepared = says(t.gathered, lambda name: m.Prepared(name, m.Starts.WARM))
+a_node_that_waits_leaves = says(t.gathered, lambda name: m.Left(name, "SIGTERM"))
+a_node_hangs_up = says(t.gathered, lambda _: m.HungUp())
+a_connection_brings_garbage = each_node(
+    t.gathered, lambda term, name: t.act(term, ev.Garbled(term.conns[name], "no message of ours", False))
+)
+a_connection_breaks = each_node(t.gathered, t.breaks, before=all_but_more)
+a_node_is_not_back_in_its_grace = each_node(t.closed_one_after_the_other, t.due)
+a_node_is_silent_for_a_lease = each_node(t.silent, t.due)
 
 
-def a_connection_brings_garbage(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(MORE):
-        yield act(term, ev.Garbled(term.conns[name], "no message of ours", False))
+def _looks_around(term: Job, _: str) -> Act:
+    if term.leader.lease.is_asked:
+        term.tell(RENEWED)
+    term.say("own", m.Alive())
+    return t.due(term)
 
 
-def a_connection_breaks(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(count - MORE):
-        term.tell(ev.Closed(term.conns[name], is_reset=True))
-    for name in names(MORE, count - MORE):
-        yield act(term, ev.Closed(term.conns[name], is_reset=True))
-
-
-a_node_hangs_up = says(gathered, lambda _: m.HungUp())
-
-
-def a_node_is_not_back_in_its_grace(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(count):
-        term.close(name)
-        term.now += 1e-4
-    for _ in range(MORE):
-        yield due(term)
-
-
-def a_node_is_silent_for_a_lease(count: int) -> Iterator[Act]:
-    term = gathered(count)
-    for name in names(count):
-        term.say(name, m.Alive())
-        term.now += 1e-4
-    pass_until(term, lambda: (term.leader.sessions.deadline or 0) <= (term.leader.deadline or 0))
-    for _ in range(MORE):
-        yield due(term)
-
-
-def an_agent_that_is_alone_looks_around(count: int) -> Iterator[Act]:
-    term = Term((count + 9, count + 9))
-    term.coordinator.own_node_id = Name("own")
-    term.leader.is_replaceable = True
-    for name in [Name("own"), *names(count)]:
-        join(term, name)
-    term.live_until(term.now + 1.1 * LEASE_S, *names(count))
-    for _ in range(MORE):
-        term.say("own", m.Alive())
-        yield due(term)
-        if term.leader.lease.is_asked:
-            term.tell(RENEWED)
-
-
-def an_agent_greets_that_knows_a_newer_epoch(count: int) -> Iterator[Act]:
-    term = gathered(0, count + MORE + 1)
-    for name in names(count):
-        join(term, name, seen_epoch=9)
-    for name in names(MORE, count):
-        yield greets(term, name, seen_epoch=9)
+an_agent_that_is_alone_looks_around = each_node(t.alone, _looks_around)
 
 
 # A round that runs.
 
 
-a_node_of_the_round_is_alive = says(running, lambda _: m.Alive(1))
+def _is_back(term: Job, name: str) -> Act:
+    term.close(name)
+    return t.comes_back(term, name)
 
 
-def a_node_of_the_round_is_back(count: int) -> Iterator[Act]:
-    term = running(count)
-    for rank, name in enumerate(names(MORE)):
-        term.close(name)
-        yield greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, rank, count))
+def _is_back_without_ranks(term: Job, name: str) -> Act:
+    term.close(name)
+    return t.greets(term, name)
 
 
-def a_node_is_back_that_has_missed_its_ranks(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(MORE):
-        term.close(name)
-        yield greets(term, name)
-
-
-a_node_of_a_round_that_went_on_is_back = come(
-    partial(running, room=MORE), lambda count, _: m.Past(m.Standing.BUSY, 1, 0, 0, count)
+a_node_of_the_round_is_alive = says(t.running, lambda _: m.Alive(1))
+a_node_of_the_round_is_back = each_node(t.running, _is_back)
+a_node_is_back_that_has_missed_its_ranks = each_node(t.running, _is_back_without_ranks)
+a_node_of_a_round_that_went_on_is_back = comes(
+    partial(t.running, room=MORE),
+    lambda term, name: t.greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, 0, term.size)),
 )
-a_newcomer_greets = come(partial(running, room=MORE))
-
-
-def a_spare_greets(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(count, count):
-        join(term, name)
-    for name in names(MORE, 2 * count):
-        yield greets(term, name)
-
-
-def newcomers_are_looked_at(count: int) -> Iterator[Act]:
-    """Of as many as run, one after the other has imported."""
-    term = running(count, room=count + 1)
-    for name in names(count, count):
-        join(term, name, starts=m.Starts.PREPARING)
-    term.pass_deadline()
-    for name in names(MORE, count):
-        yield said(term, name, m.Prepared(name, m.Starts.WARM))
-
-
-a_node_has_succeeded = says(running, lambda name: m.Succeeded(name, 1), all_but_one_more)
-
-
-def a_node_of_the_round_breaks(count: int) -> Iterator[Act]:
-    term = running(count)
-    for name in names(count - MORE):
-        term.tell(ev.Closed(term.conns[name], is_reset=True))
-    for name in names(MORE, count - MORE):
-        yield act(term, ev.Closed(term.conns[name], is_reset=True))
-
+a_newcomer_greets = comes(partial(t.running, room=MORE))
+a_spare_greets = comes(t.with_spares, start=lambda count: 2 * count)
+newcomers_are_looked_at = says(t.with_newcomers, lambda name: m.Prepared(name, m.Starts.WARM), start=t.all_of_them)
+a_node_has_succeeded = says(t.running, lambda name: m.Succeeded(name, 1), all_but_one_more)
+a_node_of_the_round_breaks = each_node(t.running, t.breaks, before=all_but_more)
+a_node_says_what_its_workers_do = says(t.asked, lambda name: m.Saw(name, 1, ()))
+another_node_finds_the_same_hang = says(t.asked, lambda name: t.HANGS.replace(node_id=name))
+a_node_shows_something = says(t.running, lambda name: r.Fetched(name, t.FIRST, "ask", "", "text"))
+a_node_wants_to_see_something_of_one = says(t.running, lambda name: r.Fetch(name, "ask", r.What.LOG, t.FIRST, 0))
+a_node_holds_its_ranks = says(t.draining, t.frozen)
+a_node_has_saved = says(
+    lambda count: t.after(t.names(count), t.draining(count), t.frozen), lambda name: r.Saved(name, NOTICE)
+)
 
 # Its end.
 
-
-def another_node_fails(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(MORE, 1):
-        yield said(term, name, m.Failed(name, 1, FAILURE))
-
-
-another_node_fails_before_all_know = says(running, lambda name: m.Failed(name, 1, FAILURE), lambda count: count - MORE)
-another_node_is_ready_again = says(over, lambda name: m.Ready(node(name)), all_but_one_more)
-another_node_leaves = says(over, lambda name: m.Left(name, "SIGTERM"), all_but_one_more)
+another_node_fails = says(t.over, lambda name: m.Failed(name, 1, FAILURE), start=lambda _: 1)
+another_node_fails_before_all_know = says(t.running, lambda name: m.Failed(name, 1, FAILURE), all_but_more)
+another_node_is_ready_again = says(t.over, lambda name: m.Ready(node(name)), all_but_one_more)
+another_node_leaves = says(t.over, lambda name: m.Left(name, "SIGTERM"), all_but_one_more)
 
 
 def another_node_is_lost(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(count - 1):
+    term = t.over(count)
+    for name in t.names(count - 1):
         term.close(name)
         term.now += 1e-4
     for _ in range(count - 1 - MORE):
         term.pass_deadline()
     for _ in range(MORE):
-        yield due(term)
+        yield t.due(term)
 
 
-def another_node_is_back_after_its_connection_broke(count: int) -> Iterator[Act]:
-    term = over(count)
-    for name in names(count):
-        term.tell(ev.Closed(term.conns[name], is_reset=True))
-    for rank, name in enumerate(names(count)):
-        greeting = greets(term, name, past=m.Past(m.Standing.STOPPING, 1, 1, rank, count))
-        if rank < count - MORE:
-            term.tell(greeting.event)
-        else:
-            yield greeting
+def _all_connections_broken(count: int) -> Job:
+    term = t.over(count)
+    for name in t.names(count):
+        term.tell(t.breaks(term, name).event)
+    return term
 
+
+another_node_is_back_after_its_connection_broke = each_node(
+    _all_connections_broken,
+    lambda term, name: t.greets(term, name, past=m.Past(m.Standing.STOPPING, 1, 1, t.number_of(name), len(term.conns))),
+    before=all_but_more,
+)
 
 # A new coordinator.
 
+a_node_takes_its_seat = comes(t.taking_over, t.takes_its_seat)
+a_node_takes_its_seat_where_many_have_finished = comes(
+    lambda count: t.taking_over(9, departed=count), t.takes_its_seat, start=lambda count: 9 + count
+)
+a_node_with_a_seat_is_ready = says(t.taking_over, lambda name: m.Ready(node(name)))
+a_node_with_a_seat_has_succeeded = says(t.taking_over, lambda name: m.Succeeded(name, 7))
+a_node_with_a_seat_fails = says(t.taking_over, lambda name: m.Failed(name, 7, FAILURE))
+a_node_with_a_seat_leaves = says(t.taking_over, lambda name: m.Left(name, "SIGTERM"))
 
-a_node_takes_its_seat = come(taking_over, lambda count, rank: past(rank, count + MORE + 1))
-
-
-def a_node_takes_its_seat_where_many_have_finished(count: int) -> Iterator[Act]:
-    term = taking_over(9, departed=count)
-    for rank, name in enumerate(names(MORE, 9 + count), 9 + count):
-        yield greets(term, name, past=past(rank, count + 9 + MORE + 1))
-
-
-a_node_with_a_seat_is_ready = says(taking_over, lambda name: m.Ready(node(name)))
-a_node_with_a_seat_has_succeeded = says(taking_over, lambda name: m.Succeeded(name, 7))
-a_node_with_a_seat_fails = says(taking_over, lambda name: m.Failed(name, 7, FAILURE))
-a_node_with_a_seat_leaves = says(taking_over, lambda name: m.Left(name, "SIGTERM"))
 # While the board is away, and after the verdict.
 
 
-def a_node_is_back_once_more_while_decisions_wait(count: int) -> Iterator[Act]:
-    term = doubtful(count)
-    for _ in range(2):
-        for rank, name in enumerate(names(count)):
-            join(term, name, past=m.Past(m.Standing.BUSY, 1, 0, rank, count))
-    for rank, name in enumerate(names(MORE, count // 2), count // 2):
-        yield greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, rank, count))
+def _back_twice(count: int) -> Job:
+    term = t.doubtful(count)
+    for name in 2 * t.names(count):
+        term.tell(t.comes_back(term, name).event)
+    return term
 
 
-def the_verdict_cannot_be_published(count: int) -> Iterator[Act]:
-    term = decided(count)
-    for _ in range(MORE):
-        yield act(term, ev.PublishFailed())
+a_node_is_back_once_more_while_decisions_wait = comes(_back_twice, t.comes_back, start=lambda count: count // 2)
+the_verdict_cannot_be_published = each(t.decided, lambda _: ev.PublishFailed())
+it_is_seen_whether_all_were_heard = each_node(
+    lambda count: t.after(t.names(count - 1, 1), t.decided(count)), t.due
+)  # all but one
+a_node_has_heard_the_verdict = each_node(t.published, lambda term, name: t.act(term, ev.Closed(term.conns[name])))
+a_node_comes_after_the_verdict = comes(t.published)
+
+# A worker of a node.
+
+_ended = partial(g.Exited, 1, failure=None)
+_failed = partial(g.Exited, 1, failure=t.FAILURE)
+_cleared = partial(g.Cleared, 1)
+_hangs = partial(g.FoundUnhealthy, 1, failure=t.FAILURE, signum=15)
+
+a_worker_succeeds = each(t.working, _ended)
+a_worker_that_has_succeeded_is_gone = each(lambda count: t.working(count, *map(_ended, range(count))), _cleared)
+a_worker_that_is_stopped_ends = each(lambda count: t.working(count, _failed(0)), _failed, start=lambda _: 1)
+a_worker_that_was_stopped_is_gone = each(lambda count: t.working(count, *map(_failed, range(count))), _cleared)
+another_worker_hangs = each(
+    lambda count: t.working(count, *map(_hangs, range(all_but_more(count)))), _hangs, start=all_but_more
+)
+workers_are_to_save = t.then(t.working, g.Drained(1, tuple(range(MORE)), NOW + 60))
+a_worker_that_is_watched_ends = each(t.watched, hang_rules.Ended)
+a_timer_is_set = each(t.timed, lambda number: t.timer_line(9000 + number, WALL + 30))
+a_timer_is_cleared = each(t.timed, lambda number: t.timer_line(number, -1.0))
 
 
-def it_is_seen_whether_all_were_heard(count: int) -> Iterator[Act]:
-    term = decided(count)
-    for name in names(count - 1, 1):  # all but one
-        term.say(name, m.Alive())
-    for _ in range(MORE):
-        yield due(term)
+def a_timer_expires(count: int) -> Iterator[Act]:
+    timers = t.timed(count)
+    for number in range(MORE):
+        yield Act(timers.core, timer_rules.DeadlinePassed(), NOW + 60 + number)
 
 
-def a_node_has_heard_the_verdict(count: int) -> Iterator[Act]:
-    term = published(count)
-    for name in names(MORE):
-        yield act(term, ev.Closed(term.conns[name]))
+def a_process_of_a_worker_is_found_to_be_one(count: int) -> Iterator[Act]:
+    timers = t.timed(count)
+    for pid in range(100, 100 + MORE):
+        timers.tell(t.timer_line(0, WALL + 60, pid))
+        yield t.act(timers, timer_rules.Belongs(1, pid, 0))
 
 
-a_node_comes_after_the_verdict = come(published)
-a_node_shows_something = says(running, lambda name: r.Fetched(name, names(1)[0], "ask", "", "text"))
-a_node_wants_to_see_something_of_one = says(running, lambda name: r.Fetch(name, "ask", r.What.LOG, names(1)[0], 0))
-a_node_holds_its_ranks = says(draining, lambda name: r.Frozen(name, NOTICE, 7, 2, 0))
+# An agent in a job of many nodes.
+
+_LOST, _REFUSED = me.ConnectionLost(1, "connection closed"), me.ConnectFailed(2, True, "refused")
 
 
-def a_node_has_saved(count: int) -> Iterator[Act]:
-    term = draining(count)
-    for name in names(count):
-        term.say(name, r.Frozen(name, NOTICE, 7, 2, 0))
-    for name in names(MORE):
-        yield said(term, name, r.Saved(name, NOTICE))
+def _hears(*events: me.Event) -> t.Story:
+    """The last of some events is measured."""
+    return t.then(lambda count: t.member_of(count, *events[:-1]), events[-1])
+
+
+a_node_hears_that_another_has_departed = each(t.member_of, t.departed, start=lambda _: 9000)
+a_node_hears_a_heartbeat = each(t.member_of, lambda renewals: me.Received(1, m.Heartbeat(renewals)))
+a_node_loses_the_coordinator = _hears(_LOST)
+a_node_does_not_reach_the_coordinator = _hears(_LOST, _REFUSED)
+a_node_reads_the_board = _hears(_LOST, _REFUSED, me.BoardRead(members.record()))
+a_node_cannot_read_the_board = _hears(_LOST, _REFUSED, me.BoardFailed("no answer"))
+a_node_is_not_to_lead = _hears(_LOST, _REFUSED, me.BoardRead(None), me.NotEligible())
+a_node_leads_no_longer = _hears(me.LeadershipLost())
+a_node_says_that_it_has_succeeded = _hears(me.Submitted(m.Succeeded("me", 1)))
+
+
+def a_node_is_due_to_say_that_it_lives(count: int) -> Iterator[Act]:
+    story = t.member_of(count)
+    assert story.core.deadline is not None
+    yield Act(story.core, me.DeadlinePassed(), story.core.deadline)
