@@ -7,7 +7,7 @@ an object that is one, or what makes one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 # What torch's agent asks for.
 TIMEOUT_S = 60
@@ -48,6 +48,13 @@ class NoHealthCheckServer(HealthCheckServer):
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
     """A server that listens nowhere (torch: `create_healthcheck_server`)."""
     return HealthCheckServer(alive_callback, port, timeout)
+
+
+def delegate(server: Any, alive: Callable[[], int]) -> None:
+    """Lets a server of torch's kind that was made before its agent (torch's proxy) ask when that was last seen."""
+    set_delegate = getattr(getattr(server, "alive_callback", None), "set_delegate", None)
+    if set_delegate is not None:
+        set_delegate(alive)
 
 
 class HealthCheckServerFactory(Protocol):

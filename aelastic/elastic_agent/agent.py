@@ -21,9 +21,9 @@ from aelastic.elastic_agent.worker_group import WorkerGroup
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE, worker_args
-from aelastic.health_check_server import NoHealthCheckServer
+from aelastic.health_check_server import NoHealthCheckServer, delegate
 from aelastic.launcher.blocking import BlockingRun
-from aelastic.launcher.elastic_launch import delegate, loop_of
+from aelastic.launcher.elastic_launch import loop_of
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, as_text, check_entrypoint, numa_fields, signals_in
 from aelastic.result import RunResult

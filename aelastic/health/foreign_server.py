@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeGuard
+from typing import Any
 
 import anyio
 
@@ -21,6 +21,7 @@ from aelastic.health_check_server import (
     HealthCheckServer,
     HealthCheckServerFactory,
     NoHealthCheckServer,
+    delegate,
 )
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
@@ -49,17 +50,12 @@ def foreign_server_of(
     """
     if isinstance(given, NoHealthCheckServer):
         return None
-    if _is_server(given):
-        return ForeignServer(lambda _: given)
-    port = read_port()
-    if port is None:
+    made: Any = given
+    if not isinstance(given, type) and hasattr(given, "start"):
+        return ForeignServer(lambda _: made)
+    if (port := read_port()) is None:
         return None
-    factory: Any = given
-    return ForeignServer(lambda alive: factory(alive_callback=alive, port=port, timeout=TIMEOUT_S))
-
-
-def _is_server(given: Any) -> TypeGuard[HealthCheckServer]:
-    return not isinstance(given, type) and hasattr(given, "start")
+    return ForeignServer(lambda alive: made(alive_callback=alive, port=port, timeout=TIMEOUT_S))
 
 
 class ForeignServer(Observer):
@@ -89,12 +85,8 @@ class ForeignServer(Observer):
                 await anyio.sleep(TICK_S)
 
     def _start(self) -> None:
-        server = self._make(self.alive)
-        self._server = server
-        # torch's proxy, for a server that was made before its agent.
-        delegate = getattr(getattr(server, "alive_callback", None), "set_delegate", None)
-        if delegate is not None:
-            delegate(self.alive)
+        self._server = server = self._make(self.alive)
+        delegate(server, self.alive)
         server.start()
 
     def close(self) -> None:

@@ -200,7 +200,9 @@ class HealthServer(Observer):
     async def _answer_requests(self) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tick, name="health: tick")
-            await self._serve()
+            if self._limits is None:
+                self._limits = await self._open_limits()
+            await self._limits.run()
 
     async def _shut_down(self) -> None:
         self.close()
@@ -215,11 +217,6 @@ class HealthServer(Observer):
         close(self._listener)
         if self._limits is not None:
             self._limits.drop_all()
-
-    async def _serve(self) -> None:
-        if self._limits is None:
-            self._limits = await self._open_limits()
-        await self._limits.run()
 
     async def _open_limits(self) -> ConnectionLimits:
         """What accepts connections, once the first has come."""

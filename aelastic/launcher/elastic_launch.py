@@ -18,7 +18,7 @@ from aelastic.aio.loops import LOOPS, loop_factory
 from aelastic.cli.stderr import warnings_on_stderr
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import InputError, RendezvousClosedError
-from aelastic.health_check_server import NoHealthCheckServer
+from aelastic.health_check_server import NoHealthCheckServer, delegate
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, completed, signals_in, worker_spec
@@ -119,13 +119,6 @@ def loop_of(environ: Mapping[str, str]) -> Callable[[], AbstractEventLoop]:
     if loop not in LOOPS:
         raise InputError(f"AELASTIC_LOOP={loop}: use uvloop or asyncio")
     return loop_factory(loop)
-
-
-def delegate(health_check_server: Any, alive: Callable[[], int]) -> None:
-    """Lets a health check server of torch's kind ask when the agent's loop last answered, if it can be let."""
-    set_delegate = getattr(getattr(health_check_server, "alive_callback", None), "set_delegate", None)
-    if set_delegate is not None:
-        set_delegate(alive)
 
 
 def _conclude(name: str, result: RunResult, stopped_by: int | None, ranks: Sequence[int]) -> dict[int, Any]:
