@@ -34,7 +34,7 @@ from aelastic.errors import InputError
 from aelastic.group.events import WorkerState
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.observe.torch_events_core import Job, Metric, Status, Told, TorchTranslator, metadata_of
+from aelastic.observe.torch_events_core import Json, Metric, Status, Told, TorchTranslator, metadata_of
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class _Recorder:
         self._run_id = run_id
         self._events: Any = None
         self._metrics: Any = None
-        self._job: Job | None = None
+        self._job: Json | None = None
         self._has_warned = False
 
     @property
@@ -190,31 +190,31 @@ class _Recorder:
             self._events = import_module(_EVENTS) if is_chosen or _EVENTS in sys.modules else None
             self._metrics = import_module(_METRICS) if is_chosen or _METRICS in sys.modules else None
             if self._events is not None and self._job is None:
-                self._job = _job_of(self._spec, self._run_id)
+                self._job = {
+                    "run_id": self._run_id,
+                    "role": self._spec.role,
+                    "hostname": _host_name(),
+                    "rdzv_backend": _backend_of(self._spec),
+                }
         except Exception as error:  # noqa: BLE001  importing torch runs whatever is installed
             self._warn("no torch events or metrics are recorded, since torch or the rendezvous handler failed", error)
 
     def record(self, at_ms: int, told: Told) -> None:
         try:
-            if isinstance(told, Status):
-                self._record_event(at_ms, told)
-            else:
-                self._record_metric(at_ms, told)
+            if isinstance(told, Metric):
+                if self._metrics is not None:
+                    # torch's `put_metric`, with the time when it happened.
+                    data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, told.name, told.value)
+                    self._metrics.getStream(METRIC_GROUP).handler.emit(data)
+            elif self._events is not None and self._job is not None:
+                name = self._spec.get_entrypoint_name()
+                entry_point = name.rpartition("/")[2] if isinstance(self._spec.entrypoint, str) else name
+                metadata = metadata_of(told, entry_point, self._job)
+                event = self._events.Event(told.name, self._events.EventSource[told.source], at_ms, metadata)
+                self._events.record(event, self._spec.event_log_handler)
         except Exception as error:  # noqa: BLE001  handlers are the user's
             what = f"event {told.name}" if isinstance(told, Status) else f"metric {told.name}"
             self._warn(f"a handler failed with {what}; this is said once", error)
-
-    def _record_event(self, at_ms: int, status: Status) -> None:
-        if self._events is not None and self._job is not None:
-            source = self._events.EventSource[status.source]
-            event = self._events.Event(status.name, source, at_ms, metadata_of(status, self._job))
-            self._events.record(event, self._spec.event_log_handler)
-
-    def _record_metric(self, at_ms: int, metric: Metric) -> None:
-        if self._metrics is not None:
-            # torch's `put_metric`, with the time when it happened.
-            data = self._metrics.MetricData(at_ms / 1000, METRIC_GROUP, metric.name, metric.value)
-            self._metrics.getStream(METRIC_GROUP).handler.emit(data)
 
     def _warn(self, what: str, error: Exception) -> None:
         if not self._has_warned:
@@ -226,17 +226,6 @@ def _are_metrics_handled() -> bool:
     metrics: Any = sys.modules.get(_METRICS)
     stream_of = getattr(metrics, "getStream", None)  # another thread may be in the middle of importing it
     return stream_of is not None and not isinstance(stream_of(METRIC_GROUP).handler, metrics.NullMetricHandler)
-
-
-def _job_of(spec: WorkerSpec, run_id: str) -> Job:
-    name = spec.get_entrypoint_name()
-    return Job(
-        run_id=run_id,
-        role=spec.role,
-        entry_point=name.rpartition("/")[2] if isinstance(spec.entrypoint, str) else name,
-        rdzv_backend=_backend_of(spec),
-        hostname=_host_name(),
-    )
 
 
 @cache

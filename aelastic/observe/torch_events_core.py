@@ -58,20 +58,15 @@ class Status(Record):
 Told: TypeAlias = Metric | Status
 
 
-class Job(Record):
-    """What all events of a run have in common."""
+def metadata_of(status: Status, entry_point: str, job: Json) -> Json:
+    """The event's metadata, with torch's keys; some are in a JSON text of their own.
 
-    run_id: str
-    role: str
-    entry_point: str
-    rdzv_backend: str
-    hostname: str
-
-
-def metadata_of(status: Status, job: Job) -> Json:
-    """The event's metadata, with torch's keys; some are in a JSON text of their own."""
+    Args:
+        entry_point: what the workers run.
+        job: what all events of a run have in common.
+    """
     worker, failure = status.worker, status.failure
-    more: Json = {"group_world_size": status.group_world_size, "entry_point": job.entry_point}
+    more: Json = {"group_world_size": status.group_world_size, "entry_point": entry_point}
     if worker is not None:
         more |= {
             "local_rank": [worker.local_rank],
@@ -80,26 +75,22 @@ def metadata_of(status: Status, job: Job) -> Json:
             "exit_code": [None if failure is None else failure.exitcode],
             "worker_pid": [None if failure is None else failure.pid],
         }
+    raw_error = status.raw_error
+    if failure is not None:
+        is_unexplained = failure.error_file_data == NO_DATA and failure.exitcode >= 0
+        raw_error = json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
     return {
-        "run_id": job.run_id,
+        **job,
         "global_rank": None if worker is None else worker.global_rank,
         "group_rank": status.group_rank,
         "worker_id": None if worker is None else str(worker.id),
-        "role": job.role,
-        "hostname": job.hostname,
         "state": status.state,
         "total_run_time": status.total_run_time_s,
-        "rdzv_backend": job.rdzv_backend,
-        "raw_error": status.raw_error if failure is None else _raw_error(failure),
+        "raw_error": raw_error,
         "metadata": json.dumps(more),
         "agent_restarts": status.restart_count,
         "duration_ms": status.duration_ms,
     }
-
-
-def _raw_error(failure: ProcessFailure) -> str:
-    is_unexplained = failure.error_file_data == NO_DATA and failure.exitcode >= 0
-    return json.dumps(failure.error_file_data | ({"errorTraits": _UNEXPLAINED} if is_unexplained else {}))
 
 
 # torch's agent knows no difference: it starts workers as it initializes them.
@@ -130,7 +121,8 @@ class TorchTranslator:
             case ev.RoundFormed():
                 return self._assigned(event, now)
             case ev.WorkersStarted():
-                return self._spawned(event)
+                self._workers = tuple(worker.replace(id=event.ids.get(worker.local_rank)) for worker in self._workers)
+                return [self._status("START", worker=worker) for worker in self._workers]
             case ev.WorkerEnded(outcome="failed") | ev.Noticed(is_stopped=True):
                 self._has_failed = True
             case ev.Restarting():
@@ -140,7 +132,8 @@ class TorchTranslator:
             case ev.RunEnded(traceback="") if event.state in {WorkerState.SUCCEEDED, WorkerState.FAILED}:
                 return self._finished(event.state, event.failures, now)
             case ev.RunEnded():
-                return self._failed(event.traceback or event.reason, now)
+                # Without a verdict: the agent was stopped, or failed.
+                return [self._final("FAILED", now, raw_error=event.traceback or event.reason)]
             case _:
                 pass  # torch's agent has no word for it
         return []
@@ -161,17 +154,16 @@ class TorchTranslator:
             told.append(self._final("TERMINATED" if is_victim else state.value, now, worker=worker, failure=failure))
         return [*told, self._final("SUCCEEDED", now)]
 
-    def _failed(self, raw_error: str, now: float) -> list[Told]:
-        """The run is over without a verdict: the agent was stopped, or failed."""
-        return [self._final("FAILED", now, raw_error=raw_error)]
-
     # A round.
 
     def _changed(self, event: ev.Changed, now: float) -> list[Told]:
         before, self._phase = self._phase, event.phase
         told: list[Told] = []
-        if before in _AT_WORK and self._phase not in _AT_WORK:
-            told += self._running_is_over()
+        if before in _AT_WORK and self._phase is Phase.BARRIER:
+            told += self._look(WorkerState.SUCCEEDED)
+        elif before in _AT_WORK and self._phase not in _AT_WORK and self._has_failed:
+            # A worker that we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
+            told += self._look(WorkerState.FAILED)
         if before is Phase.JOINING and self._phase is Phase.DONE:
             told.append(self._status("RENDEZVOUS", duration_ms=(now - self._joins_at) * 1000))
         if self._phase is Phase.JOINING and before is not Phase.JOINING:
@@ -188,16 +180,6 @@ class TorchTranslator:
         self._place = formed.group_rank, formed.group_world_size
         self._workers, self._takes_part, self._has_failed = formed.workers, True, False
         return told
-
-    def _spawned(self, started: ev.WorkersStarted) -> list[Told]:
-        self._workers = tuple(worker.replace(id=started.ids.get(worker.local_rank)) for worker in self._workers)
-        return [self._status("START", worker=worker) for worker in self._workers]
-
-    def _running_is_over(self) -> list[Told]:
-        if self._phase is Phase.BARRIER:
-            return self._look(WorkerState.SUCCEEDED)
-        # A worker that we find unhealthy, torch's watchdog kills, and its agent finds the next time it looks.
-        return self._look(WorkerState.FAILED) if self._has_failed else []
 
     # Words.
 
