@@ -63,6 +63,9 @@ SHUTDOWN_TIMEOUT_S = 30.0
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
 
+_NUMBERS = ("0", "1", "2", "3")
+
+
 class Std(IntFlag):
     """Which standard streams of a worker (torch: `torch.distributed.elastic.multiprocessing.Std`)."""
 
@@ -80,20 +83,14 @@ class Std(IntFlag):
         """
         try:
             if ":" not in text:
-                return cls(_stream_number(text))
+                return cls(_NUMBERS.index(text.strip()))
             pairs = (pair.split(":") for pair in text.split(","))
-            return {_rank_number(rank): cls(_stream_number(streams)) for rank, streams in pairs}
+            return {_rank_number(rank): cls(_NUMBERS.index(streams.strip())) for rank, streams in pairs}
         except ValueError:
             raise InputError(
                 f"{text!r} is not a choice of streams: use 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
                 "or a map by local rank such as 0:3,1:2"
             ) from None
-
-
-def _stream_number(text: str) -> int:
-    if text.strip() not in {"0", "1", "2", "3"}:
-        raise ValueError(text)
-    return int(text)
 
 
 def _rank_number(text: str) -> int:

@@ -24,7 +24,6 @@ from aelastic.cli.parser import Groups, Settings, read_options
 from aelastic.cli.rendezvous_options import rendezvous_fields
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.output_patterns import ExpectedOutput
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -84,16 +83,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     chosen = read_options(argv, environ, groups)
     entrypoint, args = command_of(chosen, environ)
     check_command(chosen, environ)
-    _check_watched(chosen)
-    _check_grace(chosen)
+    grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]
+    if isinstance(grace, float) and grace > limit_s:
+        raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
+    hang_fields = _hang_fields(chosen)
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
-    steps = _steps(chosen)
     fields = {
         **{option.field: chosen[option.dest] for option in OPTIONS if option.field},
         "preload_from": chosen.by_dest["preload"].variable or "--preload",
-        "hang_timeout_s": None if steps else chosen["hang_timeout"],
-        "hang_timeout_steps": steps,
-        "expect_output": _expected_output(chosen),
+        **hang_fields,
         "env": _worker_environ(environ, chosen, local_world_size),
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
@@ -111,36 +109,22 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     )
 
 
-def _check_grace(chosen: Settings) -> None:
-    grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]
-    if isinstance(grace, float) and grace > limit_s:
-        raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
-
-
-def _check_watched(chosen: Settings) -> None:
-    """Refuses options of hang detection that would have no effect."""
-    is_timed = chosen["hang_timeout"] is not None
-    for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or chosen["expect_output"] is not None)):
+def _hang_fields(chosen: Settings) -> dict[str, Any]:
+    """Fields of hang detection; refuses its options where they would have no effect."""
+    timeout, expected, ranks = chosen["hang_timeout"], chosen["expect_output"], chosen.by_dest["expect_output_ranks"]
+    is_timed = timeout is not None
+    for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or expected is not None)):
         if not is_used and not chosen.by_dest[dest].is_default:
             raise InputError(f"{chosen.source(dest)}: no effect without hang detection: add --hang-timeout")
-
-
-def _steps(chosen: Settings) -> float | None:
-    """Times the median step, if that is how the time of a hang is given."""
-    if not isinstance(chosen["hang_timeout"], Steps):
-        return None
-    if chosen["progress"] is None:
+    steps = timeout.times if isinstance(timeout, Steps) else None
+    if steps is not None and chosen["progress"] is None:
         raise InputError(f"{chosen.source('hang_timeout')}: no step is known without --progress: add it")
-    return chosen["hang_timeout"].times
-
-
-def _expected_output(chosen: Settings) -> ExpectedOutput | None:
-    if chosen["expect_output"] is None:
-        if not chosen.by_dest["expect_output_ranks"].is_default:
-            raise InputError(f"{chosen.source('expect_output_ranks')}: no effect without --expect-output: add it")
-        return None
-    expected: ExpectedOutput = chosen["expect_output"]
-    return ExpectedOutput(expected.pattern, expected.within_s, chosen["expect_output_ranks"])
+    if expected is None and not ranks.is_default:
+        raise InputError(f"{ranks.source}: no effect without --expect-output: add it")
+    if expected is not None:
+        expected = expected.replace(ranks=ranks.value)
+    timeout_s = timeout if steps is None else None
+    return {"hang_timeout_s": timeout_s, "hang_timeout_steps": steps, "expect_output": expected}
 
 
 def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:

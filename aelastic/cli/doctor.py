@@ -8,13 +8,14 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from aelastic.cli.parser import Groups, Settings, read_options
+from aelastic.cli.parser import Groups, read_options
 from aelastic.cli.rendezvous_options import rendezvous_fields
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host
 from aelastic.errors import EXIT_FAILURE
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.ui.commands import say
 
 # What stands below the level is the rest of its finding.
 INDENT = " " * 9
@@ -32,7 +33,8 @@ def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> 
     """
     chosen = read_options([*argv, "--", "doctor"], environ, groups)
     fields = rendezvous_fields(chosen, environ)
-    levels = {_say(finding) for finding in check_host(environ, _log_dir(chosen), chosen["nnodes"][1])}
+    log_dir = Path(chosen["log_dir"]) if chosen["log_dir"] else None
+    levels = {_say(finding) for finding in check_host(environ, log_dir, chosen["nnodes"][1])}
     settings: RendezvousSettings | None = fields.get("rdzv")
     if settings is None:
         levels |= {_say(Finding("ok", "rendezvous", "a single node needs none"))}
@@ -49,17 +51,10 @@ async def _examine_endpoints(settings: RendezvousSettings, run_id: str, environ:
     return {_say(found if found.level == "ok" else found.replace(words=found.words + note)) async for found in findings}
 
 
-def _log_dir(chosen: Settings) -> Path | None:
-    return Path(chosen["log_dir"]) if chosen["log_dir"] else None
-
-
 def _say(finding: Finding) -> str:
     text = str(finding)
-    try:
-        if sys.stdout is not None and sys.stdout.isatty():  # elsewhere one line each, for programs
-            width = shutil.get_terminal_size().columns - 1
-            text = textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
-        print(text, flush=True)  # noqa: T201
-    except OSError:
-        pass  # stdout is closed
+    if sys.stdout is not None and sys.stdout.isatty():  # elsewhere one line each, for programs
+        width = shutil.get_terminal_size().columns - 1
+        text = textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
+    say(text)
     return finding.level

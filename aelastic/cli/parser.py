@@ -112,7 +112,13 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
     Raises:
         InputError: the text cannot be read.
     """
-    text, source, is_default = _look_up(option, found, environ)
+    text, source, is_default = option.default, option.name, True
+    if option.dest in found:
+        text = found[option.dest]
+        source, is_default = f"{option.name} {_shown(text)}" if option.metavar else option.name, False
+    elif variable := next((name for name in option.variables if environ.get(name)), ""):
+        text, is_default = environ[variable], False
+        source = f"{variable}={_shown(text)}"
     try:
         value = None if text is None else option.read(text)
     except ValueError as reason:
@@ -120,17 +126,6 @@ def read_setting(option: Option, found: Mapping[str, Any], environ: Mapping[str,
     if text is not None and (remedy := option.rule(value)):
         raise InputError(f"{source}: {remedy}")
     return Setting(value, text, source, is_default)
-
-
-def _look_up(option: Option, found: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[str | None, str, bool]:
-    """An option's text, its name in messages, and whether it is the default."""
-    if option.dest in found:
-        text = found[option.dest]
-        return text, f"{option.name} {_shown(text)}" if option.metavar else option.name, False
-    for variable in option.variables:
-        if text := environ.get(variable, ""):
-            return text, f"{variable}={_shown(text)}", False
-    return option.default, option.name, True
 
 
 def _shown(text: str) -> str:

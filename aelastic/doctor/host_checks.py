@@ -72,31 +72,28 @@ def check_shared_memory(path: str = "/dev/shm") -> Finding:  # noqa: S108  looke
         return Finding("warning", path, f"{error.strerror}: data loaders of torch need it: mount a tmpfs there")
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     words = f"{free >> 20} of {size >> 20} MiB are free"
-    if free >= SHARED_MEMORY_MIN:
-        return Finding("ok", path, words)
-    return Finding(
-        "warning", path,
-        f"{words}, and the batches of data loaders go there: docker run --shm-size=8g, or in Kubernetes an emptyDir "
-        "with medium Memory",
-    )  # fmt: skip
+    remedy = "docker run --shm-size=8g, or in Kubernetes an emptyDir with medium Memory"
+    return _judged(free >= SHARED_MEMORY_MIN, path, words, f", and the batches of data loaders go there: {remedy}")
 
 
 def check_open_files(max_nodes: int) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     least = max(FILES_MIN, 2 * max_nodes)
     words = f"at most {_limit(soft)} in each process, {_limit(hard)} if raised"
-    if soft == resource.RLIM_INFINITY or soft >= least:
-        return Finding("ok", "open files", words)
-    return Finding("warning", "open files", f"{words}: raise the limit to {least} or more (ulimit -n)")
+    is_enough = soft == resource.RLIM_INFINITY or soft >= least
+    return _judged(is_enough, "open files", words, f": raise the limit to {least} or more (ulimit -n)")
 
 
 def check_processes() -> Finding:
     limits = [each for each in (resource.getrlimit(resource.RLIMIT_NPROC)[0], *_pids_max()) if each >= 0]
     least = min(limits, default=resource.RLIM_INFINITY)
     words = f"at most {_limit(least)} processes and threads"
-    if least == resource.RLIM_INFINITY or least >= PROCESSES_MIN:
-        return Finding("ok", "processes", words)
-    return Finding("warning", "processes", f"{words}: raise the limit (ulimit -u, pids.max, docker run --pids-limit)")
+    is_enough = least == resource.RLIM_INFINITY or least >= PROCESSES_MIN
+    return _judged(is_enough, "processes", words, ": raise the limit (ulimit -u, pids.max, docker run --pids-limit)")
+
+
+def _judged(is_enough: bool, subject: str, words: str, remedy: str) -> Finding:
+    return Finding("ok" if is_enough else "warning", subject, words if is_enough else words + remedy)
 
 
 def _pids_max() -> Iterator[int]:

@@ -109,7 +109,10 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         if argv[0] not in VERBS:
             return _run_apart(argv[0], argv[1:], environ)
         args = _parser(argv[0]).parse_args(argv[1:])
-        return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
+        try:
+            return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
+        except InputError as error:  # logs that cannot be read
+            raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
     except NoAnswerError as error:
         return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:
@@ -294,7 +297,9 @@ class _Asking:
             wanted = {self._args.job} & ids or {each for each in ids if each.startswith(self._args.job)}
             ended = [each["why"] for each in self._ended() if each["run"]["run_id"] in wanted]
             if error.code == EXIT_NO_JOB and not ended and os.path.exists(self._args.job):
-                ended = [_why_of_logs(Path(self._args.job))]
+                from aelastic.cli.verbs.explaining import read_ends
+
+                ended = [read_ends(Path(self._args.job))]
             if error.code != EXIT_NO_JOB or not ended:
                 raise
             if len(ids) > 1 and not self._args.job:
@@ -339,15 +344,6 @@ class _Asking:
             if not self._args.json:
                 _write(said["text"])
         raise AssertionError("the last answer ends it")
-
-
-def _why_of_logs(path: Path) -> list[Said]:
-    from aelastic.cli.verbs.explaining import read_ends
-
-    try:
-        return read_ends(path)
-    except InputError as error:
-        raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
 
 
 def _write(text: str) -> None:
