@@ -122,17 +122,13 @@ class DefaultLogsSpecs(LogsSpecs):
             return _nowhere(envs)
         facts = envs.get(0, {})
         if self._run_log_dir is None:
-            self._run_log_dir = self._make_run_folder(facts.get("TORCHELASTIC_RUN_ID", "test_run_id"))
+            os.makedirs(self.root_log_dir, exist_ok=True)
+            prefix = f"{name_of_run(facts.get('TORCHELASTIC_RUN_ID', 'test_run_id'))}_"
+            self._run_log_dir = tempfile.mkdtemp(prefix=prefix, dir=self.root_log_dir)
+            _log.info("worker output is kept in %s", self._run_log_dir)
         folder = os.path.join(self._run_log_dir, f"attempt_{facts.get('TORCHELASTIC_RESTART_COUNT', '0')}")
         shutil.rmtree(folder, ignore_errors=True)
         return lay_out(folder, envs, self._redirects, self._tee, self._local_ranks_filter)
-
-    def _make_run_folder(self, run_id: str) -> str:
-        assert self._root_log_dir is not None
-        os.makedirs(self._root_log_dir, exist_ok=True)
-        folder = tempfile.mkdtemp(prefix=f"{name_of_run(run_id)}_", dir=self._root_log_dir)
-        _log.info("worker output is kept in %s", folder)
-        return folder
 
     def _choices(self) -> tuple[object, ...]:
         return self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
@@ -164,10 +160,6 @@ class UnaskedLogsSpecs(DefaultLogsSpecs):
         if self._root_log_dir is None:
             self._root_log_dir = tempfile.mkdtemp(prefix="torchelastic_")
         return self._root_log_dir
-
-    def reify(self, envs: Envs) -> LogsDest:
-        _ = self.root_log_dir
-        return super().reify(envs)
 
     def __eq__(self, other: object) -> bool:
         return self is other

@@ -139,10 +139,14 @@ class AttemptOpener:
             path = touched(teed.get(rank, INHERITED))
             if path is None or not path.is_file():
                 continue  # /dev/null, for example: there is nothing to read
-            self._follow_named(path, self._splitter(prefix, rank, stream), rank, stream, PID in prefix)
+            splitter = self._splitter(prefix, rank, stream)
+            shown = self._follow(path, splitter, stream)
+            named: list[tuple[PrefixedLines | FilteredLines | LiveLines, Shown]] = [(splitter, shown)]
             if texts:
-                into = DescriptorSink(os.open(filtered, os.O_WRONLY | os.O_APPEND), is_ours=True)
-                self._follow_named(path, FilteredLines(prefix, texts), rank, None, PID in prefix, into)
+                into, chosen = os.open(filtered, os.O_WRONLY | os.O_APPEND), FilteredLines(prefix, texts)
+                named.append((chosen, self._follow(path, chosen, None, DescriptorSink(into, is_ours=True))))
+            for unnamed, shown in named if PID in prefix else ():
+                shown.rank, shown.unnamed = rank, unnamed
         self._limit(stdout, stderr)  # after the followers that it waits for
         error_file = env.get(ERROR_FILE_VARIABLE) or dest.error_files.get(rank, "")
         if error_file in {"", os.devnull}:  # not kept: the agent needs one all the same
@@ -199,7 +203,7 @@ class AttemptOpener:
         from aelastic.logs.expected_output import ExpectedOutputMatcher, OutputSearch, ProgressMatcher
 
         matchers: list[Matcher] = []
-        follower = self._follow(path, OutputSearch(matchers), None)
+        follower = self._follow(path, OutputSearch(matchers), None).follower
         if expected is not None and is_expected:
             matcher = ExpectedOutputMatcher(expected.pattern)
             matchers.append(matcher)
@@ -220,20 +224,6 @@ class AttemptOpener:
         }
         return Template(template).safe_substitute(words).encode("utf-8", "surrogateescape")
 
-    def _follow_named(
-        self,
-        path: Path,
-        splitter: PrefixedLines | FilteredLines | LiveLines,
-        rank: int,
-        stream: Std | None,
-        needs_pid: bool,
-        sink: Sink | None = None,
-    ) -> None:
-        self._follow(path, splitter, stream, sink)
-        if needs_pid:
-            shown = self._opened.shown[-1]
-            shown.rank, shown.unnamed = rank, splitter
-
     def _follow(
         self,
         path: Path,
@@ -243,9 +233,10 @@ class AttemptOpener:
         *,
         is_scratch: bool = False,
         keeps: int | None = None,
-    ) -> Follower:
+    ) -> Shown:
         sharers = [each.follower for each in self._opened.shown if each.follower.path == path]
         follower = Follower(path, splitter, is_scratch=is_scratch, keeps=keeps, sharers=sharers)
         into = sink or (NullSink() if stream is None else self._sinks[stream])
-        self._opened.shown.append(Shown(follower, stream, into))
-        return follower
+        shown = Shown(follower, stream, into)
+        self._opened.shown.append(shown)
+        return shown

@@ -135,21 +135,16 @@ class Follower:
 
     def _show(self, data: bytes) -> bytes:
         self._shown_to += len(data) or self._showable_to - self._shown_to  # what cannot be read any more is passed over
-        if self._is_scratch:
-            self._remember(data)
+        if self._is_scratch and (at := data.rfind(TRACEBACK)) >= 0:
+            self.traceback = data[at : at + HEAD_BYTES]
+        elif self.traceback and len(self.traceback) < HEAD_BYTES:
+            self.traceback += data[: HEAD_BYTES - len(self.traceback)]
         if self._keeps is not None:
             end = min([self._shown_to, *(each.offset for each in self._sharers)]) - self._keeps
             if end - self._freed_to >= PUNCH_BYTES:
                 self._free(self._freed_to, end - self._freed_to)
                 self._freed_to = end
         return self.splitter.feed(data)
-
-    def _remember(self, data: bytes) -> None:
-        at = data.rfind(TRACEBACK)
-        if at >= 0:
-            self.traceback = data[at : at + HEAD_BYTES]
-        elif self.traceback and len(self.traceback) < HEAD_BYTES:
-            self.traceback += data[: HEAD_BYTES - len(self.traceback)]
 
     def _free(self, begin: int, count: int) -> bool:
         """Gives blocks of the file back to the disk; lengths and offsets stay.  False where that cannot be done."""

@@ -126,7 +126,9 @@ class PrefixedLines:
         if not data:
             return b""
         if self._passes:
-            return self._pass(data)
+            was_interrupted = self._line.is_interrupted
+            self._line = Line.NEW if data.endswith(b"\n") else Line.TEXT
+            return without_newline(data) if was_interrupted else data
         if self._line.is_interrupted or self._holds_return or _has_frames(data):
             return self._feed_slowly(data)
         prefix = self._prefix if self._line.needs_prefix else b""
@@ -136,11 +138,6 @@ class PrefixedLines:
             return shown[: len(shown) - len(self._prefix)]
         self._line = Line.TEXT if b"\n" in data else self._line.after_text()
         return shown
-
-    def _pass(self, data: bytes) -> bytes:
-        was_interrupted = self._line.is_interrupted
-        self._line = Line.NEW if data.endswith(b"\n") else Line.TEXT
-        return without_newline(data) if was_interrupted else data
 
     def _feed_slowly(self, data: bytes) -> bytes:
         """`feed` for a bar, for a held carriage return, and for an interrupted line."""

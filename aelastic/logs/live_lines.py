@@ -139,7 +139,8 @@ class LiveLines:
             elif token == b"\r":
                 self._rewind(shown)
             elif token.startswith(b"\x1b[") and token.endswith(b"A") and _TOKENS.fullmatch(token):
-                self._up(int(token[2:-1] or 1))
+                self._at = max(0, self._at - int(token[2:-1] or 1))
+                self._is_fresh, self._comes_back = False, True
             elif token:
                 self._add(token, shown)
         if not self._comes_back and self._at and self._rows[self._at].is_blank and self._at == len(self._rows) - 1:
@@ -217,10 +218,6 @@ class LiveLines:
             self._commit(self._at, shown)
         self._is_fresh = False
         self._row().rewind()
-
-    def _up(self, count: int) -> None:
-        self._at = max(0, self._at - count)
-        self._is_fresh, self._comes_back = False, True
 
     def _add(self, text: bytes, shown: list[bytes]) -> None:
         if self._is_fresh:

@@ -85,7 +85,9 @@ class RunLogs:
         # Files that the user has not asked for, removed at the end.
         self.scratch = temporary / f"aelastic_{mine}"
         self._log_dir = None if spec.logs_specs is not None or _drops_all(spec) else spec.log_dir
-        self._is_asked = spec.logs_specs is None and not _drops_all(spec) and _asks_for_files(spec)
+        both, ranks = (spec.redirects, spec.tee), range(spec.local_world_size)
+        asks = any(streams_of(streams, rank) for streams in both for rank in ranks)
+        self._is_asked = spec.logs_specs is None and not _drops_all(spec) and asks
         kept = temporary / f"aelastic_logs_{mine}" if self._is_asked else self.scratch
         self.root = Path(os.path.abspath(self._log_dir or kept), f"{name_of_run(run_id)}_{mine}")
         self._growth = Growth()
@@ -140,7 +142,9 @@ class RunLogs:
         """
         for env in envs.values():
             env.pop(ERROR_FILE_VARIABLE, None)  # the agent's own
-        opener = AttemptOpener(self._spec, attempt, self.scratch, self._sinks, self._ended_folder(attempt))
+        is_kept = self._spec.logs_specs is not None or self.kept is not None
+        ended = None if is_kept or not attempt else self.root / f"attempt_{attempt - 1}"
+        opener = AttemptOpener(self._spec, attempt, self.scratch, self._sinks, ended)
         opened = None
         try:
             dest = None
@@ -182,11 +186,6 @@ class RunLogs:
                 pump = self._show(each)
                 if each.follower.watch is not None:
                     pump.wake({each.follower.watch})  # the worker may have written before the watch was set
-
-    def _ended_folder(self, attempt: int) -> Path | None:
-        """The folder of the attempt before, if nothing of it is kept."""
-        is_ours = self._spec.logs_specs is None and self.kept is None
-        return self.root / f"attempt_{attempt - 1}" if is_ours and attempt else None
 
     def _lay_out(self, attempt: int, envs: dict[int, dict[str, str]], dest: LogsDest | None) -> LogsDest:
         """Makes the folders, unless the user's `logs_specs` did, and names the files."""
@@ -351,11 +350,6 @@ class RunLogs:
 def _drops_all(spec: WorkerSpec) -> bool:
     """True for `--log-dir /dev/null`; as with torchrun, the workers then write to the console themselves."""
     return spec.log_dir == DROPPED
-
-
-def _asks_for_files(spec: WorkerSpec) -> bool:
-    ranks = range(spec.local_world_size)
-    return any(streams_of(streams, rank) for streams in (spec.redirects, spec.tee) for rank in ranks)
 
 
 def _no_answer(place: object) -> HostError:

@@ -133,7 +133,9 @@ class DescriptorSink(Sink):
             try:
                 count = os.write(self._fd, rest[:WRITE_BYTES])
             except BlockingIOError:  # made non-blocking by another process that shares it: not ours to undo
-                self._wait_writable()
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll(RETRY_S * 1000)
             except OSError as error:
                 if error.errno in _GONE:
                     return False
@@ -142,11 +144,6 @@ class DescriptorSink(Sink):
                 self.bytes_taken += count
                 rest = rest[count:]
         return True
-
-    def _wait_writable(self) -> None:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        poll.poll(RETRY_S * 1000)
 
     def close(self) -> None:
         if self._is_ours:
