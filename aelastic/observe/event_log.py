@@ -164,7 +164,8 @@ class _Writer:
                 entry = self.entries.get_nowait()
         except Empty:
             if not self._unwritten:  # nor was there anything to take
-                self._unwritten.append((self._sign_of_life(), 0))
+                now = self._told_at + (time.monotonic() - self._taken_at)
+                self._unwritten.append((_encoded(self._records.alive(rfc3339(time.time_ns()), now)), 0))
             return True
         return False
 
@@ -175,10 +176,6 @@ class _Writer:
         if isinstance(what, int):
             return _encoded(self._records.lost(what, self._trouble, at, entry.now))
         return _encoded(self._records.record(what, at, entry.now))
-
-    def _sign_of_life(self) -> bytes:
-        now = self._told_at + (time.monotonic() - self._taken_at)
-        return _encoded(self._records.alive(rfc3339(time.time_ns()), now))
 
     def _write(self) -> None:
         try:
@@ -258,9 +255,10 @@ class Records:
             case ev.WorkersStarted(_, ids):
                 del fields["ids"], fields["warm"]
                 fields["workers"] = [
-                    {**self._worker(local_rank, ids[local_rank]), "kind": event.kind_of(local_rank)}
+                    {"local_rank": local_rank, "rank": self._first_rank + local_rank, "id": _plain(ids[local_rank]),
+                     "kind": event.kind_of(local_rank)}
                     for local_rank in sorted(ids)
-                ]
+                ]  # fmt: skip
             case ev.PhaseTook(local_rank=None):
                 del fields["local_rank"]  # it concerns them all
             case ev.PhaseTook(local_rank=int(local_rank)):
@@ -287,9 +285,6 @@ class Records:
     def _frame(self, event: str, time: str, now: float) -> Json:
         said: Json = {"time": time, "monotonic_ns": round(now * 1e9), "schema": SCHEMA, "event": event}
         return {**said, **self._run, **self._place}
-
-    def _worker(self, local_rank: int, worker_id: Any) -> Json:
-        return {"local_rank": local_rank, "rank": self._first_rank + local_rank, "id": _plain(worker_id)}
 
 
 def _fields(value: Record) -> Json:

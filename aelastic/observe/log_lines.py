@@ -36,14 +36,17 @@ class LogLines(Observer):
 
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912  one case for each
         match event:
-            case ev.Waited(text):
+            case ev.Waited(text) | ev.Announced("held", text):
                 _log.warning("%s", text)
             case ev.RoundFormed(round_):
                 self._has_failed, self._is_killing, self._compared = False, False, ""
                 place = event.group_rank, event.group_world_size, event.world_size
                 _log.info("round %d: group rank %d of %d, world size %d", round_, *place)
             case ev.Noticed():
-                self._on_noticed(event)
+                host = "" if self.run_state.began is None else self.run_state.began.host
+                is_stopped = " is stopped" if event.is_stopped else ""
+                _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
+                self._has_failed |= event.is_stopped
             case ev.Compared(_, text) if text != self._compared:  # each node that finds a hang has it looked into
                 self._compared = text
                 _log.warning("%s", text)
@@ -51,8 +54,6 @@ class LogLines(Observer):
                 _log.warning("%s: %s", text, event.where)
             case ev.Announced("refused" | "called off" as what, text):
                 _log.warning("notice %s: %s", what, text or "workers go on")
-            case ev.Announced("held", text):
-                _log.warning("%s", text)
             case ev.Announced("leaving", text):
                 _log.info("leaving: %s", text)
             case ev.WorkerEnded(failure=failure) if failure is not None:
@@ -82,12 +83,6 @@ class LogLines(Observer):
                 _log.warning("%s, with imports: --preload auto starts them with these done", times)
             case _:
                 pass  # said by others: durations in the event log, the end in the report
-
-    def _on_noticed(self, event: ev.Noticed) -> None:
-        is_stopped, began = " is stopped" if event.is_stopped else "", self.run_state.began
-        host = "" if began is None else began.host
-        _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
-        self._has_failed |= event.is_stopped
 
     def _on_stop_asked(self, signum: int) -> None:
         if self.run_state.phase not in _WITH_WORKERS:

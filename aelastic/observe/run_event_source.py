@@ -103,7 +103,9 @@ class RunEventSource:
                 return [ev.WorkersStarted(generation, ids, warm)]
             # Else the group knew better.
             case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
-                return self._found_unhealthy(event)
+                local_rank, reason = event.local_rank, event.reason or event.failure.short_message
+                rank = group.workers[local_rank].global_rank
+                return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
                 return self._worker_ended(event, now)
@@ -117,11 +119,6 @@ class RunEventSource:
                 return [ev.RendezvousLost(reason) if reason else ev.StopAsked(signum)]
             case _:
                 return []
-
-    def _found_unhealthy(self, event: FoundUnhealthy) -> list[ev.RunEvent]:
-        local_rank = event.local_rank
-        rank, reason = self._group.workers[local_rank].global_rank, event.reason or event.failure.short_message
-        return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank

@@ -49,14 +49,6 @@ class PastPhase(Record):
     local_rank: int | None
 
 
-class LastRestart(Record):
-    """Why workers were started again."""
-
-    cause: ev.RestartCause
-    reason: str
-    at: float
-
-
 class GenerationEnd(Record):
     """Why the workers of a generation ended, or the run with them."""
 
@@ -97,7 +89,6 @@ class RunState:
         self.restart_count = 0
         self.restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self.drains = 0  # interruptions that were announced, and not called off
-        self.last_restart: LastRestart | None = None
         self.last_progress: ev.Progressed | None = None
         self.first_failure: tuple[int, ProcessFailure] | None = None  # of the last generation that failed: which, what
         self.last_failure: tuple[ProcessFailure, float] | None = None  # and when
@@ -150,7 +141,6 @@ class RunState:
             case ev.Restarting(cause, reason, restart_count):
                 self.restarts[cause] += 1
                 self._on_end(cause, reason, None, now)
-                self.last_restart = LastRestart(cause, reason, now)
                 self.restart_count, self.why_stopping = restart_count, reason
             case ev.ForkServerMeasured():
                 self.fork_server = event

@@ -12,7 +12,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
-from aelastic.observe.run_events import NAME_OF
+from aelastic.observe.run_events import NAME_OF, Progressed
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.policy.restart_policy import blame_of, otherwise
 
@@ -71,8 +71,10 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
             for endpoint, (trouble, since) in sorted(state.endpoints.items())
         ]
         or None,
-        "round": _describe_round(state, at),
-        "progress": _describe_progress(state, at),
+        "round": None
+        if (formed := state.formed) is None  # its workers follow from the ranks
+        else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
+        "progress": None if state.progress is None else _describe_progress(*state.progress, at),
         "compared": None
         if (told := state.compared) is None
         else {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
@@ -80,7 +82,14 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
         "drains": state.drains,
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
         "restarts": dict(state.restarts),
-        "last_restart": None if (last := state.last_restart) is None else {**_fields(last), "at": at(last.at)},
+        "last_restart": next(
+            (
+                {"cause": end.cause, "reason": end.reason, "at": at(end.ended)}
+                for end in reversed(state.ends)
+                if end.cause != "end"
+            ),
+            None,
+        ),
         "last_failure": None if failure is None else _describe_failure(*failure),
         "now": None if takes is None else {"phase": takes, "began": at(state.phase_since)},
         "phases": [
@@ -142,35 +151,19 @@ def _describe_worker(worker: WorkerNow, usage: tuple[float, int] | None, at: Cal
     }
 
 
-def _describe_round(state: RunState, at: Callable[[float], str]) -> dict[str, Any] | None:
-    if state.formed is None:
-        return None
-    fields = _fields(state.formed)
-    del fields["workers"]  # they follow from the ranks
-    return {**fields, "formed": at(state.formed_at)}
-
-
-def _describe_progress(state: RunState, at: Callable[[float], str]) -> dict[str, Any] | None:
-    if state.progress is None:
-        return None
-    progress, told_at = state.progress
-    fields = _fields(progress)
-    for name in ("generation", "local_rank", "is_last"):
-        del fields[name]
-    return {**fields, "percent": None if progress.share is None else int(progress.share * 100), "at": at(told_at)}
+def _describe_progress(progress: Progressed, told_at: float, at: Callable[[float], str]) -> dict[str, Any]:
+    percent = None if progress.share is None else int(progress.share * 100)
+    return {**_fields(progress, "generation", "local_rank", "is_last"), "percent": percent, "at": at(told_at)}
 
 
 def _describe_failure(generation: int, report: ProcessFailure) -> dict[str, Any]:
     fields = report.for_others().shared
-    fields["at"] = _wall_time(fields.pop("timestamp"))
+    timestamp = fields.pop("timestamp")
+    fields["at"] = datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds") if timestamp else None
     fields["traceback"] = report.traceback[-TRACEBACK_CHARACTERS_MAX:]
     return {"generation": generation, **fields}
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in type(record).__match_args__}
-
-
-def _wall_time(timestamp: int) -> str | None:
-    """As people write it; `None` where it is not known."""
-    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="milliseconds") if timestamp else None
+def _fields(record: Record, *others: str) -> dict[str, Any]:
+    """All but these others."""
+    return {name: getattr(record, name) for name in type(record).__match_args__ if name not in others}

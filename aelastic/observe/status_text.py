@@ -86,11 +86,17 @@ class StatusText:
             case Phase.INIT:
                 return ("starting",)
             case Phase.JOINING:
-                return (self._joining(), *_missing_first(self._of.waited))
+                began = self._of.began
+                if began is None or began.max_nodes == 1:
+                    return ("starting", *_missing_first(self._of.waited))
+                fewest, most = began.min_nodes, began.max_nodes
+                nodes = f"{fewest} nodes" if fewest == most else f"{fewest} to {most} nodes"
+                return (f"waiting for {nodes}", *_missing_first(self._of.waited))
             case Phase.SPAWNING | Phase.RUNNING:
                 return (self._running(),)
             case Phase.CANCELLING | Phase.STOPPING:
-                return (f"stopping {self._left()}{self._why()}",)
+                left = sum(rank.state in {"starting", "running"} for rank in self._of.workers.values())
+                return (f"stopping {_count(left, 'worker') if left else 'what workers left behind'}{self._why()}",)
             case Phase.AWAITING:
                 return (
                     self._why().removeprefix(": ") or "a worker failed",
@@ -102,12 +108,6 @@ class StatusText:
                 return ("done here", self._of.waited.removeprefix("finished; ") or "waiting for other nodes")
             case Phase.DONE:
                 return ("over",)
-
-    def _joining(self) -> str:
-        if self._of.began is None or self._of.began.max_nodes == 1:
-            return "starting"
-        fewest, most = self._of.began.min_nodes, self._of.began.max_nodes
-        return f"waiting for {fewest} nodes" if fewest == most else f"waiting for {fewest} to {most} nodes"
 
     def _why(self) -> str:
         failed = [rank.rank for rank in self._of.workers.values() if rank.state == "failed"]
@@ -121,10 +121,6 @@ class StatusText:
             return f"saving: {self._of.announced}"
         done = sum(rank.state == "succeeded" for rank in self._of.workers.values())
         return f"running, {done} of {len(self._of.workers)} done" if done else "running"
-
-    def _left(self) -> str:
-        left = sum(rank.state in {"starting", "running"} for rank in self._of.workers.values())
-        return _count(left, "worker") if left else "what workers left behind"
 
     @property
     def progress(self) -> str:
@@ -166,6 +162,10 @@ class StatusText:
             ago = duration(now - failed_at)
             failed = f"last failure, {ago} ago: rank {failure.rank} on {failure.host}: {failure.message}"
         last = ", ".join(f"{name} {took[name]:.1f} s" for name in _PHASES if name in took)
+        endpoints = [
+            f"{endpoint} {f'missing ({trouble})' if trouble else 'answers'} for {duration(now - since)}"
+            for endpoint, (trouble, since) in sorted(self._of.endpoints.items())
+        ]
         return Picture(
             title=self.parts(now),
             spare=self.spare,
@@ -173,14 +173,8 @@ class StatusText:
             ranks=tuple(self._of.workers.values()),
             failure=failed,
             took=f"phases took: {last}" if last else "",
-            endpoints=f"endpoints: {', '.join(self._endpoint_words(now))}" if self._of.endpoints else "",
+            endpoints=f"endpoints: {', '.join(endpoints)}" if endpoints else "",
         )
-
-    def _endpoint_words(self, now: float) -> list[str]:
-        return [
-            f"{endpoint} {f'missing ({trouble})' if trouble else 'answers'} for {duration(now - since)}"
-            for endpoint, (trouble, since) in sorted(self._of.endpoints.items())
-        ]
 
     def _node(self) -> str:
         began, formed = self._of.began, self._of.formed

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from aelastic.timeline.model import Block, Life, NodeStory
+from aelastic.timeline.model import Life, NodeStory
 from aelastic.timeline.text import duration
 
 BLOCKS_MAX = 20_000  # that are drawn; a browser draws as many within half a second
@@ -33,17 +33,13 @@ class Box:
 
 
 def agent_boxes(node: NodeStory) -> list[Box]:
-    return [_phase_box(node, block) for block in node.blocks]
-
-
-def _phase_box(node: NodeStory, block: Block) -> Box:
-    end = max(block.end, node.gone_by) if block.is_open else block.end
-    text = f"{node.name} · {block.name}\n{duration(block.start)} + {duration(block.end - block.start)}"
-    if block.is_open:
-        text += f"\n{_open_words(node)}"
-    data = {"name": block.name}
-    known = block.end if block.is_open else None
-    return Box(block.start, end, f"phase {block.name}", text, block.name, data, known)
+    boxes = []
+    for block in node.blocks:
+        text = f"{node.name} · {block.name}\n{duration(block.start)} + {duration(block.end - block.start)}"
+        end, known = (max(block.end, node.gone_by), block.end) if block.is_open else (block.end, None)
+        text += f"\n{_open_words(node)}" if block.is_open else ""
+        boxes.append(Box(block.start, end, f"phase {block.name}", text, block.name, {"name": block.name}, known))
+    return boxes
 
 
 def _open_words(node: NodeStory) -> str:

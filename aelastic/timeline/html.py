@@ -196,18 +196,14 @@ def _share(share: Share, restart: Restart, story: Story) -> str:
         f'width:{100 * (block.end - block.start) / whole:.3f}%"></i>'
         for block in share.blocks
     )
-    cells = "".join(_cell(share.spent(name)) for name in RESTART_PHASES)
+    cells, output = "".join(_cell(share.spent(name)) for name in RESTART_PHASES), _cell(0.0)
+    if share.output_s is not None:
+        dot = f'<i class="dot {share.kind}"></i>' if share.kind in {"warm", "cold"} else ""
+        output = f"<td>{dot}{duration(share.output_s)} {share.kind}</td>"
     return (
         f'<tr><td>{safe(story.nodes[share.node].name)}</td><td class="falls"><div>{bars}</div></td>'
-        f"{cells}<td><b>{duration(share.total)}</b></td>{_first_output(share)}</tr>"
+        f"{cells}<td><b>{duration(share.total)}</b></td>{output}</tr>"
     )
-
-
-def _first_output(share: Share) -> str:
-    if share.output_s is None:
-        return _cell(0.0)
-    dot = f'<i class="dot {share.kind}"></i>' if share.kind in {"warm", "cold"} else ""
-    return f"<td>{dot}{duration(share.output_s)} {share.kind}</td>"
 
 
 def _cell(seconds: float) -> str:

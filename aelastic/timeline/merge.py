@@ -31,7 +31,10 @@ def tell_story(logs: Sequence[Log]) -> Story:
     nodes.sort(key=lambda node: (node.group_rank, node.begins))
     length = max(node.ends for node in nodes)
     _bound_open_ends(nodes, length)
-    _name_apart(nodes)
+    count = Counter(node.name for node in nodes)
+    for node in nodes:
+        if count[node.name] > 1:  # agents of one host get their pid, too
+            node.name = f"{node.name} · {node.pid}"
     restarts = _restarts(nodes, length)
     ended = [node for node in nodes if node.closing == "ended"]
     last = max(ended, key=lambda node: node.ends, default=None)
@@ -60,14 +63,6 @@ def _bound_open_ends(nodes: Sequence[NodeStory], length: float) -> None:
             later = [at for other in nodes for number, at in other.formed.items() if number > last and at > node.ends]
             still = length if node.closing == "unknown" else node.ends
             node.gone_by = min(later, default=still)
-
-
-def _name_apart(nodes: Sequence[NodeStory]) -> None:
-    """Agents of one host get their pid, too."""
-    count = Counter(node.name for node in nodes)
-    for node in nodes:
-        if count[node.name] > 1:
-            node.name = f"{node.name} · {node.pid}"
 
 
 def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:

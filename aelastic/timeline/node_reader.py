@@ -12,6 +12,12 @@ from aelastic.timeline.text import counted
 
 # The block for each phase of the worker group, as the log has it.
 _PHASE_IN = {phase.value: name for phase, name in NAME_OF.items()}
+# Marks that say what their records say.
+_MARKS: dict[str, tuple[MarkKind, str]] = {
+    "compared": ("compared", "{text}"), "waited": ("waited", "{text}"), "killed": ("killed", "SIGKILL: {reason}"),
+    "stacks_taken": ("stacks", "stacks taken: {why} ({path})"),
+    "stop_asked": ("stop asked", "asked to stop (signal {signum})"),
+}  # fmt: skip
 # A block begins where the one before ended, unless records are missing between them.  An agent that has to wait for a
 # CPU records an event some milliseconds after it (9 ms were seen, with 12 processes on 2 cores).
 _SAME_MOMENT_S = 0.05
@@ -88,18 +94,10 @@ class NodeReader:
             case "worker_reached":
                 self._on_reached(entry)
             case "noticed":
-                kind: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
-                self._mark(entry, at, kind, f"rank {entry.number('rank')}: {entry.text('reason')}")
-            case "compared":
-                self._mark(entry, at, "compared", entry.text("text"))
-            case "killed":
-                self._mark(entry, at, "killed", f"SIGKILL: {entry.text('reason')}")
-            case "stacks_taken":
-                self._mark(entry, at, "stacks", f"stacks taken: {entry.text('why')} ({entry.text('path')})")
-            case "waited":
-                self._mark(entry, at, "waited", entry.text("text"))
-            case "stop_asked":
-                self._mark(entry, at, "stop asked", f"asked to stop (signal {entry.number('signum')})")
+                sort: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
+                self._mark(entry, at, sort, f"rank {entry.number('rank')}: {entry.text('reason')}")
+            case kind if kind in _MARKS:
+                self._mark(entry, at, _MARKS[kind][0], _MARKS[kind][1].format_map(entry.fields))
             case "progressed":
                 words = f"step {entry.number('step')}"
                 words += "" if entry.fields.get("total") is None else f" of {entry.number('total')}"
