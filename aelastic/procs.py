@@ -169,7 +169,12 @@ class LocalWorkers(WorkerBackend):
                     self._workers[start.local_rank] = await self._start_patiently(start)
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._end_all()
+                started = [(rank, worker) for rank, worker in self._workers.items() if isinstance(worker, _Worker)]
+                for _, worker in started:
+                    worker.kill()
+                for rank, worker in started:
+                    await worker.wait()
+                    await self.clear(rank)
             raise
         return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
 
@@ -203,15 +208,6 @@ class LocalWorkers(WorkerBackend):
                     ) from error
                 await anyio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
-
-    async def _end_all(self) -> None:
-        """Ends the workers that were started."""
-        started = [(rank, worker) for rank, worker in self._workers.items() if isinstance(worker, _Worker)]
-        for _, worker in started:
-            worker.kill()
-        for rank, worker in started:
-            await worker.wait()
-            await self.clear(rank)
 
     def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
         try:

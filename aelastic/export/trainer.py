@@ -79,11 +79,6 @@ class TrainerStatus(Observer):
         if isinstance(event, ev.Progressed):
             self._news.set()
 
-    @property
-    def _is_spokesman(self) -> bool:
-        formed = self.run_state.formed
-        return formed is not None and formed.group_rank in {0, formed.group_world_size - 1}
-
     async def run(self) -> None:
         while True:
             await self._news.wait()
@@ -97,7 +92,9 @@ class TrainerStatus(Observer):
             await self._try_to_post(timeout_s)
 
     async def _try_to_post(self, timeout_s: float) -> None:
-        if not self._is_spokesman or self.run_state.last_progress is None:
+        formed = self.run_state.formed
+        is_spokesman = formed is not None and formed.group_rank in {0, formed.group_world_size - 1}
+        if not is_spokesman or self.run_state.last_progress is None:
             return
         ended = None if self.run_state.ended is None else self.run_state.ended.state
         body = json.dumps({"trainerStatus": described(self.run_state.last_progress, ended, datetime.now(UTC))}).encode()

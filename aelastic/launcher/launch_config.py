@@ -186,6 +186,7 @@ def worker_spec(
     check_types(config)
     check_entrypoint(entrypoint, config.start_method)
     _check_nodes(config)
+    logs = config.logs_specs
     return WorkerSpec(
         **{
             **{name: getattr(config, name) for name in _AS_THEY_ARE},
@@ -196,15 +197,11 @@ def worker_spec(
         entrypoint=entrypoint or "",
         args=tuple(args if callable(entrypoint) else map(as_text, args)),
         local_world_size=config.nproc_per_node,
-        logs_specs=_asked(config.logs_specs),
+        # One that nothing was asked of is none: what workers leave is then removed with the run.
+        logs_specs=None if isinstance(logs, UnaskedLogsSpecs) and not logs.has_folder else logs,
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
     )
-
-
-def _asked(logs_specs: Any) -> Any:
-    """The `LogsSpecs`; `None` for one that nothing was asked of: what workers leave is then removed with the run."""
-    return None if isinstance(logs_specs, UnaskedLogsSpecs) and not logs_specs.has_folder else logs_specs
 
 
 def signals_in(names: str) -> tuple[int, ...]:

@@ -127,7 +127,7 @@ class Play:
             self.agents.append(
                 subprocess.Popen(
                     command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                    preexec_fn=_end_with_us,  # noqa: PLW1509  there are no threads here
+                    preexec_fn=lambda: _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509  there are no threads here
                 )
             )  # fmt: skip
 
@@ -351,10 +351,6 @@ class Play:
 
 
 _libc = ctypes.CDLL(None)
-
-
-def _end_with_us() -> None:
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _page_of(agent: int, name: str) -> int:
