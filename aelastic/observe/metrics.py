@@ -67,6 +67,28 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
 )  # fmt: skip
 
 
+# What is counted of run events: which, name, meaning, label with its first values, and the value; nothing: it is none.
+_COUNTED: tuple[tuple[type[ev.RunEvent], str, str, str, tuple[str, ...], Callable[[Any], Any]], ...] = (
+    (ev.RoundFormed, "aelastic_rounds_total", "Rounds that this node took part in.", "", (), lambda _: True),
+    (ev.Restarting, "aelastic_restarts_total", "Restarts that this agent took part in.",
+     "cause", get_args(ev.RestartCause), lambda restarting: restarting.cause),
+    (ev.WorkerEnded, "aelastic_worker_exits_total", "Workers of this node that have ended.",
+     "outcome", ("succeeded", "failed", "stopped"), lambda ended: ended.outcome),
+    (ev.WorkerEnded, "aelastic_failures_total",
+     "Workers of this node that have failed: not started, stopped by a watch, or how it died.",
+     "kind", FAILURE_KINDS, lambda ended: ended.failure and (ended.failure.found_by or _kind_of(ended.failure))),
+    (ev.Noticed, "aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.",
+     "", (), lambda noticed: noticed.by == "timer"),
+    (ev.Noticed, "aelastic_noticed_total", "How often a watch found a worker unhealthy.",
+     "by", get_args(WatchName), lambda noticed: noticed.by),
+    (ev.Compared, "aelastic_hangs_compared_total",
+     "How often all workers of the job were compared in a hang, and whether ranks were named.",
+     "outcome", ("named", "not_named"), lambda compared: "named" if compared.odd else "not_named"),
+    (ev.StacksTaken, "aelastic_stacks_taken_total", "How often the workers' stacks were taken.",
+     "", (), lambda _: True),
+)  # fmt: skip
+
+
 class RunMetrics:
     """Metrics of one run.
 
@@ -74,7 +96,7 @@ class RunMetrics:
         build: what is running, as label and value: `version`, `python`.
     """
 
-    def __init__(self, build: Mapping[str, str]) -> None:  # noqa: PLR0915  a family after the other
+    def __init__(self, build: Mapping[str, str]) -> None:
         self.registry = Registry()
         counter, gauge, histogram = self.registry.counter, self.registry.gauge, self.registry.histogram
         gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
@@ -87,10 +109,11 @@ class RunMetrics:
         self._of_state = [
             ((counter if name.endswith("_total") else gauge)(name, text), read) for name, text, read in _OF_STATE
         ]
-        self._rounds = counter("aelastic_rounds_total", "Rounds that this node took part in.")
+        self._counted = [
+            (kind, counter(name, text, *filter(None, [label]), start=start), of)
+            for kind, name, text, label, start, of in _COUNTED
+        ]
         self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
-        text, causes = "Restarts that this agent took part in.", get_args(ev.RestartCause)
-        self._restarts = counter("aelastic_restarts_total", text, "cause", start=causes)
         # Durations.
         text, name = "How long phases took that are over.", "aelastic_phase_duration_seconds"
         self._phase_took = histogram(name, text, "phase", buckets=DURATION_BUCKETS_S)
@@ -110,16 +133,6 @@ class RunMetrics:
         text = "Delay of the agent's event loop, sampled every second."
         self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
         # Workers and agent.
-        text, outcomes = "Workers of this node that have ended.", ("succeeded", "failed", "stopped")
-        self._exits = counter("aelastic_worker_exits_total", text, "outcome", start=outcomes)
-        text = "Workers of this node that have failed: not started, stopped by a watch, or how it died."
-        self._failures = counter("aelastic_failures_total", text, "kind", start=FAILURE_KINDS)
-        self._expiries = counter("aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.")
-        text, watches = "How often a watch found a worker unhealthy.", get_args(WatchName)
-        self._noticed = counter("aelastic_noticed_total", text, "by", start=watches)
-        text = "How often all workers of the job were compared in a hang, and whether ranks were named."
-        self._compared = counter("aelastic_hangs_compared_total", text, "outcome", start=("named", "not_named"))
-        self._stacks = counter("aelastic_stacks_taken_total", "How often the workers' stacks were taken.")
         text = "Since a sign of life that --hang-timeout counts, else since output that --expect-output expects."
         self._silence = gauge("aelastic_worker_silence_seconds", text, "local_rank")
         text = "How long that may be; 0 without hang detection."
@@ -136,40 +149,31 @@ class RunMetrics:
         self._down_since: float | None = None  # since when workers do not run that did
         self._look(RunState())
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        for counted, family, of in self._counted:
+            if isinstance(event, counted) and (value := of(event)):
+                family.inc(*([value] if family.labels else []))
         match event:
             case ev.Changed(phase=phase):
                 self._is_starting = phase is Phase.SPAWNING
             case ev.RoundFormed():
-                self._rounds.inc()
                 self._formed_at = now
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
             case ev.WorkersStarted() if self._is_starting:  # else they are being stopped already
-                for kind in map(event.kind_of, event.ids):
-                    for reached in ("spawned", "imported") if kind == "warm" else ("spawned",):
-                        self._start_took.observe(now - self._formed_at, kind, reached)
-                if self._down_since is not None:
-                    self._restart_took.observe(now - self._down_since)
-                self._failed_at = self._down_since = None
+                self._on_started(event, now)
             case ev.WorkerReached(kind=kind, phase=phase, duration_s=duration_s):
                 self._start_took.observe(duration_s, kind, phase)
-            case ev.WorkerEnded(outcome=outcome, failure=failure):
-                self._exits.inc(outcome)
-                if failure is not None:
-                    self._failures.inc(failure.found_by or _kind_of(failure))
-            case ev.Restarting(cause=cause):
-                self._restarts.inc(cause)
-            case ev.Noticed(by=by):
-                self._noticed.inc(by)
-                if by == "timer":
-                    self._expiries.inc()
-            case ev.Compared(odd=odd):
-                self._compared.inc("named" if odd else "not_named")
-            case ev.StacksTaken():
-                self._stacks.inc()
             case _:
-                pass  # not counted
+                pass  # takes no time
+
+    def _on_started(self, started: ev.WorkersStarted, now: float) -> None:
+        for kind in map(started.kind_of, started.ids):
+            for reached in ("spawned", "imported") if kind == "warm" else ("spawned",):
+                self._start_took.observe(now - self._formed_at, kind, reached)
+        if self._down_since is not None:
+            self._restart_took.observe(now - self._down_since)
+        self._failed_at = self._down_since = None
 
     def _on_phase_took(self, took: ev.PhaseTook, now: float) -> None:
         self._phase_took.observe(took.duration_s, took.name)
