@@ -19,7 +19,6 @@ import sys
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
@@ -50,7 +49,6 @@ if TYPE_CHECKING:
 
     from aelastic.observe.observer import Observer
     from aelastic.result import RunResult
-    from aelastic.supervisor import Supervisor
     from aelastic.ui.status_line import StatusLine
 
 _stderr = StderrWriter()
@@ -184,47 +182,46 @@ def _run_job(invocation: Invocation) -> Outcome:
 
     # Also for the last words: they begin a new line below what workers left open.
     with _status_line(invocation) as live:
-        job = _Job(invocation, live)
+        stopped_by: list[int] = []
         try:
             check_open_files(invocation.spec)  # here, too: without descriptors there is no event loop to be refused in
-            result = _run_on_loop(job.run(), invocation.loop)
+            result = _run_on_loop(_run(invocation, live, stopped_by), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error, invocation.endpoint_note)
         finally:
             if live is not None:
                 _say(live.end)
-        return _conclude(invocation, result, job.stopped_by)
+        return _conclude(invocation, result, next(iter(stopped_by), None))
 
 
 # Run.
 
 
-class _Job:
-    """One run of a supervisor under the signals of this process."""
+async def _run(invocation: Invocation, live: StatusLine | None, stopped_by: list[int]) -> RunResult:
+    """One run of a supervisor under the signals of this process.
 
-    def __init__(self, invocation: Invocation, live: StatusLine | None = None) -> None:
-        self._invocation = invocation
-        self._live = live
-        self.stopped_by: int | None = None  # the first signal that asked us to stop
+    Args:
+        live: the status line, if there is one.
+        stopped_by: gets the signals that have asked us to stop.
+    """
+    import asyncio
 
-    async def run(self) -> RunResult:
-        import asyncio
+    from aelastic.supervisor import Supervisor
 
-        from aelastic.supervisor import Supervisor
+    if os.environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
+        check_invariants()
+    supervisor = Supervisor(invocation.spec, observers=_observers(invocation, live))
 
-        if os.environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
-            check_invariants()
-        supervisor = Supervisor(self._invocation.spec, observers=_observers(self._invocation, self._live))
-        loop = asyncio.get_running_loop()
-        _stderr.start()  # now: a worker may start threads up to the limit
-        handlers = handlers_of(self._invocation, supervisor, partial(self._stop, supervisor))
-        of_terminal = {} if self._live is None else terminal_handlers(loop, self._live)
-        with handle_signals(loop, handlers), handle_signals(loop, of_terminal), _reaping_orphans(loop):
-            return await supervisor.run()
-
-    def _stop(self, supervisor: Supervisor, signum: int) -> None:
-        self.stopped_by = self.stopped_by or signum
+    def stop(signum: int) -> None:
+        stopped_by.append(signum)
         supervisor.stop(signum)
+
+    loop = asyncio.get_running_loop()
+    _stderr.start()  # now: a worker may start threads up to the limit
+    handlers = handlers_of(invocation, supervisor, stop)
+    of_terminal = {} if live is None else terminal_handlers(loop, live)
+    with handle_signals(loop, handlers), handle_signals(loop, of_terminal), _reaping_orphans(loop):
+        return await supervisor.run()
 
 
 @contextmanager
