@@ -80,10 +80,8 @@ def _percent(part: float, whole: float) -> str:
 
 def _head(story: Story) -> str:
     state = {"SUCCEEDED": "succeeded", "FAILED": "failed", "STOPPED": "stopped"}.get(story.state, story.state.lower())
-    words = state or _closing(story)
-    workers = max(
-        (sum(node.workers for node in story.nodes if number in node.formed) for number in _rounds(story)), default=0
-    )
+    words, rounds = state or _closing(story), {number for node in story.nodes for number in node.formed}
+    workers = max((sum(node.workers for node in story.nodes if number in node.formed) for number in rounds), default=0)
     facts = [
         counted(len(story.nodes), "agent"),
         f"up to {counted(workers, 'worker')} at a time" if workers else "no round was ever complete",
@@ -114,10 +112,6 @@ def _closing(story: Story) -> str:
     if "running" in closings:
         return CLOSING_WORDS["running"]  # with one agent the run lives
     return CLOSING_WORDS[closings.pop() if len(closings) == 1 else "unknown"]
-
-
-def _rounds(story: Story) -> set[int]:
-    return {number for node in story.nodes for number in node.formed}
 
 
 def _spent(story: Story) -> str:
@@ -170,11 +164,8 @@ def _card(restart: Restart, story: Story) -> str:
     heads = "".join(f'<th><i class="dot {name}"></i>{name}</th>' for name in RESTART_PHASES)
     heads += "<th>sum</th><th>first output</th>"
     first, since = restart.first_output, "crash" if restart.cause == "failure" else "change"
-    output = (
-        ""
-        if first is None
-        else f" · first output {duration(first.output_s or 0.0)} after the {since} ({first.kind} start)"
-    )
+    took = "" if first is None else f"{duration(first.output_s or 0.0)} after the {since} ({first.kind} start)"
+    output = took and f" · first output {took}"
     who = f"<p>{_cut(restart.culprit)}</p>" if restart.culprit else ""
     return (
         f'<section class="card" data-restart="{restart.number}"><h3>Restart {restart.number}'
@@ -216,9 +207,8 @@ def _list(restarts: Sequence[Restart]) -> str:
         f'<td class="text">{_cut(restart.culprit or restart.reason)}</td></tr>'
         for restart in restarts[:LISTED_MAX]
     )
-    left_out = (
-        f'<p class="facts">{len(restarts) - LISTED_MAX} more are left out.</p>' if len(restarts) > LISTED_MAX else ""
-    )
+    rest = len(restarts) - LISTED_MAX
+    left_out = f'<p class="facts">{rest} more are left out.</p>' if rest > 0 else ""
     head = '<tr><th>restart</th><th>at</th><th>took</th><th class="text">why</th></tr>'
     table = f"<table><thead>{head}</thead><tbody>{rows}</tbody></table>"
     return f'<h2>All restarts</h2><div class="scroll list">{table}</div>{left_out}'

@@ -39,6 +39,10 @@ def tell_story(logs: Sequence[Log]) -> Story:
     ended = [node for node in nodes if node.closing == "ended"]
     last = max(ended, key=lambda node: node.ends, default=None)
     is_over = last is not None and all(node.closing in {"ended", "cut off"} or node.gone_by < length for node in nodes)
+    # The first worker that failed in the last round, if no other round was to follow.
+    number = max(number for node in nodes for number in (0, *node.formed))
+    _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
+    culprit = "" if any(number in node.told for node in nodes) else culprit
     return Story(
         run_id=logs[0].run_id,
         entrypoint=next((node.entrypoint for node in nodes if node.entrypoint), ""),
@@ -49,7 +53,7 @@ def tell_story(logs: Sequence[Log]) -> Story:
         spent=_spent(logs, zero, length),
         state=last.state if last is not None and is_over else "",
         reason=last.reason if last is not None and is_over else "",
-        culprit=_culprit(nodes) if last is not None and is_over and last.state == "FAILED" else "",
+        culprit=culprit if last is not None and is_over and last.state == "FAILED" else "",
         notes=(*notes, *_notes_on(logs, nodes)),
     )
 
@@ -95,19 +99,10 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
         first = told[place]
         restarts.append(
             Restart(
-                place + 1, number, next_round, first.cause, first.reason, culprit, first.restart_count,
-                start, end, is_over, tuple(shares),
+                place + 1, number, next_round, first.cause, first.reason, culprit, start, end, is_over, tuple(shares)
             )
-        )  # fmt: skip
+        )
     return restarts
-
-
-def _culprit(nodes: Sequence[NodeStory]) -> str:
-    """The first worker that failed in the last round, if no other round was to follow."""
-    number = max(number for node in nodes for number in (0, *node.formed))
-    is_over = any(number in node.told for node in nodes)
-    _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
-    return "" if is_over else culprit
 
 
 def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:

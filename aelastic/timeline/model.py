@@ -84,7 +84,6 @@ class Told:
     at: float
     cause: str
     reason: str
-    restart_count: int
 
 
 @dataclass(slots=True)
@@ -150,7 +149,6 @@ class Restart:
     cause: str  # "failure" or "membership"
     reason: str
     culprit: str  # the worker that failed, where and why; "" if none did
-    restart_count: int
     start: float
     end: float
     is_over: bool  # else not all workers ran again: the next restart came first, or the end

@@ -81,8 +81,7 @@ class NodeReader:
             case "worker_ended":
                 self._on_ended(entry, at)
             case "restarting":
-                told = Told(at, entry.text("cause"), _decided(entry), entry.number("restart_count"))
-                node.told.setdefault(entry.number("round"), told)
+                node.told.setdefault(entry.number("round"), Told(at, entry.text("cause"), _decided(entry)))
             case "run_ended":
                 node.closing, node.state, node.reason = "ended", entry.text("state"), _decided(entry)
             case _:

@@ -118,8 +118,7 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
             continue
         is_torn = not line.endswith(b"\n")
         try:
-            record = _parse(line)
-            _check_version(record, source)
+            record = _record(line, source)
             monotonic_ns, node = _whole(record.get("monotonic_ns"), "monotonic_ns"), str(record.get("node", ""))
             log = logs.get(node)
             if log is None:
@@ -138,21 +137,18 @@ def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
     return found
 
 
-def _parse(line: bytes) -> dict[str, Any]:
+def _record(line: bytes, source: str) -> dict[str, Any]:
     if len(line) > LINE_BYTES_MAX:
         raise ValueError("too long")
     record = json.loads(line)
     if not isinstance(record, dict):
         raise TypeError("not an object")
-    return record
-
-
-def _check_version(record: dict[str, Any], source: str) -> None:
     version = record.get("schema")
     if isinstance(version, int) and version != SCHEMA_VERSION:
         raise UnknownVersionError(f"{source}: schema version {version}; this aelastic reads version {SCHEMA_VERSION}")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}")
+    return record
 
 
 def _whole(value: object, name: str) -> int:

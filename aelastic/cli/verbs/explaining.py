@@ -85,10 +85,6 @@ class Round:
         known = {name: failure[name] for name in SHARED_FIELDS if name in failure}
         return ProcessFailure.from_elsewhere(**known, timestamp=failure.get("timestamp_s") or 0)
 
-    @property
-    def reached(self) -> Reached:
-        return Reached(self.step, NONE, max(0.0, self.ended - self.began))
-
 
 def run_policy(argv: Sequence[str]) -> int:
     """Replays a run under other rules; gives the exit code.
@@ -162,13 +158,13 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:
     ledger, count = Ledger(), 0
     for each in rounds:
-        cause = each.cause
-        end = End(cause, count, ledger, each.reached, now=each.ended, seats=len(each.hosts), hosts=len(each.hosts))
+        cause, reached = each.cause, Reached(each.step, NONE, max(0.0, each.ended - each.began))
+        end = End(cause, count, ledger, reached, now=each.ended, seats=len(each.hosts), hosts=len(each.hosts))
         is_success = each.is_over and cause.failure is None and not cause.is_loss
         decision = Decision(each.reason, is_final=True) if is_success else policy.decide(end)
         yield {
             "round": each.number,
-            "after_s": round(end.reached.life_s, 3),
+            "after_s": round(reached.life_s, 3),
             "step": None if each.step == NONE else each.step,
             "cause": cause.failure.headline if cause.failure else cause.reason,
             "decided": each.reason,
