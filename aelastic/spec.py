@@ -171,10 +171,6 @@ class WorkerSpec:
             object.__setattr__(self, name, None if path is None else Path(path))
         if self.preload != "auto":
             object.__setattr__(self, "preload", tuple(self.preload))
-        self._check_command()
-        self._check_together()
-
-    def _check_command(self) -> None:
         if isinstance(self.entrypoint, str):
             strange = [arg for arg in self.args if not _is_for_exec(arg)]
             _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
@@ -182,6 +178,7 @@ class WorkerSpec:
         odd = [name for name in env if not (are_texts([name, env[name]]) and _is_for_exec(name + env[name], name))]
         texts = "the names and values of variables are strings without NUL, and names without ="
         _check(not odd, f"env holds {odd[:1]}: {texts}")  # values may be secret
+        self._check_together()
 
     def _check_together(self) -> None:
         """Checks fields that have to go with each other."""

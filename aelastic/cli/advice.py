@@ -16,17 +16,9 @@ _log = logging.getLogger(__name__)
 
 # Options that few scripts have themselves.
 _OF_THE_AGENT = (
-    "nproc_per_node",
-    "nnodes",
-    "node_rank",
-    "standalone",
-    "rdzv_backend",
-    "rdzv_endpoint",
-    "rdzv_id",
-    "rdzv_conf",
-    "max_restarts",
-    "local_ranks_filter",
-)
+    "nproc_per_node", "nnodes", "node_rank", "standalone", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf",
+    "max_restarts", "local_ranks_filter",
+)  # fmt: skip
 
 
 def check_effects(chosen: Settings, local_world_size: int) -> None:
@@ -46,9 +38,8 @@ def check_effects(chosen: Settings, local_world_size: int) -> None:
     _check_ranks(chosen, "local_ranks_filter", there, log, is_needed=is_single_node and not has_files)
     for dest in ("tee", "redirects"):
         if isinstance(chosen[dest], Mapping):
-            _tell_of(
-                chosen.source(dest), [rank for rank in chosen[dest] if rank not in there], "local rank", there, log
-            )
+            missing = [rank for rank in chosen[dest] if rank not in there]
+            _tell_of(chosen.source(dest), missing, "local rank", there, log)
     world = there if is_single_node else range(chosen["nnodes"][1] * local_world_size)
     _check_ranks(chosen, "expect_output_ranks", world, log, is_needed=is_single_node)
     for stream, dest in ((Std.OUT, "duplicate_stdout_filters"), (Std.ERR, "duplicate_stderr_filters")):

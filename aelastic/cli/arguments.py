@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,11 +89,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
     hang_fields = _hang_fields(chosen)
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
+    # Workers inherit the agent's environment, and what torchrun's command line adds to its own.
+    inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
+    if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
+        inherited["OMP_NUM_THREADS"] = "1"
+        _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", local_world_size)
     fields = {
         **{option.field: chosen[option.dest] for option in OPTIONS if option.field},
         "preload_from": chosen.by_dest["preload"].variable or "--preload",
         **hang_fields,
-        "env": _worker_environ(environ, chosen, local_world_size),
+        "env": inherited,
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
     }
@@ -125,15 +131,6 @@ def _hang_fields(chosen: Settings) -> dict[str, Any]:
         expected = expected.replace(ranks=ranks.value)
     timeout_s = timeout if steps is None else None
     return {"hang_timeout_s": timeout_s, "hang_timeout_steps": steps, "expect_output": expected}
-
-
-def _worker_environ(environ: Mapping[str, str], chosen: Settings, local_world_size: int) -> dict[str, str]:
-    """The environment that workers inherit: the agent's, and what torchrun's command line adds to its own."""
-    inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
-    if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
-        inherited["OMP_NUM_THREADS"] = "1"
-        _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", local_world_size)
-    return inherited
 
 
 # What to run.
@@ -193,7 +190,10 @@ def _check_script(script: str) -> None:
     if "${local_rank}" in script:
         return  # another file for each worker
     if not _exists(script):
-        raise InputError(f"script {script} not found from {_working_folder()}: check the path, or use -m for a module")
+        folder = "a working folder that was deleted"
+        with suppress(FileNotFoundError):
+            folder = os.getcwd()
+        raise InputError(f"script {script} not found from {folder}: check the path, or use -m for a module")
     if Path(script).is_dir() and not _exists(f"{script}/__main__.py"):
         raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
     if not os.access(script, os.R_OK):
@@ -229,13 +229,6 @@ def _check_module(module: str) -> None:
 
 def _exists(path: str) -> bool:
     return os.path.exists(path)  # `Path.exists` raises for a path in a closed folder
-
-
-def _working_folder() -> str:
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return "a working folder that was deleted"
 
 
 # How many.

@@ -62,6 +62,8 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
         chosen.log_ignored("only --rdzv-backend static uses it", "master_addr", "master_port")
         endpoint = str(chosen["rdzv_endpoint"])
     is_at_master = is_static and not chosen["rdzv_endpoint"]
+    # The user's, else the credential of a service; one in the settings of the rendezvous is found there.
+    is_given = chosen["secret_file"] or "secret_file" in config or backend.startswith(TORCH_PREFIX)
     node_rank = _node_rank(chosen, environ, most if is_static else None)
     try:
         settings = RendezvousSettings(
@@ -72,7 +74,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
             node_rank=node_rank,
             local_addr=chosen["local_addr"],
             config=config,
-            secret_file=_secret_file(chosen, environ, backend),
+            secret_file=(chosen["secret_file"] or None) if is_given else default_path(environ),
             bind_all=chosen["bind_all"],
             drain_wait_s=chosen["drain_wait"],
             admit_s=chosen["admit"],
@@ -84,26 +86,15 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
 
             etcd_settings(settings)  # refuses what cannot work before anything is started
     except InputError as error:
-        raise _with_variables(chosen, str(error)) from None
+        # What several options say together: the variables among them are named, and the page.
+        subject = re.search("|".join(_SUBJECTS), str(error))
+        variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
+        named = f"{' and '.join(variables)}: " if variables else ""
+        raise InputError(f"{named}{error} (see docs/reference/rendezvous.md)") from None
     # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"]}
-
-
-def _secret_file(chosen: Settings, environ: Mapping[str, str], backend: str) -> str | None:
-    """The user's, else the credential of a service; one in the settings of the rendezvous is found there."""
-    if chosen["secret_file"] or "secret_file" in chosen["rdzv_conf"] or backend.startswith(TORCH_PREFIX):
-        return chosen["secret_file"] or None
-    return default_path(environ)
-
-
-def _with_variables(chosen: Settings, why: str) -> InputError:
-    """A refusal of what several options say together; names the variables among them, and the page."""
-    subject = re.search("|".join(_SUBJECTS), why)
-    variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
-    named = f"{' and '.join(variables)}: " if variables else ""
-    return InputError(f"{named}{why} (see docs/reference/rendezvous.md)")
 
 
 def static_endpoint(chosen: Settings) -> str:

@@ -54,14 +54,10 @@ async def _check_stores(
     finally:
         await store.aclose()
     if len(endpoints) > 1:
-        lost = (len(endpoints) - 1) // 2
-        is_odd = len(endpoints) % 2 == 1
-        yield Finding(
-            "ok" if is_odd else "warning",
-            "endpoints",
-            f"{len(endpoints)} of them: the job survives the loss of {lost}"
-            + ("" if is_odd else f", as with {len(endpoints) - 1}: give an odd number"),
-        )
+        many, is_odd = len(endpoints), len(endpoints) % 2 == 1
+        words = f"{many} of them: the job survives the loss of {(many - 1) // 2}"
+        words += "" if is_odd else f", as with {many - 1}: give an odd number"
+        yield Finding("ok" if is_odd else "warning", "endpoints", words)
     if settings.max_nodes > 1:
         async for finding in check_access(settings, run_id, text):
             yield finding
@@ -140,11 +136,8 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
         try:
             way = await probe(endpoint)
         except AelasticError as error:
-            yield Finding(
-                "error",
-                f"endpoint {endpoint}",
-                f"{error}: is etcd running there, and does a firewall let the port through?",
-            )
+            words = f"{error}: is etcd running there, and does a firewall let the port through?"
+            yield Finding("error", f"endpoint {endpoint}", words)
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
     board = EtcdBoard(settings, run_id, secret_of(settings, run_id))

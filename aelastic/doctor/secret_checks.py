@@ -46,8 +46,20 @@ async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -
         yield Finding("ok", "secret", words)
     if text:
         yield await _check_coordinator(text, secret)
-    yield _check_listening(settings)
-    yield _check_firewall(settings)
+    addresses = [settings.local_addr] if settings.local_addr else outward_addresses() or ["localhost"]
+    where = ", ".join(addresses)
+    words = f"the agent listens at {where} and loopback, or where its way to the endpoint comes from"
+    words += "; the workers' store at MASTER_ADDR"
+    everywhere = "the agent and the workers' store listen at all addresses (--bind-all)"
+    yield Finding("ok", "listening", everywhere if settings.bind_all else words)
+    if all(map(is_loopback, addresses)) and not settings.bind_all:
+        yield Finding("ok", "firewall", "not needed: nothing of the job can be reached from other hosts")
+    else:
+        yield Finding(
+            "warning", "firewall",
+            f"needed: the workers' store, gloo and NCCL let in whoever reaches {where}, with and without a secret: let "
+            f"only the job's nodes through ({_PAGE} has the lines for nftables)",
+        )  # fmt: skip
 
 
 async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
@@ -89,26 +101,3 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
                     writer.close()
                 return f"it has key {shown(proof.other_keys)}"
     return "it cannot be reached: is its host up, and its firewall open?"
-
-
-def _addresses(settings: RendezvousSettings) -> list[str]:
-    return [settings.local_addr] if settings.local_addr else outward_addresses() or ["localhost"]
-
-
-def _check_listening(settings: RendezvousSettings) -> Finding:
-    if settings.bind_all:
-        return Finding("ok", "listening", "the agent and the workers' store listen at all addresses (--bind-all)")
-    where = ", ".join(_addresses(settings))
-    words = f"the agent listens at {where} and loopback, or where its way to the endpoint comes from"
-    return Finding("ok", "listening", f"{words}; the workers' store at MASTER_ADDR")
-
-
-def _check_firewall(settings: RendezvousSettings) -> Finding:
-    addresses = _addresses(settings)
-    if all(map(is_loopback, addresses)) and not settings.bind_all:
-        return Finding("ok", "firewall", "not needed: nothing of the job can be reached from other hosts")
-    return Finding(
-        "warning", "firewall",
-        f"needed: the workers' store, gloo and NCCL let in whoever reaches {', '.join(addresses)}, with and without a "
-        f"secret: let only the job's nodes through ({_PAGE} has the lines for nftables)",
-    )  # fmt: skip

@@ -41,7 +41,8 @@ class SdNotify(Observer):
         self._socket: socket.socket | None = None  # until the first message
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
         # As systemd recommends: twice in the time after which its watchdog kills us.
-        self._interval_s = _watchdog_us(env) / 2e6
+        text, is_ours = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "") in {"", str(os.getpid())}
+        self._interval_s = int(text) / 2e6 if text.isascii() and text.isdigit() and is_ours else 0.0  # 0: off
         self._status = ""
         self._is_ready = False
         self._heartbeat = {"WATCHDOG": "1"} if self._interval_s else {}
@@ -104,9 +105,3 @@ class SdNotify(Observer):
             self._unsent = {}
         if self._is_full.is_set():
             self._is_full = anyio.Event()
-
-
-def _watchdog_us(env: Mapping[str, str]) -> int:
-    """The time of systemd's watchdog; 0: off."""
-    text, pid = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
-    return int(text) if text.isascii() and text.isdigit() and pid in {"", str(os.getpid())} else 0

@@ -157,13 +157,8 @@ class HealthServer(Observer):
         }
 
     def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the exposition keeps what happened
-        match event:
-            case StopAsked():
-                self._is_stop_asked = True
-            case RunEnded():
-                self._has_ended = True
-            case _:
-                pass
+        self._is_stop_asked |= isinstance(event, StopAsked)
+        self._has_ended |= isinstance(event, RunEnded)
 
     async def run(self) -> None:
         try:
@@ -344,13 +339,8 @@ class HealthServer(Observer):
                 {"local_rank": rank, "source": source, "text": collection.texts.get(rank)}
                 for rank, source in sorted(taken.source.items())
             ]
-            said = {
-                "generation": taken.generation,
-                "compared": compared or None,
-                "folder": taken.path or None,
-                "workers": workers,
-            }
-            return _text(json.dumps(said, indent=2) + "\n", content_type=JSON_TYPE)
+            said = {"generation": taken.generation, "compared": compared or None, "folder": taken.path or None}
+            return _text(json.dumps({**said, "workers": workers}, indent=2) + "\n", content_type=JSON_TYPE)
         parts = [
             f"--- local rank {rank}, by {source}\n{collection.texts.get(rank, '')}".rstrip()
             for rank, source in sorted(taken.source.items())

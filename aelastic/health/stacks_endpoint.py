@@ -54,18 +54,15 @@ class StacksEndpoint:
             if self._ended_at < asked_at and clock.now() - self._ended_at >= INTERVAL_S:
                 await anyio.sleep_until(self._began_at + INTERVAL_S)  # a client may ask, and go away at once
                 self._began_at = clock.now()
-                self._last = await self._collect()
+                try:
+                    with anyio.fail_after(TIMEOUT_S):
+                        taken = await self._collect_stacks("asked over HTTP")
+                        texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
+                    self._last = Collection(taken, texts)
+                except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
+                    self._last = Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
                 self._ended_at = clock.now()
             return self._last
-
-    async def _collect(self) -> Collection:
-        try:
-            with anyio.fail_after(TIMEOUT_S):
-                taken = await self._collect_stacks("asked over HTTP")
-                texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
-        except Exception as error:  # noqa: BLE001  it is the client's answer, and ends nothing else
-            return Collection(error=str(error) or f"not within {TIMEOUT_S:g} s")
-        return Collection(taken, texts)
 
 
 def texts_of(taken: StacksTaken) -> dict[int, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from multiprocessing.process import current_process
 from pathlib import Path, PurePath
@@ -284,7 +284,10 @@ def _check_nodes(config: LaunchConfig) -> None:
 def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
     """Back end, address, port and run id; a node that no other node can find is a single node."""
     backend, endpoint = config.rdzv_backend, (config.rdzv_endpoint or "").strip()
-    if backend not in {*registry.names(), *_registered_with_torch()}:
+    # Handlers that the program has registered with torch, if it has imported torch.
+    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
+    registered = getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", ())
+    if backend not in {*registry.names(), *registered}:
         check_backend(backend, f"rdzv_backend is {backend!r}")
     run_id = config.run_id or None
     if run_id is None and config.max_nodes > 1:
@@ -314,12 +317,6 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
         config={name: str(value) for name, value in more.items()} if backend in BACKENDS else more,
     )
     return {"rdzv": settings, "master_addr": host, "master_port": port, "run_id": run_id}
-
-
-def _registered_with_torch() -> Collection[str]:
-    """Names of handlers that the program has registered with torch, if it has imported torch."""
-    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
-    return getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", ())
 
 
 def _node_rank(rank: Any) -> int:

@@ -133,9 +133,15 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         InputError: no such word, or no such device.
     """
     source = f"nproc_per_node is {nproc_per_node!r}"
-    torch = sys.modules.get("torch")
-    devices = _devices(torch, nproc_per_node) if torch is not None else None
-    if devices is not None:  # torch is imported here already: no need to start a Python that imports it
+    torch: Any = sys.modules.get("torch")
+    devices = None
+    if torch is not None:  # no need to start a Python that imports it
+        # torch's module for devices of a kind, also of a vendor's package.
+        names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
+        vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
+        names.setdefault(vendors, vendors)
+        devices = getattr(torch, names.get(nproc_per_node, ""), None)
+    if devices is not None:
         if devices.is_available():
             return int(devices.device_count())
         if nproc_per_node != "auto":
@@ -146,14 +152,6 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     except ValueError as reason:
         raise InputError(f"{source}: {reason}") from None
     return count_workers(workers, os.environ, source)
-
-
-def _devices(torch: Any, kind: str) -> Any:
-    """torch's module for devices of a kind, also of a vendor's package; `None` if it has none."""
-    names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
-    vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
-    names.setdefault(vendors, vendors)
-    return getattr(torch, names.get(kind, ""), None)
 
 
 def get_rdzv_endpoint(args: Any) -> str:

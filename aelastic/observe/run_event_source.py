@@ -90,7 +90,9 @@ class RunEventSource:
             self._generation = group.generation
             self._ended = set()
             told.append(self._round_formed())
-        told += self._what_took_time(now)
+        if (name := ev.NAME_OF.get(group.phase)) != self._name:
+            told += [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
+            self._name, self._since = name, now
         if (group.phase, group.state) != (self._phase, self._state):
             told.append(ev.Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
             self._phase, self._state = group.phase, group.state
@@ -172,14 +174,6 @@ class RunEventSource:
             world_size=ranks.world_size,
             workers=self._group.workers,
         )
-
-    def _what_took_time(self, now: float) -> list[ev.RunEvent]:
-        name = ev.NAME_OF.get(self._group.phase)
-        if name == self._name:
-            return []
-        told: list[ev.RunEvent] = [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
-        self._name, self._since = name, now
-        return told
 
 
 def _words(event: Event) -> str:

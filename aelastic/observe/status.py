@@ -140,9 +140,7 @@ def _symptom(failure: ProcessFailure | None) -> str:
 
 def _describe_worker(worker: WorkerNow, usage: tuple[float, int] | None, at: Callable[[float], str]) -> dict[str, Any]:
     return {
-        "local_rank": worker.local_rank,
-        "rank": worker.rank,
-        "state": worker.state,
+        **_fields(worker, "id", "note", "started_at"),
         "pid": worker.pid,
         "id": None if worker.id is None else str(worker.id),
         "started": None if worker.started_at is None else at(worker.started_at),

@@ -115,7 +115,9 @@ class TorchEvents(Observer):
 
     async def run(self) -> None:
         """Says that the workers are healthy as often as torch's agent looks at them, if metrics are listened to."""
-        if not _are_metrics_handled():
+        metrics: Any = sys.modules.get(_METRICS)
+        stream_of = getattr(metrics, "getStream", None)  # another thread may be in the middle of importing it
+        if stream_of is None or isinstance(stream_of(METRIC_GROUP).handler, metrics.NullMetricHandler):
             return
         while True:
             await anyio.sleep(self._spec.monitor_interval)
@@ -220,12 +222,6 @@ class _Recorder:
         if not self._has_warned:
             _log.warning("%s: %s: %s", what, type(error).__name__, error)
         self._has_warned = True
-
-
-def _are_metrics_handled() -> bool:
-    metrics: Any = sys.modules.get(_METRICS)
-    stream_of = getattr(metrics, "getStream", None)  # another thread may be in the middle of importing it
-    return stream_of is not None and not isinstance(stream_of(METRIC_GROUP).handler, metrics.NullMetricHandler)
 
 
 @cache
