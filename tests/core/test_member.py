@@ -114,3 +114,10 @@ def test_a_verdict_that_no_agent_wrote_is_unreadable(text: str) -> None:
         ev.GiveUp("the job has ended, but its result in the rendezvous store is unreadable", False)
     ]
     assert (story.core.phase, story.core.deadline) == (Phase.OVER, None)
+
+
+def test_the_rules_are_checked_after_each_event() -> None:
+    story = phases.reading()
+    story.core.search.end()
+    with pytest.raises(AssertionError, match="without a coordinator there is a limit to the search"):
+        story.tell(ev.DeadlinePassed())

@@ -14,7 +14,7 @@ from kit.stories.coordinator import node
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, innocence, otherwise
@@ -418,33 +418,6 @@ def ready(core: Coordinator, names: str, at: float, reached: Reached = NOTHING) 
     return [each.message for name in names for each in core.handle(m.Ready(node(name), reached), at)]
 
 
-def test_a_job_of_several_nodes_ends_by_the_same_error() -> None:
-    core = job(RestartPolicy(3))
-    assert any(isinstance(each, m.Interrupted) for each in fails(core, "a", 101.0))
-    ready(core, "ab", 102.0)
-    assert core.round == 2
-    fails(core, "a", 103.0)
-    ready(core, "ab", 104.0)
-    assert core.verdict is not None and "twice without progress" in core.verdict.reason
-
-
-def test_another_nodes_steps_are_progress_though_it_tells_them_later() -> None:
-    core = job(RestartPolicy(3))
-    for round_ in (1, 2, 3):
-        fails(core, "a", 101.0 + 3 * round_)
-        ready(core, "ab", 102.0 + 3 * round_, Reached(step=round_))
-    assert core.round == 4 and core.verdict is None
-
-
-def test_a_round_begins_after_its_delay() -> None:
-    core = job(ruled("*: restart 5/1h after 2s..1m"))
-    fails(core, "a", 101.0)
-    ready(core, "ab", 101.5)
-    assert core.round == 1 and core.deadline == 103.0
-    core.handle(DeadlinePassed(), 103.0)
-    assert core.round == 2
-
-
 def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
     core = job(ruled("same-error: stop; *: restart 9/1h"))
     fails(core, "a", 101.0, Reached(7))
@@ -460,90 +433,11 @@ def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
     assert other.verdict is not None and "twice without progress" in other.verdict.reason
 
 
-def test_a_round_begins_without_a_node_that_is_unfit_and_takes_it_in_once_it_is_fit() -> None:
-    core = job(RestartPolicy(3), "abc")
-    sick = node("a").replace(unfit="row 3")
-    fails(core, "a", 101.0)
-    core.handle(m.Ready(sick, NOTHING), 102.0)
-    ready(core, "bc", 102.0)
-    assert core.round == 2 and sorted(core.roster.participants) == ["b", "c"]
-    assert core.roster.lost_hosts == {} and not core.roster.ready
-    core.handle(m.Ready(sick), 110.0)
-    core.handle(Registered(sick, m.Past(m.Standing.READY, 1, 0, 0, 3)), 111.0)
-    assert core.deadline is None, "nobody joins"
-    core.handle(m.Ready(node("a")), 120.0)
-    core.handle(DeadlinePassed(), 125.0)
-    ready(core, "bc", 126.0)
-    core.handle(Confirmed(core.forming.losses), 126.0)
-    assert core.round == 3 and len(core.roster.participants) == 3
-
-
-def test_nodes_that_are_unfit_alone_end_the_job_when_nobody_else_has_come() -> None:
-    core = job(RestartPolicy(3), "ab")
-    core.rules = core.rules.replace(min_nodes=2)
-    core.forming.rules = core.rules
-    fails(core, "a", 101.0)
-    core.handle(m.Ready(node("a").replace(unfit="row 3"), NOTHING), 102.0)
-    ready(core, "b", 102.0)
-    assert core.roster.lost_hosts == {"host-a": "unfit: row 3"}
-    core.handle(DeadlinePassed(), 5000.0)
-    assert core.verdict is not None and core.verdict.outcome is m.Outcome.TIMED_OUT
-
-
 # Hosts without a seat.
-
-
-def names_in(core: Coordinator) -> str:
-    return "".join(sorted(core.roster.participants))
 
 
 def asks(core: Coordinator, verb: r.Verb, target: str, at: float, reason: str = "") -> list[Any]:
     return [each.message for each in core.handle(r.Ask("b", f"{verb}{at}", verb, target, 0.0, reason), at)]
-
-
-def test_the_culprits_host_gives_up_its_seat_where_a_rule_says_so() -> None:
-    core = job(ruled("error KeyError: elsewhere"), "abc")
-    interrupted = next(each for each in fails(core, "a", 101.0) if isinstance(each, m.Interrupted))
-    assert interrupted.reason.endswith("; restart 1 of 3, without h"), "the host that the failure names"
-    core.forming.bench.remember(core.forming.bench.ledger.exclude("host-a", "KeyError", 101.0))
-    told = ready(core, "abc", 102.0)
-    assert names_in(core) == "bc" and r.Benched("KeyError", 3599.0) in told
-    assert ready(core, "a", 103.0) == [r.Benched("KeyError", 3598.0)], "it stays outside while the round runs"
-    assert core.deadline is None, "and interrupts nobody"
-    ready(core, "a", 3702.0)
-    core.handle(DeadlinePassed(), 3710.0)
-    ready(core, "bc", 3711.0)
-    core.handle(Confirmed(core.forming.losses), 3711.0)
-    assert names_in(core) == "abc"
-
-
-def test_a_seat_stays_empty_only_while_there_are_enough_nodes() -> None:
-    core = job(RestartPolicy(3), "abc")
-    core.rules = core.forming.rules = core.rules.replace(min_nodes=2)
-    answer, *_ = asks(core, r.Verb.EXCLUDE, "host-a", 101.0, "by root: fans")
-    assert answer.text == "host-a is excluded for 1 h (by root: fans), while there are enough nodes without it"
-    ready(core, "abc", 102.0)
-    assert names_in(core) == "bc" and core.forming.restart_count == 0
-    core.handle(Lost("b", "gone"), 103.0)
-    ready(core, "c", 104.0)
-    core.handle(Confirmed(core.forming.losses), 104.0)
-    assert names_in(core) == "ac", "it is needed"
-    asks(core, r.Verb.EXCLUDE, "host-a", 105.0)
-    assert core.phase is Phase.RUNNING, "asked again, nothing ends"
-
-
-def test_somebody_excludes_a_node_and_takes_it_in_again() -> None:
-    core = job(RestartPolicy(3), "abc")
-    assert [each.text for each in asks(core, r.Verb.EXCLUDE, "x", 101.0)] == ["no node x"]
-    asks(core, r.Verb.EXCLUDE, "a", 102.0)
-    ready(core, "abc", 103.0)
-    assert names_in(core) == "bc"
-    assert asks(core, r.Verb.EXCLUDE, "host-a", 104.0)[0].is_applied and core.round == 2, "asked again, it is done once"
-    answer, benched = asks(core, r.Verb.INCLUDE, "host-a", 105.0)
-    assert answer.text == "host-a has a seat again" and benched == r.Benched("", 0.0)
-    assert not core.forming.bench.ledger.excluded
-    ready(core, "a", 106.0)
-    assert core.deadline is not None, "it joins"
 
 
 def test_a_successor_knows_who_has_no_seat() -> None:
@@ -589,63 +483,6 @@ def test_a_job_of_one_node_keeps_it() -> None:
 
 
 # Hosts that are blamed.
-
-
-def segfault(core: Coordinator, name: str, at: float) -> list[str]:
-    core.handle(m.Failed(name, core.round, killed(name), 0.0, NOTHING), at)
-    core.handle(DeadlinePassed(), at + 0.4)
-    return [each.reason for each in ready(core, "abc", at + 1.0) if isinstance(each, r.Benched)]
-
-
-def test_a_host_that_is_the_cause_twice_within_a_day_has_no_seat() -> None:
-    core = job(RestartPolicy(9), "abc")
-    assert not segfault(core, "a", 101.0) and not segfault(core, "b", 201.0)
-    assert not segfault(core, "a", 101.0 + 86401.0), "a day is over"
-    told = segfault(core, "a", 90_000.0)
-    assert told == ["Signal 11 (SIGSEGV)"] and names_in(core) == "bc"
-    assert core.forming.reason == (
-        "rank 0 failed on host-a; restart 4 of 9; again host-a is the cause: it has no seat while there are enough nodes"
-    )
-    assert core.forming.bench.ledger.absent(90_001.0)["host-a"].for_s == 7 * 86400
-    asks(core, r.Verb.INCLUDE, "host-a", 90_002.0)
-    assert not any(each.host == "host-a" for each in core.forming.bench.ledger.blamed), "a person knows better"
-
-
-def loses(core: Coordinator, at: float) -> list[Any]:
-    core.handle(Lost("a", "no heartbeat"), at)
-    ready(core, "bc", at + 1.0)
-    core.handle(Confirmed(core.forming.losses), at + 1.0)
-    told = ready(core, "a", at + 10.0)
-    core.handle(DeadlinePassed(), at + 20.0)
-    ready(core, "bc", at + 21.0)
-    core.handle(Confirmed(core.forming.losses), at + 21.0)
-    return told
-
-
-def test_losses_alone_are_held_against_no_host_and_count_beside_what_is_proved() -> None:
-    core = job(RestartPolicy(9), "abc")
-    for at in (101.0, 201.0, 301.0):
-        assert loses(core, at) == []
-        assert names_in(core) == "abc"
-    assert segfault(core, "a", 401.0) == ["Signal 11 (SIGSEGV)"] and names_in(core) == "bc"
-    core = job(RestartPolicy(9), "abc")
-    assert segfault(core, "a", 101.0) == []
-    assert loses(core, 201.0) == [r.Benched("lost again", 7 * 86400.0 - 9.0)]
-    assert names_in(core) == "bc" and core.forming.restart_count == 1
-
-
-def test_a_node_that_comes_out_of_two_rounds_unfit_has_no_seat_when_it_is_fit_again() -> None:
-    core = job(ruled("unfit: ignore"), "abc")
-    for at in (101.0, 201.0):
-        fails(core, "a", at)
-        core.handle(m.Ready(node("a").replace(unfit="row 3"), NOTHING), at + 1.0)
-        ready(core, "bc", at + 1.0)
-        assert names_in(core) == "bc"
-        told = ready(core, "a", at + 10.0)
-        core.handle(DeadlinePassed(), at + 20.0)
-        ready(core, "bc", at + 21.0)
-        core.handle(Confirmed(core.forming.losses), at + 21.0)
-    assert names_in(core) == "bc" and [each.reason for each in told] == ["unfit again"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,11 @@ from aelastic.rdzv.coordinator.coordinator_events import (
 )
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.policy.ledger import Reached
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
+from aelastic.rdzv.policy.rules import parse
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 
 FOLDER = Path(__file__).parents[2] / "core" / "stories"
@@ -68,7 +72,8 @@ def read(path: Path) -> Iterator[Story]:
 
 def begun(rules: dict[str, str], now: float) -> Coordinator:
     low, high = map(int, rules["nodes"].split(":"))
-    policy = RestartPolicy(int(rules.get("restarts", 3)))
+    text = rules.get("policy", "").replace("_", " ")
+    policy = RestartPolicy(int(rules.get("restarts", 3)), parse(text) if text else None, text)
     before = (int(rules.get("fence", 7)), int(rules["before"])) if "before" in rules else (0, -1)
     own = rules.get("own", "")
     core = Coordinator(RoundRules(low, high), policy, own, before if "heir" in rules else None)
@@ -118,7 +123,9 @@ def told(story: Story) -> list[str]:
         if core.forming.is_unconfirmed and "unconfirmed" not in rules:
             confirmed = core.handle(Confirmed(core.forming.losses), now)
         for each in (sends, confirmed):
-            decisions = [send.node_id for send in each if not isinstance(send.message, m.Waiting)]
+            decisions = [
+                send.node_id for send in each if not isinstance(send.message, m.Waiting | r.Answer | r.Benched)
+            ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
         sends += confirmed
         is_news = (state_of(core, 0.0), core.deadline) != before
@@ -131,14 +138,16 @@ def state_of(core: Coordinator, now: float) -> str:
     return f"{core.phase}, round {core.round}, restarts {core.forming.restart_count}{left}"
 
 
-def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for each verb
+def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a case for each verb
     """What a line says that nodes do: names, a verb, and options."""
     if line == "a timer fires":
         yield DeadlinePassed()
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
-        r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms)(.*)", line
+        r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
+        r"|excludes|includes)(.*)",
+        line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
     number = {key: int(value) for key, value in options.items() if re.fullmatch(r"-?\d+", value)}
@@ -146,17 +155,20 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for
     for name in names.split():
         match verb:
             case "is ready":
-                yield m.Ready(node(name, rank).replace(starts=starts_in(options)))
+                given = node(name, rank).replace(starts=starts_in(options), unfit=options.get("unfit", ""))
+                yield m.Ready(given, reached_in(options))
             case "is prepared":
                 yield m.Prepared(name, starts_in(options))
             case "joins":
                 yield Registered(node(name, rank), m.Past(m.Standing.READY), "knew_another" in options)
             case "returns":
-                yield Registered(node(name, rank), past(name, options, number))
+                given = node(name, rank).replace(unfit=options.get("unfit", ""))
+                yield Registered(given, past(name, options, number))
             case "fails":
                 cause = FAILURES[options.get("how") or "killed"](name)
                 cause = cause.replace(is_final=True, exitcode=-9) if "final" in options else cause
-                yield m.Failed(name, number.get("round", round_), cause, float(options.get("age") or 0))
+                age_s = float(options.get("age") or 0)
+                yield m.Failed(name, number.get("round", round_), cause, age_s, reached_in(options))
             case "succeeds":
                 yield m.Succeeded(name, number.get("round", round_))
             case "leaves":
@@ -165,11 +177,28 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901  a case for
                 yield Lost(name, reason, float(options.get("age") or 0))
             case "breaks off":
                 yield Broken(name)
+            case "excludes" | "includes":
+                asked = r.Verb.EXCLUDE if verb == "excludes" else r.Verb.INCLUDE
+                yield r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason)
             case "confirms":
                 yield Confirmed(number["losses"])
 
 
+ASKS = count()
+
+
+def typo(name: str) -> ProcessFailure:
+    """An error of the user's script."""
+    text = 'Traceback (most recent call last):\n  File "/job/train.py", line 40, in <module>\nKeyError: 1'
+    return failure(name, 1, "KeyError: 1").replace(traceback=text)
+
+
+def reached_in(options: dict[str, str]) -> Reached | None:
+    return Reached(step=int(options["step"])) if "step" in options else Reached() if "reached" in options else None
+
+
 FAILURES: dict[str, Any] = {
+    "typo": typo,
     "killed": failure,
     "raised": partial(failure, exitcode=1, message="ValueError: batch is empty"),
     "reset": partial(failure, exitcode=1, message="RuntimeError: Connection reset by peer"),
@@ -219,6 +248,10 @@ def words(message: Any) -> str:
             return f"waiting: {message.text}"
         case m.Departed():
             return f"departed from round {message.round}: group rank {message.group_rank}"
+        case r.Answer():
+            return f"{'answer' if message.is_applied else 'refused'}: {message.text}"
+        case r.Benched():
+            return f"no seat for {message.again_s:g} s: {message.reason}" if message.again_s else "has a seat"
         case _:
             raise AssertionError(message)
 
