@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.stories.recorded import HOOKS, Told, outcome, record_text, returns, written
+from kit.programs import run_python
+from kit.stories.recorded import HOOKS, Told, outcome, raises, record_text, returns, written
 
 from aelastic.errors import ChildFailedError, ProcessFailure, exit_code_of, record
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -34,40 +31,7 @@ def torch_errors() -> Any:
 
 
 def run(script: str, error_file: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_importing_errors_imports_nothing_slow() -> None:
-    slow = [
-        "torch",
-        "anyio",
-        "asyncio",
-        "socket",
-        "traceback",
-        "logging",
-        "json",
-        "aelastic.failures.exit_reason",
-        "pathlib",
-    ]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-S",
-            "-c",
-            f"import sys, aelastic.errors; print([m for m in {slow} if m in sys.modules])",
-        ],
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "[]\n"
+    return run_python("-c", script, TORCHELASTIC_ERROR_FILE=str(error_file))
 
 
 @pytest.mark.parametrize("case", HOOKS)
@@ -166,12 +130,8 @@ class TestTorch:
         for hook in ("set_entrypoint_fn_name", "record_success") if is_old else ():
             monkeypatch.delattr(torch_errors.ErrorHandler, hook, raising=False)
         assert record(returns, torch_errors.ErrorHandler())() == 7
-
-        def main() -> None:
-            raise ValueError("x")
-
         with pytest.raises(ValueError, match="x"):
-            record(main, torch_errors.ErrorHandler())()
+            record(raises, torch_errors.ErrorHandler())()
         assert written(error_file)["message"]["message"] == "ValueError: x"
         with pytest.raises(ChildFailedError):
             record(_fail_without_a_file, torch_errors.ErrorHandler())()

@@ -2,56 +2,42 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit.programs import ROOT, run_python
 
 HEAVY = r"(torch|aiohttp|numpy)\b"
 # What a failure needs is imported while the workers start, or later.
 OF_A_FAILURE = r"aelastic\.failures\.(exit_reason|report)\b"
+PARSE_AUTO = (
+    "import os; from aelastic.cli.arguments import parse; parse(['--nproc-per-node=auto', 'train.py'], os.environ)"
+)
 
 
 @pytest.mark.parametrize(
-    "imported, absent",
+    "code, absent",
     [
-        ("aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
-        ("aelastic.supervisor", HEAVY),
-        ("aelastic.cli.main", HEAVY),
-        ("aelastic.cli.main, aelastic.supervisor", OF_A_FAILURE),
-        ("aelastic.rdzv.registry", rf"{HEAVY}|.*\.boards\."),  # each back end is imported by its users
+        ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
+        ("import aelastic.supervisor", HEAVY),
+        ("import aelastic.cli.main", HEAVY),
+        ("import aelastic.cli.main, aelastic.supervisor", OF_A_FAILURE),
+        ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.boards\."),  # each back end is imported by its users
+        ("from aelastic.timeline.command import main; main(['nowhere'])", rf"{HEAVY}|(asyncio|anyio)\b"),
+        pytest.param(PARSE_AUTO, rf"{HEAVY}|asyncio\b", marks=pytest.mark.all),  # torch is asked, in another process
+        # A worker's `record` is imported before the worker's own modules are.
+        ("import aelastic.errors", rf"{HEAVY}|{OF_A_FAILURE}|(anyio|asyncio|socket|traceback|logging|json|pathlib)$"),
     ],
 )
-def test_an_import_pulls_in_no_more_than_is_used(imported: str, absent: str) -> None:
-    code = f"import {imported}, re, sys; print([name for name in sys.modules if re.match({absent!r}, name)])"
+def test_what_is_used_pulls_in_no_more(tmp_path: Path, code: str, absent: str) -> None:
+    (tmp_path / "train.py").touch()
+    look = f"import re, sys; print([name for name in sys.modules if re.match({absent!r}, name)])"
 
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    seen = run_python("-S" if code.endswith("errors") else "-s", "-c", f"{code}; {look}", folder=tmp_path)
 
-    assert seen.stdout == "[]\n"
-
-
-def test_a_timeline_is_drawn_without_torch_and_without_an_event_loop() -> None:
-    code = "import sys; from aelastic.timeline.command import main; main(['nowhere']); "
-    code += "print({'torch', 'asyncio', 'anyio', 'aiohttp'} & set(sys.modules))"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert seen.stdout == "set()\n" and seen.stderr.startswith("aelastic.timeline: error: nowhere: no such file")
-
-
-@pytest.mark.all
-def test_asking_torch_does_not_import_it_here(script: str) -> None:
-    code = (
-        "import os, sys; from aelastic.cli.arguments import parse\n"
-        f"parse(['--nproc-per-node=auto', {script!r}], os.environ)\n"
-        "assert 'torch' not in sys.modules and 'asyncio' not in sys.modules, sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-# What `python -m` itself imports before the package it is asked to run: these are out of anyone's reach.
-BEFORE = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    assert (seen.returncode, seen.stdout) == (0, "[]\n"), seen.stderr
 
 
 @pytest.fixture
@@ -59,10 +45,9 @@ def shadows(tmp_path: Path) -> Path:
     """A folder with a file for each module of the standard library and of what an agent uses; each ends its importer."""
     folder = tmp_path / "shadows"
     folder.mkdir()
-    (folder / "ours.py").write_text(BEFORE)
-    before = subprocess.run(
-        [sys.executable, "-m", "ours"], cwd=folder, capture_output=True, text=True, check=True, timeout=60
-    ).stdout.split()
+    # What `python -m` itself imports before the package it is asked to run: these are out of anyone's reach.
+    (folder / "ours.py").write_text("import sys; print(*{name.partition('.')[0] for name in sys.modules})")
+    before = run_python("-m", "ours", folder=folder).stdout.split()
     for name in {*sys.stdlib_module_names, "anyio", "uvloop", "aiofiles", "aiohttp", "torch"} - {*before, "__future__"}:
         (folder / f"{name}.py").write_text(f"import os\nos.write(2, b'{name} of the folder')\nos._exit(55)\n")
     return folder
@@ -72,10 +57,9 @@ def shadows(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("module", ["aelastic", "aelastic.run"])
 def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp_path: Path, module: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.path[0])\nraise ValueError('boom')\n")
-    command = [sys.executable, "-m", module, "--max-restarts=1", "--tee=3", str(tmp_path / "train.py")]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
-    env["TMPDIR"] = str(tmp_path)  # what --tee keeps goes with the test
-    done = subprocess.run(command, cwd=shadows, env=env, capture_output=True, text=True, timeout=60, check=False)
+    options = "-m", module, "--max-restarts=1", "--tee=3", str(tmp_path / "train.py")
+    # What --tee keeps goes with the test.
+    done = run_python(*options, folder=shadows, TORCHELASTIC_HEALTH_CHECK_PORT="0", TMPDIR=str(tmp_path))
     assert done.returncode == 1 and "ValueError: boom" in done.stderr, done.stderr
     assert "of the folder" not in done.stderr
     assert done.stdout.count(f"[default0]:{tmp_path}\n") == 2
@@ -84,16 +68,7 @@ def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp
 @pytest.mark.cold
 @pytest.mark.parametrize("command", ["aelastic.under -c print('ran')", "aelastic.under.deepspeed --world_info=None x"])
 def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: Path, command: str) -> None:
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()],
-        cwd=shadows,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-m", *command.split(), folder=shadows)
     assert (done.stdout == "ran\n") or "it should be what DeepSpeed's runner makes" in done.stderr
     assert "of the folder" not in done.stderr and "Traceback" not in done.stderr
 
@@ -102,9 +77,7 @@ def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: P
 @pytest.mark.parametrize("options", ["-m train", "--run-path train.py", "--run-path --start-method=fork train.py"])
 def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('path', sys.path[0])\n")
-    command = [sys.executable, "-m", "aelastic", *options.split()]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-m", "aelastic", *options.split(), folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, f"path {tmp_path}\n"), done.stderr
 
 
@@ -117,37 +90,34 @@ class Interrupt:
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Interrupt())
 """
+MOMENTS = ("typing", "aelastic.errors", "argparse")
+COMMANDS = ("-m aelastic", "-m aelastic.timeline", "bin/aelastic")
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize("moment", ["typing", "aelastic.errors", "argparse"])
-@pytest.mark.parametrize("command", ["-m aelastic", "-m aelastic.timeline", "bin/aelastic"])
+@pytest.mark.parametrize(
+    "command, moment",
+    [
+        pytest.param(command, moment, marks=[] if COMMANDS.index(command) == at else pytest.mark.all)
+        for at, moment in enumerate(MOMENTS)
+        for command in COMMANDS
+    ],
+)
 def test_a_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, moment: str, command: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(INTERRUPT)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "aelastic").write_text("from aelastic.cli.main import main_and_exit\nmain_and_exit()\n")
-    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}", "INTERRUPT_AT": moment}
-    done = subprocess.run(
-        [sys.executable, *command.split(), "--version"],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    python_path = f"{tmp_path}:{ROOT}"
+    done = run_python(*command.split(), "--version", folder=tmp_path, PYTHONPATH=python_path, INTERRUPT_AT=moment)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
 
 
 @pytest.mark.parametrize("command", ["ok.py", "doctor"])
 def test_a_package_that_is_missing_is_named_with_what_to_install(tmp_path: Path, command: str) -> None:
-    package = "anyio"
-    code = f"import runpy, sys; sys.modules[{package!r}] = None; runpy.run_module('aelastic', run_name='__main__')"
+    code = "import runpy, sys; sys.modules['anyio'] = None; runpy.run_module('aelastic', run_name='__main__')"
     (tmp_path / "ok.py").touch()
-    done = subprocess.run(
-        [sys.executable, "-c", code, command], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    words = f"aelastic: error: {package} is not installed for {sys.executable}: pip install {package} (see "
+    done = run_python("-c", code, command, folder=tmp_path)
+    words = f"aelastic: error: anyio is not installed for {sys.executable}: pip install anyio (see "
     assert (done.returncode, done.stderr.startswith(words), done.stderr.count("\n")) == (2, True, 1), done.stderr
 
 
@@ -157,11 +127,10 @@ def test_a_package_that_is_missing_is_named_with_what_to_install(tmp_path: Path,
 def test_a_restart_is_seen_in_a_program_that_has_configured_no_logging(
     tmp_path: Path, prelude: str, is_seen: bool
 ) -> None:
-    (tmp_path / "fails_once.py").write_text(
-        "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
-    )
+    fails_once = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n"
+    (tmp_path / "fails_once.py").write_text(fails_once)
     code = f"{prelude}import aelastic.run as m; m.main(['--max-restarts=1', 'fails_once.py'])"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_python("-c", code, folder=tmp_path)
     assert done.returncode == 0
     assert ("aelastic: W restarting worker group: rank 0 failed" in done.stderr) is is_seen
     assert "aelastic: I" not in done.stderr
