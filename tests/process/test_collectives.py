@@ -69,17 +69,21 @@ def test_the_flight_recorders_of_all_ranks_are_fired_and_their_files_named(launc
     assert (folder.parent / "flight_recorder_1").is_dir()  # of the next generation
 
 
-@pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_who_has_chosen_where_to_record_keeps_that(name: str, launch: Launcher) -> None:
-    job = launch(SHOWS, *HANGS, env={name: "7"})
+@pytest.mark.parametrize(
+    "options, env, said",
+    [
+        (HANGS, {"TORCH_FR_DUMP_TEMP_FILE": "7"}, "none 7 none"),  # where to record was chosen
+        (HANGS, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "7"}, "none none none"),
+        ((), {}, "none none none"),
+    ],
+    ids=["file chosen", "size chosen", "no hang detection"],
+)
+def test_the_environment_is_torchruns_where_nothing_is_to_be_recorded(
+    options: tuple[str, ...], env: dict[str, str], said: str, launch: Launcher
+) -> None:
+    job = launch(SHOWS, *options, env=env)
     assert job.wait() == 0, job.story
-    assert job.lines == [" ".join(["none", "7" if "FILE" in name else "none", "none"])]
-
-
-def test_without_hang_detection_the_environment_is_torchruns(launch: Launcher) -> None:
-    job = launch(SHOWS)
-    assert job.wait() == 0, job.story
-    assert job.lines == ["none none none"]
+    assert job.lines == [said]
 
 
 async def test_a_rank_that_does_not_write_is_not_waited_for_long(
