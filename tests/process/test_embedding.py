@@ -135,7 +135,7 @@ def test_a_run_in_a_deep_temporary_folder_gives_everything_back(
     deep.rmdir()
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_several_supervisors_share_a_loop_with_other_tasks_whether_they_succeed_or_fail(loop: str) -> None:
     async def main() -> None:
@@ -207,7 +207,7 @@ def test_a_run_cancelled_before_its_first_step_leaves_nothing_behind(loop: str) 
     run(loop, main())
 
 
-@on_both_loops
+@on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_a_run_needs_no_main_thread(loop: str) -> None:
     results: list[RunResult] = []

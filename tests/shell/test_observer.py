@@ -10,7 +10,6 @@ import anyio
 import pytest
 from kit.backends import (
     FAILS,
-    FOREVER,
     SUCCEEDS,
     Broken,
     FakeBackend,
@@ -19,11 +18,9 @@ from kit.backends import (
 from kit.virtual_clock import on_virtual_time
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState
-from aelastic.errors import RendezvousConnectionError
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.observe.run_state import RunState
-from aelastic.rdzv.registry import open_link
 
 
 @pytest.fixture(autouse=True)
@@ -124,32 +121,6 @@ async def test_a_run_that_raises_ends_in_an_unknown_state_with_the_words_of_the_
         assert (witness.ending.state, witness.ending.reason) == (WorkerState.UNKNOWN, f"ConnectionError: {where}")
         assert f"ConnectionError: {where}" in witness.ending.traceback
         assert len(witness.closed_at) == 1
-
-
-@on_virtual_time
-async def test_an_agent_that_loses_its_rendezvous_says_so_and_was_not_asked_to_stop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class LostLink:
-        def __init__(self, link: Any) -> None:
-            self._link = link
-            self.tell, self.finish = link.tell, link.finish
-
-        async def run(self, deliver: Any) -> None:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._link.run, deliver)
-                await anyio.sleep(5)
-                tasks.cancel_scope.cancel()
-            raise RendezvousConnectionError("the board is gone")
-
-    monkeypatch.setattr("aelastic.agent.resources.open_link", lambda *args: LostLink(open_link(*args)))
-    witness = Witness()
-    with pytest.raises(RendezvousConnectionError):
-        await run(FakeBackend([FOREVER]), witness, workers=1)
-    assert witness.of(ev.StopAsked) == []
-    changes = [each for each in witness.told if isinstance(each, ev.Changed)]
-    assert "the board is gone" in changes[-1].reason
-    assert "the board is gone" in witness.ending.reason
 
 
 async def test_an_event_log_that_cannot_be_made_leaves_nothing_open(
