@@ -252,7 +252,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "CONTRIBUTING.md": [Checked("these are the tests", verbs), Run(*FLAG), Run(*EVENT)],
     "docs/explanation/restarts.md": [Checked("lines of a log", said)],
     "docs/how-to/caches.md": [Run()],
-    "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud_start.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
+    "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],
     "docs/how-to/docker.md": [Checked("needs docker; tests/recipes/test_docker.py runs the build's steps", runs_in_an_image)],
     "docs/how-to/drain.md": [
         Run("start, steps, train, save = 0, 3, print, print"),
