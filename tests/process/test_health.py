@@ -481,7 +481,9 @@ def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launche
     job.go()
     assert job.wait() == 0
     assert "Traceback" not in job.stderr, job.stderr
-    assert job.stderr.count("aelastic: W") == job.stderr.count("aelastic: W health checks are answered at") == 1
+    warnings = [line for line in job.stderr.splitlines() if line.startswith("aelastic: W")]
+    # Those that asked for stacks had the ranks compared.
+    (_,) = (line for line in warnings if "ranks compared" not in line)
     job.assert_nothing_left()
 
 
