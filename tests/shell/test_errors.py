@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.stories.coordinator import Story
+from kit.stories.failures import stories, told
 from kit.stories.recorded import HOOKS, TRACEBACK, Told, outcome, record_text, returns, written
 
 from aelastic import errors
@@ -42,9 +44,6 @@ def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "own.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
     return path
-
-
-FATAL = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
 
 
 def failure_at(
@@ -96,46 +95,12 @@ class TestTree:
 
 
 class TestProcessFailure:
-    def test_the_error_file_speaks_first(self, tmp_path: Path) -> None:
-        failure = failure_at(tmp_path / "e.json", stderr_tail="OSError: other", note="other")
-        told = failure.message, failure.traceback, failure.timestamp
-        assert told == ("ValueError: batch is empty", TRACEBACK, 1000)
-        assert failure.headline == "ValueError: batch is empty at train.py:12"
-        assert failure.error_file_data == json.loads(record_text())
-
-    @pytest.mark.parametrize(
-        "exitcode, known, begins, ends, traceback",
-        [
-            (1, {"stderr_tail": TRACEBACK}, "ValueError: batch is empty", "", TRACEBACK.rstrip("\n")),
-            (-11, {}, "killed by signal 11 (SIGSEGV): the process touched memory it may not", "", ""),
-            (127, {"note": "could not be started: no such file"}, "could not be started", "", ""),
-            # One with an exit code of its own, or that was killed, did not die of what it printed before.
-            (9, {"stderr_tail": TRACEBACK}, "exited with code 9", "code 9", ""),
-            (-9, {"stderr_tail": TRACEBACK}, "killed by signal 9 (SIGKILL)", "", ""),
-            (-6, {"stderr_tail": TRACEBACK}, "", "its last words: ValueError: batch is empty", TRACEBACK.rstrip("\n")),
-            (
-                134,
-                {"stderr_tail": FATAL},
-                "",
-                "SIGABRT; its last words: Fatal Python error: Aborted",
-                FATAL.rstrip("\n"),
-            ),
-        ],
-        ids=["stderr", "exit code", "note", "a code of its own", "killed", "aborted", "a shell's child aborted"],
-    )
-    def test_then_what_is_known_beside(
-        self, exitcode: int, known: dict[str, str], begins: str, ends: str, traceback: str
-    ) -> None:
+    def test_its_time_is_that_of_the_error_file_or_of_the_end(self, tmp_path: Path) -> None:
         before = int(time.time())
-        failure = ProcessFailure(0, 1, exitcode, "/none", **known)  # type: ignore[arg-type]
-        assert failure.message.startswith(begins) and failure.message.endswith(ends), failure.message
-        assert ("ValueError" in failure.message) == bool(traceback == TRACEBACK.rstrip("\n"))
-        assert (failure.traceback, failure.error_file) == (traceback, "<N/A>")
-        assert before <= failure.timestamp <= time.time()
-
-    def test_what_a_worker_printed_before_it_left_is_in_the_report(self) -> None:
-        left = ProcessFailure(0, 1, 9, "", stderr_tail=TRACEBACK)
-        assert "  stderr    : ValueError: batch is empty\n" in str(ChildFailedError("x", {0: left}))
+        recorded, killed = failure_at(tmp_path / "e.json", exitcode=1, timestamp=77), ProcessFailure(0, 1, -9, "")
+        assert recorded.timestamp == 77 and before <= killed.timestamp <= time.time()
+        assert f"  time      : {recorded.timestamp_isoformat()}\n" in str(ChildFailedError("x", {0: recorded}))
+        assert recorded.error_file_data == json.loads(record_text(timestamp="77"))
 
     @pytest.mark.parametrize("exitcode, name", [(-9, "SIGKILL"), (1, "<N/A>"), (-999, "<N/A>")])
     def test_a_signal_has_a_name(self, exitcode: int, name: str) -> None:
@@ -177,16 +142,6 @@ class TestProcessFailure:
         report = str(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))}))
         assert "bad ? text" in report and report.encode()
 
-    def test_a_sentence_with_a_time_beside_it_is_read(self, tmp_path: Path) -> None:
-        (tmp_path / "e.json").write_text('{"message": "no GPU", "timestamp": 77}')
-        failure = ProcessFailure(0, 1, 1, str(tmp_path / "e.json"))
-        assert (failure.message, failure.timestamp, failure.traceback) == ("no GPU", 77, "")
-
-    def test_a_failure_from_elsewhere_reads_no_file(self, tmp_path: Path) -> None:
-        failure = ProcessFailure.from_elsewhere("node2", 3, 1, 7, -9, "killed", TRACEBACK, 5, oom="out of memory")
-        assert (failure.message, failure.traceback, failure.timestamp) == ("killed", TRACEBACK, 5)
-        assert (failure.host, failure.error_file, failure.oom) == ("node2", "<N/A>", "out of memory")
-
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -210,82 +165,13 @@ def test_no_shape_of_error_file_raises(tmp_path_factory: pytest.TempPathFactory,
 
 
 class TestReport:
-    def test_it_looks_like_torchs(self, tmp_path: Path) -> None:
-        failure = failure_at(tmp_path / "e.json", local_rank=1, host="node1")
-        border, section = "=" * 60, "-" * 60
-        assert str(ChildFailedError("train.py", {5: failure})).split("\n") == [
-            "",
-            border,
-            "train.py FAILED",
-            section,
-            "Root Cause (first observed failure):",
-            "[0]:",
-            f"  time      : {failure.timestamp_isoformat()}",
-            "  host      : node1",
-            "  rank      : 5 (local_rank: 1)",
-            "  exitcode  : 1 (pid: 101)",
-            f"  error_file: {tmp_path / 'e.json'}",
-            "  cause     : ValueError: batch is empty at train.py:12",
-            "  traceback : Traceback (most recent call last):",
-            '    File "train.py", line 12, in main',
-            "      step()",
-            "  ValueError: batch is empty",
-            border,
-        ]
-
-    def test_the_smallest_timestamp_is_the_cause_and_of_equal_ones_the_first_observed(self, tmp_path: Path) -> None:
-        late, first, second = (
-            failure_at(tmp_path / f"{n}.json", timestamp=n // 10, local_rank=n) for n in (90, 51, 52)
-        )
-        assert ChildFailedError("x", {0: late, 2: first, 1: second}).get_first_failure() == (2, first)
-        assert ChildFailedError("x", {0: late, 1: second, 2: first}).get_first_failure() == (1, second)
-
-    def test_the_others_are_one_line_and_the_stopped_ones_no_causes(self, tmp_path: Path) -> None:
-        failures = {
-            n: failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n, said=f"E: {n}") for n in (1, 4)
-        }
-        report = str(ChildFailedError("train.py", failures, {3: "SIGTERM", 0: "SIGTERM", 2: "SIGKILL"}))
-        other = report[: report.index("Root Cause")]
-        assert "rank      : 4" in other
-        assert other.rstrip("-\n").endswith("  traceback : E: 4 at train.py:12")
-        assert report.rstrip("=").endswith("\nStopped by the agent: ranks 0, 2, 3\n")
-
-    def test_ranks_that_raised_the_same_are_one_line_and_not_stopped_ones(self, tmp_path: Path) -> None:
-        first, *failed = (failure_at(tmp_path / f"{n}.json", timestamp=100 + n, local_rank=n) for n in range(3))
-        raised = {n: failure_at(tmp_path / f"{n}.json", local_rank=n, said=f"E: {n // 6}") for n in range(3, 8)}
-        lost, log = "closed by [10.0.0.7]:{}" + "." * 200, "/logs/10/stderr.log"
-        raised |= {
-            n: failure_at(tmp_path / f"{n}.json", local_rank=n, said=lost.format(n), log_file=log) for n in (10, 11)
-        }
-        error = ChildFailedError("x", {0: first, 1: failed[0], 2: failed[1]}, [9], raised=raised)
-        assert str(error).split("\n")[-7:-1] == [
-            "Also raised: ranks 1, 2: ValueError: batch is empty at train.py:12",
-            "Also raised: ranks 3-5: E: 0 at train.py:12",
-            "Also raised: ranks 6, 7: E: 1 at train.py:12",
-            f"Also raised: ranks 10, 11: {lost.format(10)[:200]}...",
-            "  log       : /logs/10/stderr.log and beside it",
-            "Stopped by the agent: rank 9",
-        ]
-        assert "Failures:" not in str(error)
-        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    @pytest.mark.parametrize("story", stories(), ids=str)
+    def test_a_story_goes_as_it_is_told(self, story: Story) -> None:
+        assert told(story) == list(story.lines)
 
     def test_many_stopped_ranks_are_ranges(self) -> None:
         victims = [*range(1, 1000), 1001]
         assert "ranks 1-999, 1001\n" in str(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}, victims))
-
-    def test_a_death_without_words_is_explained(self) -> None:
-        failure = ProcessFailure(0, 7, -9, "", stderr_tail="step 5\n", oom="the OOM killer ended it", note="")
-        report = str(ChildFailedError("x", {0: failure}))
-        assert "  exitcode  : -9 (pid: 7) (SIGKILL)\n" in report
-        assert "  stderr    : step 5\n" in report
-        assert "  cause     : killed by signal 9 (SIGKILL): the OOM killer ended it\n" in report
-        assert f"  host      : {os.uname().nodename}\n" in report
-
-    def test_a_kill_and_a_note_beside_an_exception_are_told_with_it(self, tmp_path: Path) -> None:
-        failure = failure_at(tmp_path / "e.json", oom="the OOM killer ended its child", note="timer expired")
-        report = str(ChildFailedError("x", {0: failure}))
-        assert "  note      : timer expired\n  memory    : the OOM killer ended its child\n" in report
-        assert "  cause     : ValueError: batch is empty" in report
 
     def test_it_has_a_limit(self) -> None:
         failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, f"m {n}", "x\n" * 10**5) for n in range(1000)}

@@ -256,8 +256,8 @@ def words(message: Any) -> str:
             raise AssertionError(message)
 
 
-def write(folder: Path, told: Callable[[Story], list[str]]) -> None:
-    for path in sorted(folder.glob("*.txt")):
+def write(place: Path, told: Callable[[Story], list[str]]) -> None:
+    for path in [place] if place.is_file() else sorted(place.glob("*.txt")):
         head = path.read_text().split("\n== ")[0]
         parts = ["\n".join([story.title, story.rules, *told(story)]) for story in read(path)]
         path.write_text("\n\n== ".join([head.rstrip("\n"), *parts]) + "\n")

@@ -29,7 +29,7 @@ from kit.backends import FakeBackend, Plan, StoreStandIn, WatchingStandIn
 from kit.stories.coordinator import Story, read, write
 from kit.virtual_clock import DiskHangs, on_virtual_time
 
-FOLDER = Path(__file__).parents[2] / "shell" / "stories"
+PATH = Path(__file__).parents[2] / "shell" / "stories" / "supervisor.txt"
 SIGNALS = {"TERM": 15, "KILL": 9, "USR1": 10, "INT": 2}
 NAMES = {number: name for name, number in SIGNALS.items()}
 # What an observer is told of, of the kinds that a story's `tells` has.
@@ -70,7 +70,7 @@ def work() -> None:
 
 
 def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in read(path)]
+    return list(read(PATH))
 
 
 PLAN = re.compile(
@@ -229,4 +229,4 @@ def told(story: Story) -> list[str]:
 
 
 if __name__ == "__main__":
-    write(FOLDER, told)
+    write(PATH, told)

@@ -1,0 +1,69 @@
+"""Reports of failed jobs as text: what is known of each worker, and the report that is made of it.
+
+A line says of a rank what its `ProcessFailure` is made of, as JSON; `recorded` is the message in its error file, `file` is what
+stands there, `elsewhere` is what another node tells.  `raised 3: …` is a worker that raised, and was stopped; `stopped: 1 2`
+are others.  `python -m kit.stories.failures` writes the reports anew: read the difference.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from aelastic.errors import ChildFailedError, ProcessFailure
+from kit.stories.coordinator import Story, read, write
+from kit.stories.recorded import TRACEBACK, record_text
+
+PATH = Path(__file__).parents[2] / "shell" / "stories" / "failures.txt"
+FATAL = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
+TEXTS = {"TRACEBACK": TRACEBACK, "FATAL": FATAL}
+
+
+def stories() -> list[Story]:
+    return list(read(PATH))
+
+
+def failure_of(rank: int, folder: Path, fields: dict[str, Any]) -> ProcessFailure:
+    fields = {name: TEXTS.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
+    if "elsewhere" in fields:
+        return ProcessFailure.from_elsewhere(*fields["elsewhere"], **fields.get("more", {}))
+    path = folder / f"{rank}.json"
+    recorded, content = fields.pop("recorded", ""), fields.pop("file", "")
+    if recorded:
+        content = record_text(message=recorded, timestamp=str(fields.pop("timestamp", 1000)))
+    if content:
+        path.write_text(content)
+    local_rank, exitcode = fields.pop("local_rank", rank), fields.pop("exitcode", 1)
+    return ProcessFailure(local_rank, 100 + rank, exitcode, str(path), **fields)
+
+
+def told(story: Story) -> list[str]:
+    """A story's lines, with the report as it is."""
+    lines = [line for line in story.lines if line and not line.startswith("  ")]
+    failures, raised, stopped = dict[int, ProcessFailure](), dict[int, ProcessFailure](), dict[int, str]()
+    with tempfile.TemporaryDirectory() as folder:
+        for line in lines:
+            before, _, rest = line.partition(": ")
+            if before == "stopped":
+                stopped = dict.fromkeys(map(int, rest.split()), "SIGTERM")
+                continue
+            group = raised if before.startswith("raised ") else failures
+            rank = int(before.split()[-1])
+            group[rank] = failure_of(rank, Path(folder), json.loads(rest))
+        error = ChildFailedError("train.py", failures, stopped, raised=raised)
+        report = str(error)
+        assert str(pickle.loads(pickle.dumps(error))) == report
+    assert all(10 < len(line) <= 60 for line in report.split("\n") if line and not line.strip("=-")), "borders"
+    report = re.sub(r"^([=-])\1+$", r"\1\1\1", report, flags=re.MULTILINE)
+    report = report.replace(folder, "FOLDER").replace(os.uname().nodename, "HOST")
+    report = re.sub(r"  time      : \S+", "  time      : TIME", report)
+    return lines + [f"  {line}".rstrip() for line in report.strip("\n").split("\n")]
+
+
+if __name__ == "__main__":
+    write(PATH, told)
