@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from pathlib import Path
 
@@ -30,12 +29,6 @@ def test_workers_are_led_to_one_folder_of_this_machine_but_not_where_the_user_ch
     assert all(
         stat.S_IMODE(path.stat().st_mode) == 0o700 for path in (job.folder / "kept", folder, folder / "inductor")
     )
-
-
-def test_without_it_workers_keep_their_usual_places(launch: Launcher) -> None:
-    job = launch(TELL)
-    assert job.wait() == 0, job.story
-    assert job.lines == [" ".join(str(os.environ.get(name)) for name in caches.FOLDERS)]
 
 
 def test_a_folder_that_others_can_write_is_refused_in_one_line(launch: Launcher, tmp_path: Path) -> None:

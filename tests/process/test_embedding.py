@@ -313,12 +313,6 @@ def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code
     assert result.is_failed() and result.failures[0].exitcode == 9
 
 
-@pytest.mark.usefixtures("all_given_back")
-def test_functions_are_started_again_after_a_failure() -> None:
-    result = run("asyncio", call(entrypoints.fail_once, max_restarts=1, start_method="forkserver").run())
-    assert result.return_values == {0: 1}
-
-
 @with_every_method
 @pytest.mark.usefixtures("all_given_back")
 def test_a_function_is_stopped_as_any_worker(method: str, tmp_path: Path) -> None:

@@ -115,15 +115,17 @@ def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
 
 
 def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher) -> None:
-    goes_on, hangs = (PRINTS.replace("GOES_ON", end) for end in ("4.5", "600"))
+    hangs = PRINTS.replace("GOES_ON", "600")
     until_told = 'while not os.path.exists("go"):\n    say("step")\n    time.sleep(0.1)'
     within = r"--expect-output=loss=\d:3"
-    bar = 'for _ in range(23):\n    os.write(2, b"\\rloss=1")\n    time.sleep(0.2)'
+    lines, bar = 'say("loss=1")', 'os.write(2, b"\\rloss=1")'
+    two_and_another = (
+        f"for _ in range(23):\n    {lines} if rank == 0 else {bar} if rank == 1 else 0\n    time.sleep(0.2)"
+    )
+    of_two = [within, "--nproc-per-node=3", "--expect-output-ranks=0,1"]
     table = [
-        (goes_on.replace("step", "loss=1"), [within], 0, ""),
-        (bar, [within], 0, ""),
-        (bar, [within, "--redirects=3", "--log-dir=logs"], 0, ""),
-        (f"if rank == 0:\n    {bar.replace(chr(10), chr(10) + '    ')}", [within, "--nproc-per-node=2", "--expect-output-ranks=0"], 0, ""),
+        (two_and_another, of_two, 0, ""),
+        (two_and_another, [*of_two, "--redirects=3", "--log-dir=logs"], 0, ""),
         (hangs, [within], TERM_CODE, r"no output that matches 'loss=\d' in its first 3 s"),
         ("say('loss=1')\n" + hangs, [within, "--tee=3"], TERM_CODE, r"no output that matches 'loss=\d' for 3 s"),
         (until_told, [within, "--hang-action=report"], 0, r"no output that matches 'loss=\d' in its first 3 s"),

@@ -258,15 +258,6 @@ async def test_a_port_in_use_is_told_before_anything_starts() -> None:
     assert (backend.starts, len(backend.closed_at)) == ([], 1)
 
 
-@on_virtual_time
-async def test_no_folder_is_left_of_a_run_whose_logs_were_not_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    await supervise(FakeBackend([FAILS, FOREVER])).run()
-    assert not os.listdir(tmp_path)
-
-
 def test_the_virtual_clock_finds_a_deadlock() -> None:
     @on_virtual_time
     async def wait_for_ever() -> None:
