@@ -37,10 +37,6 @@ from aelastic.settings import Std
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
-# What a function gives or raises takes one path to the agent, however its process was started.
-with_one_method = pytest.mark.parametrize(
-    "method", ["spawn", *(pytest.param(each, marks=pytest.mark.all) for each in METHODS[1:])]
-)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.usefixtures("warm_stores"),
@@ -209,12 +205,13 @@ def test_queues_events_locks_and_barriers_reach_the_functions(method: str) -> No
     queue.join_thread()
 
 
-@with_one_method
-def test_large_results_come_whole(method: str) -> None:
-    fields: dict[str, Any] = {"start_method": method, "nproc_per_node": 1}
-    (value,) = launch(stories.many_bytes, 200, **fields).values()
+# What a function gives or raises takes one path to the agent, however its process was started.
+
+
+def test_large_results_come_whole() -> None:
+    (value,) = launch(stories.many_bytes, 200, start_method="spawn", nproc_per_node=1).values()
     assert value == stories.many_bytes(200)
-    (value,) = launch(stories.large_dict, 200_000, **fields).values()
+    (value,) = launch(stories.large_dict, 200_000, start_method="spawn", nproc_per_node=1).values()
     assert value == stories.large_dict(200_000)
 
 
@@ -226,7 +223,6 @@ def test_tensors_come_back_those_in_shared_memory_too() -> None:
     assert torch.equal(value["strided"], torch.eye(4)[::2])
 
 
-@with_one_method
 @pytest.mark.parametrize(
     "function, message",
     [
@@ -235,10 +231,8 @@ def test_tensors_come_back_those_in_shared_memory_too() -> None:
         (stories.fail_with_a_lock, r".*UnpicklableError.*a lock inside"),
     ],
 )
-def test_a_failure_has_the_functions_name_message_and_traceback(
-    function: Callable[[], Any], message: str, method: str
-) -> None:
-    failed = failure_of(function, start_method=method)
+def test_a_failure_has_the_functions_name_message_and_traceback(function: Callable[[], Any], message: str) -> None:
+    failed = failure_of(function, start_method="spawn")
     rank, cause = failed.get_first_failure()
     assert failed.name == function.__name__ and rank in {0, 1}
     assert re.match(message, cause.message, re.DOTALL) and re.search(message, str(failed), re.DOTALL)

@@ -38,7 +38,7 @@ def test_fifty_jobs_at_once_have_a_port_each_and_leave_nothing(launch: Launcher)
         job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("loop, restarts", [("uvloop", 100), pytest.param("asyncio", 200, marks=pytest.mark.all)])
+@pytest.mark.parametrize("loop, restarts", [("uvloop", 50), pytest.param("asyncio", 200, marks=pytest.mark.all)])
 def test_hundreds_of_restarts_in_a_row_leave_the_agent_as_it_was(launch: Launcher, loop: str, restarts: int) -> None:
     worker = launch.write(
         "job/worker.sh",

@@ -75,18 +75,6 @@ def test_a_restart_grace_is_kept_whatever_the_worker_does(launch: Launcher) -> N
     assert "W rank 1 not ended 0.3 s after SIGTERM: killed\n" in job.stderr
 
 
-@pytest.mark.all
-def test_as_long_as_the_shutdown_timeout_nothing_is_looked_at(launch: Launcher) -> None:
-    options = "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=shutdown-timeout", "--shutdown-timeout=2.5"
-    job = launch(FAILS, *options)
-    job.wait_line("blocked")
-    (job.folder / "go").touch()
-    assert job.wait() == 0, job.story
-    failed_at = float(job.wait_line("fails")[0].split()[1])
-    assert float(job.wait_line("again 0")[0].split()[2]) - failed_at >= 2.5
-    assert "after SIGTERM: killed" not in job.stderr
-
-
 def test_a_stop_for_good_is_patient(launch: Launcher) -> None:
     job = launch(f"{BLOCKS}\nblock()", "--max-restarts=1", "--shutdown-timeout=2.8")
     job.wait_line("blocked")

@@ -342,32 +342,35 @@ Generation._worker_env = lambda self, rank, page: {**usual(self, rank, page), **
 """
 
 
-def test_a_module_that_prints_is_told_and_what_it_changes_in_the_environment_is_changed_for_workers(
+def test_what_modules_print_change_in_the_environment_and_keep_of_generators_is_told_but_not_what_libraries_keep(
     launch: Launcher,
 ) -> None:
-    code = "import os; os.environ.copy(); os.environ['NEW'] = '1'; os.environ['OLD'] = 'b'; del os.environ['GONE']"
-    launch.write("lib/mod.py", f"{code}\nprint('welcome')", preamble="")
-    env = {"PYTHONPATH": str(launch.folder / "lib"), "OLD": "a", "GONE": "x"}
-    says = "say('mod' in sys.modules, os.environ['NEW'], os.environ['OLD'], os.environ.get('GONE'))"
-    job = launch(says, "--preload", "mod", env=env)
-    assert job.wait() == 0, job.story
-    assert job.lines == ["True 1 b None"]
-    assert "W --preload: mod prints while it is imported: 'welcome'" in job.stderr
-
-
-def test_generators_that_modules_keep_are_told_but_not_those_of_the_libraries(launch: Launcher) -> None:
     mod = "import random\nfrom random import _inst, random as draw\nrng = again = random.Random()"
     more = "import library, numpy\nfrom mod import rng\na, b, c = map(numpy.random.default_rng, range(3))"
-    launch.write("lib/mod.py", mod, preamble="")
+    env = "import os; os.environ.copy(); os.environ['NEW'] = '1'; os.environ['OLD'] = 'b'; del os.environ['GONE']"
+    launch.write("lib/mod.py", f"{mod}\n{env}\nprint('welcome')", preamble="")
     launch.write("lib/more.py", more, preamble="")
     launch.write("lib/site-packages/library.py", "import random\nrng = random.Random()", preamble="")
-    code = "import mod, more, numpy\nsay(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())"
-    env = {"PYTHONPATH": f"{launch.folder / 'lib'}:{launch.folder / 'lib' / 'site-packages'}"}
-    job = launch(code, "--nproc-per-node", "2", "--preload", "mod,more", env=env)
-    assert job.wait() == 0, job.story
-    assert len(job.lines) == 4 and len({*job.lines}) == 3, "what is told is so"
-    told = "all workers have the same random numbers from mod.rng, more.a, more.b and 1 more: make generators in the script"
-    assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [told]
+    code = """
+import mod, more, numpy
+say("env", os.environ["NEW"], os.environ["OLD"], os.environ.get("GONE"))
+say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
+"""
+    given = {
+        "PYTHONPATH": f"{launch.folder / 'lib'}:{launch.folder / 'lib' / 'site-packages'}",
+        "OLD": "a",
+        "GONE": "x",
+    }
+    job = launch(code, "--nproc-per-node=2", "--preload=mod,more", env=given)
+    job.assert_ends()
+    env_lines = [line for line in job.lines if line.startswith("env")]
+    numbers = [line for line in job.lines if not line.startswith("env")]
+    assert env_lines == ["env 1 b None"] * 2
+    assert len(numbers) == 4 and len({*numbers}) == 3, "what is told is so"
+    assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [
+        "mod prints while it is imported: 'welcome'",
+        "all workers have the same random numbers from mod.rng, more.a, more.b and 1 more: make generators in the script",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -442,20 +445,27 @@ learning.Imports.gather = gather_once_imported
 ONCE_TOLD = f"{QUICK}\nlearning.LEARN_TIMEOUT_S = 600.0"
 
 
-def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(launch: Launcher) -> None:
-    for name in ("__init__", "inner"):
-        launch.write(f"lib/own/{name}.py", "", preamble="")
-    env = {"PYTHONPATH": str(launch.folder / "lib")}
-    wrapper = QUICK + ONCE_IMPORTED
-    job = launch(LEARNS, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)
+def auto(launch: Launcher, code: str, *options: str, learn: bool = False, **more: Any) -> list[str]:
+    """What workers say that restart once, when what they imported is there and parked."""
+    job = launch(code, *("--nproc-per-node=2", "--preload=auto", "--max-restarts=1"), *options, **more)
     job.wait_line("up", 2)
     bare = server_of(job)
+    if learn:
+        (job.folder / "learn").touch()
     wait_for("another fork server", lambda: parked_by(job, other_than=bare))
     restart(job, 0)
     restart(job, 1)
     job.assert_ends()
-    assert sorted(job.lines) == ["up 0 0 False False", "up 0 1 True False", "up 1 0 False False", "up 1 1 True False"]
     assert " W --preload" not in job.stderr
+    return sorted(job.lines)
+
+
+def test_auto_preloads_what_the_first_workers_imported_but_not_the_users_own(launch: Launcher) -> None:
+    for name in ("__init__", "inner"):
+        launch.write(f"lib/own/{name}.py", "", preamble="")
+    env = {"PYTHONPATH": str(launch.folder / "lib")}
+    lines = auto(launch, LEARNS, wrapper=QUICK + ONCE_IMPORTED, env=env)
+    assert lines == ["up 0 0 False False", "up 0 1 True False", "up 1 0 False False", "up 1 1 True False"]
 
 
 LAZY = f"""
@@ -469,25 +479,21 @@ sys.exit(1 if restart == 0 else 0)
 """
 
 
-def initialized_torch(launch: Launcher) -> dict[str, str]:
-    """The environment of workers that find a process group as soon as they have imported what makes one."""
+def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cache_folder_for_agents_to_come(
+    launch: Launcher,
+) -> None:
     for name in ("torch/__init__", "torch/distributed/__init__"):
         launch.write(f"lib/{name}.py", "", preamble="")
+    # Workers find a process group as soon as they have imported what makes one.
     launch.write("lib/torch/distributed/distributed_c10d.py", "def is_initialized(): return True", preamble="")
-    return {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-
-
-def test_auto_preloads_what_a_library_has_imported_late(launch: Launcher) -> None:
-    env = initialized_torch(launch)
-    job = launch(LAZY, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=ONCE_TOLD, env=env)
-    job.wait_line("up", 2)
-    bare = server_of(job)
-    (job.folder / "learn").touch()
-    wait_for("another fork server", lambda: parked_by(job, other_than=bare))
-    restart(job, 0)
-    restart(job, 1)
-    assert job.wait() == 0, job.story
-    assert sorted(job.lines) == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
+    env = {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    kept = launch.folder / "kept"
+    lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=ONCE_TOLD, env=env)
+    assert lines == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
+    assert [*kept.glob("*/imports.json")]
+    again = launch(LAZY, "--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}", wrapper=ONCE_TOLD, env=env)
+    again.wait()
+    assert sorted(again.lines) == ["up 0 0 True", "up 1 0 True"], again.story
 
 
 @pytest.mark.all
@@ -508,25 +514,6 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
         restart(job, number)
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["joined"] * 4 + ["up False", "up False", "up True", "up True"]
-
-
-@pytest.mark.all
-def test_what_was_learned_is_kept_in_the_cache_folder_for_agents_to_come(launch: Launcher) -> None:
-    env, kept = initialized_torch(launch), launch.folder / "kept"
-    code = f"{IS_WARM}\nimport {MODULE}, torch.distributed.distributed_c10d\nimport decimal\nwait_for('go')"
-    script = launch.write("job/worker.py", code)
-    starts = []
-    for _ in range(2):
-        options = "--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}"
-        job = launch.command(*options, str(script), wrapper=ONCE_TOLD, env=env)
-        job.wait_line("up", 2)
-        wait_for("what was learned is kept", lambda: [*kept.glob("*/imports.json")])
-        (job.folder / "go").touch()
-        job.assert_ends()
-        (job.folder / "go").unlink()
-        assert " W --preload" not in job.stderr
-        starts.append(sorted(job.lines))
-    assert starts == [["up 0 0 False", "up 1 0 False"], ["up 0 0 True", "up 1 0 True"]]
 
 
 def parked_by(job: Job, other_than: int) -> bool:

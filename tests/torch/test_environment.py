@@ -24,15 +24,7 @@ STRANGE = ["", "$", "$$", "${rank}", "$HOME", "${local_rank}${local_rank}", "a\n
 CASES: dict[str, tuple[str, dict[str, str]]] = {
     "no flags": ("dump.py", {"RANK": "7", "WORLD_SIZE": "9", "MASTER_ADDR": "elsewhere", "LOCAL_RANK": "3"}),
     "standalone": ("--standalone dump.py STRANGE", {"OMP_NUM_THREADS": "5"}),
-    "port": ("--master-port PORT dump.py", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
-    "address and port": ("--master-addr localhost --master-port PORT dump.py", {}),
-    "local address": ("--local-addr 127.0.0.5 dump.py", {}),
-    "no store shared": ("--nproc-per-node=2 dump.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
     "no store shared, but a port": ("--master-port PORT dump.py", {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}),
-    "c10d, a single node": (
-        "--nnodes=1 --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --rdzv-id=job-17 dump.py",
-        {"SLURM_NODEID": "3"},
-    ),
     "many": ("--nproc_per_node=2 --role x --max-restarts 2 --signals-to-handle SIGTERM,SIGUSR1 dump.py", {}),
     "no role": ("--role EMPTY dump.py", {}),
     "module": ("-m package.dump --flag", {}),
@@ -163,7 +155,7 @@ VARIABLES = {
 def drawn(seed: int) -> tuple[list[str], dict[str, str]]:
     """A command line and variables; an option is on the command line, in either spelling, or in its variable."""
     draw = random.Random(seed)
-    options, env = draw.choice(MEETING).split(), {}
+    options, env = MEETING[seed % len(MEETING)].split(), {}
     for flag in draw.sample(sorted(FLAGS), draw.randint(0, 6)):
         if SINCE.get(flag[2:].replace("-", "_"), TORCH) > TORCH:
             continue

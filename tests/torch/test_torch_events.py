@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import pytest
+from kit.effort import EFFORT
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
 from kit.ports import quiet_port
 from kit.stories import torch_events as torch_event_stories
@@ -101,7 +102,8 @@ def two_node_runs(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> dict[
         folder = tmp_path_factory.mktemp(launcher)
         (folder / "shared").mkdir()
         nodes = {"min_nodes": 2, "max_nodes": 2}
-        stories = {story: {**nodes, "run_id": story, "rdzv_endpoint": free_endpoint()} for story in TWO_NODES}
+        names = [name for name in TWO_NODES if EFFORT != "quick" or name == "one of two nodes fails"]
+        stories = {story: {**nodes, "run_id": story, "rdzv_endpoint": free_endpoint()} for story in names}
         results = [folder / f"{node}.json" for node in range(2)]
         agents = [start_stories(warm.python, launcher, result, stories, folder / "shared") for result in results]
         found[launcher] = [result_of(agent, result) for agent, result in zip(agents, results, strict=True)]

@@ -127,6 +127,27 @@ async def agent_with(
                 await link.aclose()
 
 
+@asynccontextmanager
+async def joined(handler: Callable[[], Any] | Handler, **options: Any) -> AsyncIterator[Agent]:
+    """An agent in its first round."""
+    async with agent_with(handler, **options) as agent:
+        assert (await agent.join()).restart_count == 0
+        yield agent
+
+
+@asynccontextmanager
+async def two(*, names_address: bool = True) -> AsyncIterator[tuple[Agent, Agent, list[Handler], list[m.Assigned]]]:
+    """Two agents in their first round, with their handlers and what they were assigned."""
+    store = torch_dist.HashStore()
+    handlers = [Handler((rank, 2), store=store) for rank in (0, 1)]
+    for handler in handlers:
+        handler.where = handler.where if names_address else None
+    async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
+        first.link.tell(m.Ready(first.node))
+        there = await second.join()
+        yield first, second, handlers, [await first.next(m.Assigned), there]
+
+
 def beside(handler: Handler, round_: str, workers: int = 1) -> Any:
     """Another node of a round has said what it has; gives the store of both."""
     store = torch_dist.PrefixStore(round_, handler.store)
@@ -202,28 +223,22 @@ async def test_the_handler_says_who_serves_the_workers_store_and_the_spec_by_whi
 
 
 async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> None:
-    store = torch_dist.HashStore()
-    handlers = Handler((0, 2), store=store), Handler((1, 2), store=store)
-    for handler in handlers:
-        handler.where = None
-    async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
-        first.link.tell(m.Ready(first.node))
-        there, here = await second.join(), await first.next(m.Assigned)
-    assert (there.master_addr, there.master_port) == (here.master_addr, here.master_port)
-    assert (there.store_server, here.store_server) == ("worker", "worker")
-    assert here.master_port > 0
+    async with two(names_address=False) as (_, _, _, (here, there)):
+        assert (there.master_addr, there.master_port) == (here.master_addr, here.master_port)
+        assert (there.store_server, here.store_server) == ("worker", "worker")
+        assert here.master_port > 0
 
 
 # While workers run.
 
 
-async def test_a_node_that_waits_interrupts_the_round_for_free() -> None:
+async def test_a_node_that_waits_interrupts_the_round_for_free_and_a_failure_after_that_costs_nothing_either() -> None:
     handler = Handler((0, 1), (0, 1))
-    async with agent_with(handler, max_restarts=0) as agent:
-        assert (await agent.join()).restart_count == 0
+    async with joined(handler, max_restarts=0) as agent:
         handler.waiting = 2
         interrupted = await agent.next(m.Interrupted)
         handler.waiting = 0
+        await agent.fail(1)
         again = await agent.join()
     assert (interrupted.round, interrupted.reason) == (1, "2 node(s) wait for the next round")
     assert (again.round, again.restart_count) == (2, 0)
@@ -231,8 +246,7 @@ async def test_a_node_that_waits_interrupts_the_round_for_free() -> None:
 
 async def test_a_failure_pays_from_this_agents_budget_and_the_last_one_closes_the_rendezvous() -> None:
     handler = Handler((0, 1), (0, 1))
-    async with agent_with(handler, max_restarts=1) as agent:
-        await agent.join()
+    async with joined(handler, max_restarts=1) as agent:
         await agent.fail(1)
         assert "restart 1 of 1" in (await agent.next(m.Interrupted)).reason
         assert (await agent.join()).restart_count == 1
@@ -254,8 +268,7 @@ async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> N
         return True
 
     handler.shutdown = shutdown  # type: ignore[method-assign]
-    async with agent_with(handler, max_restarts=0) as agent:
-        await agent.join()
+    async with joined(handler, max_restarts=0) as agent:
         await agent.fail(1)
         await agent.next(m.Ended)
         async with anyio.create_task_group() as tasks:
@@ -265,22 +278,10 @@ async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> N
     assert handler.shutdowns == 1
 
 
-async def test_a_failure_after_the_round_was_interrupted_costs_nothing() -> None:
-    handler = Handler((0, 1), (0, 1))
-    async with agent_with(handler, max_restarts=0) as agent:
-        await agent.join()
-        handler.waiting = 1
-        await agent.next(m.Interrupted)
-        handler.waiting = 0
-        await agent.fail(1)
-        assert (await agent.join()).restart_count == 0
-
-
 async def test_workers_go_on_while_the_rendezvous_cannot_be_asked(caplog: pytest.LogCaptureFixture) -> None:
     handler = Handler((0, 1))
     handler.waiting = torch_rdzv.RendezvousConnectionError("no route")
-    async with agent_with(handler) as agent:
-        await agent.join()
+    async with joined(handler) as agent:
         for _ in range(3):
             await wait_for(handler.asked.is_set)
             handler.asked.clear()
@@ -299,8 +300,7 @@ async def test_a_failure_is_answered_though_the_handler_hangs() -> None:
         return 0
 
     handler.num_nodes_waiting = num_nodes_waiting  # type: ignore[method-assign]
-    async with agent_with(handler, max_restarts=0) as agent:
-        await agent.join()
+    async with joined(handler, max_restarts=0) as agent:
         await wait_for(handler.asked.is_set)
         await agent.fail(1)
         assert (await agent.next(m.Ended)).outcome is m.Outcome.FAILED
@@ -311,21 +311,13 @@ async def test_a_failure_is_answered_though_the_handler_hangs() -> None:
 
 
 async def test_a_node_that_has_finished_waits_for_the_others_and_then_the_rendezvous_is_closed() -> None:
-    store = torch_dist.HashStore()
-    handlers = Handler((0, 2), store=store), Handler((1, 2), store=store)
-    async with agent_with(handlers[0]) as first, agent_with(handlers[1]) as second:
-        first.link.tell(m.Ready(first.node))
-        await second.join()
-        await first.next(m.Assigned)
+    async with two() as (first, second, handlers, _):
         await first.succeed(1)
         handlers[0].asked.clear()
         await wait_for(handlers[0].asked.is_set)  # it looks around while it waits
         await second.succeed(1)
-        assert (
-            await first.next(m.Ended)
-            == await second.next(m.Ended)
-            == m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
-        )
+        ends = [await each.next(m.Ended) for each in (first, second)]
+    assert ends == [m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")] * 2
     assert [handler.shutdowns for handler in handlers] == [1, 1]
 
 
@@ -343,8 +335,7 @@ async def test_torchs_own_exit_barrier_and_ours_are_one() -> None:
 async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them() -> None:
     handler = Handler((0, 2))
     beside(handler, "0")
-    async with agent_with(handler, exit_barrier_timeout_s=0.1) as agent:
-        await agent.join()
+    async with joined(handler, exit_barrier_timeout_s=0.1) as agent:
         await agent.succeed(1)
         ended = await agent.next(m.Ended)
     assert ended.outcome is m.Outcome.SUCCEEDED
@@ -355,8 +346,7 @@ async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them
 async def test_a_node_that_has_finished_starts_again_with_the_others() -> None:
     handler = Handler((0, 2), (0, 1))
     beside(handler, "1")
-    async with agent_with(handler) as agent:
-        await agent.join()
+    async with joined(handler) as agent:
         await agent.succeed(1)
         handler.waiting = 1
         await agent.next(m.Interrupted)
@@ -367,8 +357,7 @@ async def test_a_node_that_has_finished_starts_again_with_the_others() -> None:
 async def test_a_node_that_has_finished_has_succeeded_though_the_others_go_before_it_can_start_again() -> None:
     handler = Handler((0, 2), torch_rdzv.RendezvousClosedError("closed"))
     beside(handler, "1")
-    async with agent_with(handler) as agent:
-        await agent.join()
+    async with joined(handler) as agent:
         await agent.succeed(1)
         handler.waiting = 1
         await agent.next(m.Interrupted)
@@ -420,8 +409,7 @@ async def test_a_verdict_without_a_round(theirs: Exception, outcome: m.Outcome) 
 
 async def test_our_own_failure_is_the_cause_where_no_round_follows_it() -> None:
     handler = Handler((0, 1), torch_rdzv.RendezvousClosedError("closed"))
-    async with agent_with(handler) as agent:
-        await agent.join()
+    async with joined(handler) as agent:
         await agent.fail(1)
         await agent.next(m.Interrupted)
         agent.link.tell(m.Ready(agent.node))
@@ -449,26 +437,10 @@ async def test_a_torch_without_the_private_parts_we_need_is_named(monkeypatch: p
 
 async def test_leaving_does_not_close_the_rendezvous_and_stops_saying_that_we_live() -> None:
     handler = Handler((0, 1))
-    async with agent_with(handler) as agent:
-        await agent.join()
+    async with joined(handler) as agent:
         agent.link.tell(m.Left("us", "told to stop"))
     await wait_for(lambda: not torch_threads())
     assert (handler.shutdowns, handler.has_heartbeats) == (0, False)
-
-
-async def test_a_handler_that_waits_for_nodes_gives_up_when_we_leave() -> None:
-    def waits_as_torchs_do() -> None:
-        handler.asked.set()
-        while True:
-            time.sleep(0.01)
-
-    handler = Handler(waits_as_torchs_do)
-    async with agent_with(handler) as agent:
-        agent.link.tell(m.Ready(agent.node))
-        await wait_for(handler.asked.is_set)
-        agent.link.tell(m.Left("us", "told to stop"))
-    await wait_for(lambda: not torch_threads())
-    assert not handler.has_heartbeats
 
 
 async def test_a_link_that_was_never_used_closes() -> None:
