@@ -138,27 +138,36 @@ def test_a_program_with_a_running_loop_may_launch(run: Callable[..., Any]) -> No
     wait_for("no thread of ours", lambda: threading.active_count() <= before)
 
 
-@pytest.mark.parametrize("loop, is_under_a_loop", [("uvloop", False), ("asyncio", True)])
+class EnoughError(Exception):
+    pass
+
+
+def raise_enough(*_: Any) -> None:
+    raise EnoughError
+
+
+@pytest.mark.parametrize(
+    "loop, is_under_a_loop, signum",
+    [("uvloop", False, signal.SIGUSR1), ("asyncio", True, signal.SIGUSR1), ("uvloop", False, signal.SIGINT)],
+)
 def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
-    loop: str, is_under_a_loop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loop: str, is_under_a_loop: bool, signum: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AELASTIC_LOOP", loop)
+    is_ctrl_c = signum == signal.SIGINT  # which the launch does not handle here
 
-    class EnoughError(Exception):
-        pass
-
-    def raise_enough(*_: Any) -> None:
-        raise EnoughError
+    def launch_long() -> None:
+        launch(stories.sleep_long, str(tmp_path), signals_to_handle="SIGTERM")
 
     async def main() -> None:
-        launch(stories.sleep_long, str(tmp_path))
+        launch_long()
 
-    before = signal.signal(signal.SIGUSR1, raise_enough)
+    before = signal.signal(signum, signal.default_int_handler if is_ctrl_c else raise_enough)
     try:
-        with sending(tmp_path, signal.SIGUSR1), pytest.raises(EnoughError):
-            asyncio.run(main()) if is_under_a_loop else launch(stories.sleep_long, str(tmp_path))
+        with sending(tmp_path, signum), pytest.raises(KeyboardInterrupt if is_ctrl_c else EnoughError):
+            asyncio.run(main()) if is_under_a_loop else launch_long()
     finally:
-        signal.signal(signal.SIGUSR1, before)
+        signal.signal(signum, before)
     assert_all_ended(tmp_path)
 
 
@@ -334,35 +343,11 @@ def test_a_function_that_was_typed_in_runs_by_fork_only(how: str, tmp_path: Path
             assert done.returncode == 1 and "double cannot be found by a worker" in done.stderr.splitlines()[-1]
 
 
-def test_ctrl_c_ends_a_launch_that_does_not_handle_it(tmp_path: Path) -> None:
-    code = f"""
-        import os, signal, threading, time
-        from kit.stories.launches import one_node, sleep_long
-        from aelastic.launch import elastic_launch
-
-        def interrupt():
-            while not all(os.path.exists({str(tmp_path)!r} + rank) for rank in ("/0", "/1")):
-                time.sleep(0.01)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        threading.Thread(target=interrupt, daemon=True).start()
-        try:
-            elastic_launch(one_node(signals_to_handle="SIGTERM"), sleep_long)({str(tmp_path)!r})
-        except KeyboardInterrupt:
-            print("interrupted")
-    """
-    done = run_script(tmp_path, code)
-    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
-    assert_all_ended(tmp_path)
-
-
-@pytest.mark.parametrize("stream", [None, "closed"])
-def test_a_program_without_a_stdout_may_launch(stream: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced = None
-    if stream == "closed":
-        replaced = io.StringIO()
-        replaced.close()
-    monkeypatch.setattr(sys, "stdout", replaced)
-    values = launch("true")
-    monkeypatch.undo()
-    assert values == {0: None, 1: None}
+def test_a_program_without_a_stdout_may_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for stream in (None, closed):
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", stream)
+            values = launch("true")
+        assert values == {0: None, 1: None}

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,9 @@ def test_a_worker_that_ignores_sigterm_is_killed_at_the_shutdown_timeout(
     assert time.monotonic() - began >= 0.5
 
 
-def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(launch: Launcher) -> None:
+def test_sigterm_goes_to_workers_alone_which_may_use_their_children_once_more_and_those_that_fail_then_are_named(
+    launch: Launcher,
+) -> None:
     job = launch(
         """
         LOADER = "import sys, time\\nfor line in sys.stdin: print('batch', flush=True)\\ntime.sleep(600)"
@@ -101,29 +104,11 @@ def test_sigterm_goes_to_the_worker_alone_which_may_use_its_children_once_more(l
         def save(*_):
             time.sleep(0.1)  # a loader that got the signal as well would be gone
             say("saved", use_loader())
-            os._exit(0)
-
-        use_loader()
-        signal.signal(signal.SIGTERM, save)
-        say("ready", loader.pid)
-        rest()
-        """,
-    )
-    job.wait_line("ready")
-    job.signal(signal.SIGTERM)
-    job.wait()
-    assert job.lines[-1:] == ["saved batch"], job.story
-    job.assert_nothing_left()
-
-
-def test_the_last_line_names_the_workers_that_failed_while_they_were_stopping(launch: Launcher) -> None:
-    job = launch(
-        """
-        def save(*_):
             if rank == 0:
                 os._exit(1)  # a code, and no exception
             raise ConnectionError("the store is gone")
 
+        use_loader()
         signal.signal(signal.SIGTERM, save)
         say("ready")
         rest()
@@ -133,6 +118,7 @@ def test_the_last_line_names_the_workers_that_failed_while_they_were_stopping(la
     job.wait_line("ready", 3)
     job.signal(signal.SIGTERM)
     job.assert_ends(-signal.SIGTERM)
+    assert job.lines[3:] == ["saved batch"] * 3, job.story
     first, second = job.stderr.splitlines()[-2:]
     assert first == "aelastic: stopped by SIGTERM; 2 of 3 workers failed while they were stopping"
     assert second.startswith("aelastic: ranks 1, 2 ended by ConnectionError: the store is gone at "), second
@@ -411,7 +397,9 @@ def init_of(job: Job) -> int:
 
 
 @on_both_loops
-def test_as_pid_1_it_reaps_orphans_while_workers_run(launch: Launcher, loop: str, unshare: list[str]) -> None:
+def test_as_pid_1_it_reaps_orphans_while_workers_run_and_exits_with_143_at_sigterm(
+    launch: Launcher, loop: str, unshare: list[str]
+) -> None:
     job = launch(
         """
         def zombies():
@@ -439,17 +427,13 @@ def test_as_pid_1_it_reaps_orphans_while_workers_run(launch: Launcher, loop: str
             time.sleep(0.02)
         say("agent", os.getppid())
         say("zombies", len(left))
-        """,
+        """
+        + textwrap.indent(HAS_FAMILY + "time.sleep(600)", " " * 8),
         loop=loop,
         prefix=unshare,
     )
-    job.assert_ends()
-    assert job.lines == ["agent 1", "zombies 0"]
-
-
-def test_as_pid_1_it_ends_at_sigterm_and_exits_with_143(launch: Launcher, unshare: list[str]) -> None:
-    job = launch(HAS_FAMILY + "time.sleep(600)", prefix=unshare)
     job.wait_line("ready")
+    assert job.lines[:2] == ["agent 1", "zombies 0"]
     os.kill(init_of(job), signal.SIGTERM)
     assert job.wait() == 128 + signal.SIGTERM, job.story
     wait_for("nothing left", lambda: not job.left())
@@ -498,31 +482,33 @@ def test_the_agent_leaves_when_a_worker_survives_sigkill_and_names_it(launch: La
 # What does not begin.
 
 
-def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(launch: Launcher) -> None:
-    for name, content, code in [
-        ("garbage", "\x7fELF but not really", 126),
-        ("no-interpreter", "#!/nowhere/python\n", 127),
-    ]:
-        program = launch.write(f"{name}/program", content, preamble="")
-        program.chmod(0o755)
-        job = launch.command("--no-python", "--max-restarts", "1", str(program), name=name)
-        job.assert_ends(code)
-        assert "could not be started" in job.stderr
+# An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then the old program is
+# gone, and the kernel can but kill the process (`load_elf_binary`).
+DIES_IN_EXEC = (
+    struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+    + struct.pack("<IIQQQQQQ", 1, 5, 0, 0x7FFF_FFFF_FFFF_F000, 0, 4096, 4096, 4096)
+    + bytes(4096)
+)
 
 
-def test_a_worker_that_dies_in_exec_is_a_failure_by_its_signal(launch: Launcher) -> None:
-    # An ELF file that the kernel takes, and whose only segment lies outside of the address space: by then
-    # the old program is gone, and the kernel can but kill the process (`load_elf_binary`).
-    header = struct.pack("<16sHHIQQQIHHHHHH", b"\x7fELF\2\1\1", 2, 62, 1, 0, 64, 0, 0, 64, 56, 1, 0, 0, 0)
-    segment = struct.pack("<IIQQQQQQ", 1, 5, 0, 0x7FFF_FFFF_FFFF_F000, 0, 4096, 4096, 4096)
-    (launch.folder / "job").mkdir()
-    program = launch.folder / "job" / "program"
-    program.write_bytes(header + segment + bytes(4096))
+@pytest.mark.parametrize(
+    "content, code, words",
+    [
+        (b"\x7fELF but not really", 126, "could not be started"),
+        (b"#!/nowhere/python\n", 127, "could not be started"),
+        (DIES_IN_EXEC, 128 + signal.SIGSEGV, "SIGSEGV"),
+    ],
+    ids=["garbage", "no interpreter", "dies in exec"],
+)
+def test_a_program_that_cannot_be_executed_fails_as_a_shell_would_have_it(
+    launch: Launcher, content: bytes, code: int, words: str
+) -> None:
+    program = launch.write("job/program", "", preamble="")
+    program.write_bytes(content)
     program.chmod(0o755)
-    job = launch.command("--no-python", str(program))
-    assert job.wait() == 128 + signal.SIGSEGV, job.story
-    assert "SIGSEGV" in job.stderr
-    job.assert_nothing_left()
+    job = launch.command("--no-python", "--max-restarts=1", str(program))
+    job.assert_ends(code)
+    assert words in job.stderr
 
 
 # Kernels without pidfds, and agents without streams.

@@ -207,9 +207,6 @@ TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "else
 ELASTIC = ("--nnodes", "1:3", *TWO_NODES[2:])
 JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "steps are calls, and it holds": (("--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE}, "", ""),
-    "steps are calls, and it never resumes": (
-        ("--only", "rank killed", "--nproc-per-node", "2"), {"begin": WITH, "notice": NOTICE, "load": ""}, "rank killed", AGAIN,
-    ),
     "steps are calls, and it forgets the momentum": (
         ("--only", "rank killed", "--nproc-per-node", "2"),
         {"begin": WITH, "notice": NOTICE, "load": LOAD + "    state['momentum'] = 0.0\n"}, "rank killed", NUMBERS,

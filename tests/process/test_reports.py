@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
-from kit.ports import quiet_port
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -104,10 +103,7 @@ def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Laun
     assert "  cause     : exited with code 9\n" in job.stderr
 
 
-@pytest.mark.parametrize("is_kept", [True, pytest.param(False, marks=pytest.mark.all)])
-def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named_where_it_is_kept(
-    launch: Launcher, tmp_path: Path, is_kept: bool
-) -> None:
+def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(launch: Launcher, tmp_path: Path) -> None:
     job = launch(
         """
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -118,12 +114,12 @@ def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named_where_it_is
 
         main()
         """,
-        *(["--log-dir", str(tmp_path / "logs")] if is_kept else []),
+        f"--log-dir={tmp_path / 'logs'}",
     )
 
     assert job.wait(LAUNCH_TIMEOUT_S) == 1
     named = [Path(name).is_file() for name in re.findall(r"error_file: (/\S+/error\.json)", job.stderr)]
-    assert named == [True] * is_kept
+    assert named == [True]
     assert re.search(r"cause     : RuntimeError: recorded by torch at .*worker\.py:\d+", job.stderr)
 
 
@@ -162,53 +158,3 @@ def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Pat
     job.assert_ends(137)
     assert "out-of-memory" in job.stderr
     assert "192.0 MiB" in job.stderr
-
-
-# The job's cause, on every node.
-
-# Rank 0 ends with its socket open; rank 1, at the other end, dies of that.
-PEERS = """
-    import socket
-
-    path = os.environ["PEERS_AT"]
-    if rank == 0:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(path)
-            server.listen()
-            peer, _ = server.accept()
-            peer.recv(1)
-            os._exit(3)
-    wait_for(path)
-    peer = socket.socket(socket.AF_UNIX)
-    while peer.connect_ex(path):
-        time.sleep(0.01)
-    peer.send(b"!")
-    assert not peer.recv(1)
-    os._exit(4)
-"""
-
-
-def test_nodes_that_both_fail_tell_the_same_cause_first(launch: Launcher, tmp_path: Path) -> None:
-    endpoint = f"127.0.0.1:{quiet_port()}"
-    options = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--max-restarts=0")
-    files = [tmp_path / f"error-{node}.json" for node in range(2)]
-    jobs = [
-        launch(
-            PEERS,
-            *options,
-            name=f"node{node}",
-            env={"PEERS_AT": str(tmp_path / "peers"), "TORCHELASTIC_ERROR_FILE": str(file)},
-        )
-        for node, file in enumerate(files)
-    ]
-
-    codes = {job.wait(LAUNCH_TIMEOUT_S) for job in jobs}
-    causes = {job.stderr.partition("Root Cause")[2].partition("  cause     : ")[2].split("\n")[0] for job in jobs}
-    told = [json.loads(file.read_text())["message"] for file in files]
-
-    assert codes in ({3}, {4}) and len(causes) == 1
-    is_first = codes == {3}
-    (cause,) = causes
-    assert cause == f"exited with code {3 if is_first else 4}"
-    assert {message["errorCode"] for message in told} == codes
-    assert {message["message"] for message in told} == {cause}

@@ -407,10 +407,13 @@ RESISTS = f"{IGNORES_TERM}\n{SPINS}"
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path: Path) -> None:
+async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worker_s_stack_is_in_its_failure(
+    tmp_path: Path,
+) -> None:
     listener = Listener()
     # With time to end: who is killed has its stack taken once more.
-    spec = spec_of(tmp_path, SPINS, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
+    body = "tell()\nwait_for_ever() if rank == 1 else spin()\n"
+    spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=DEADLINE_S)
     supervisor = Supervisor(spec, observers=[listener])
     before = await supervisor.collect_stacks()
     answers: list[ev.StacksTaken] = []
@@ -423,18 +426,26 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_may_leave(tmp_path
             await asyncio.sleep(0)
             first.cancel()
         answers.extend(task.result() for task in others)
-        supervisor.stop()
+        await find(supervisor, 1, "timer", "timer 'step' expired", signal.SIGKILL)
 
     result = await run_and(supervisor, ask)
     after = await supervisor.collect_stacks()
 
-    assert result.state is WorkerState.STOPPED and result.stacks == {}
     assert before.source == after.source == {} and before.path == after.path == ""
-    assert listener.heard == [answers[0]] and answers[1] is answers[0] is answers[2]
-    assert (answers[0].why, dict(answers[0].source)) == ("the first", {0: "memory", 1: "memory"})
-    for rank in (0, 1):
-        assert ", in spin\n" in read(answers[0].path, str(rank), "stack.txt")
-    assert Path(answers[0].path).name == "attempt_0"
+    dump, found = listener.heard
+    assert answers[0] is dump and answers[1] is dump is answers[2]
+    assert (dump.why, dict(dump.source)) == ("the first", {0: "memory", 1: "memory"})
+    assert Path(dump.path).name == "attempt_0"
+    assert found.why == "rank 1: timer 'step' expired"
+    for rank, kind in enumerate(("spin", "wait_for_ever")):
+        assert f", in {kind}\n" in read(dump.path, str(rank), "stack.txt")
+    assert list(result.failures) == [1] and result.stacks == {}
+    failure = result.failures[1]
+    assert re.search(r'by memory, most recent call first:\n  File ".*", line \d+, in wait_for_ever\n', failure.stack)
+    assert f"all threads: {found.path}/1/stack.txt" in failure.stack
+    report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
+    assert report.index("  stack     : by memory, most recent call first") < report.index(", in wait_for_ever")
+    assert failure.for_others().stack == failure.stack
 
 
 @pytest.mark.usefixtures("_patience")
@@ -457,30 +468,6 @@ async def test_without_logs_stacks_that_are_asked_for_lie_in_a_folder_that_goes_
     assert all(head.endswith(("; by memory", "; by py-spy")) for head in heads), "py-spy where memory changes meanwhile"
     assert re.match(r"=== \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00, rank 0 \(local rank 0, pid \d+\), once", text)
     assert not os.path.exists(path)  # noqa: ASYNC240  the run is over
-
-
-@pytest.mark.usefixtures("_patience")
-async def test_an_unhealthy_worker_s_stack_is_in_its_failure_and_the_others_are_in_files(tmp_path: Path) -> None:
-    listener = Listener()
-    body = "tell()\nwait_for_ever() if rank == 1 else spin()\n"
-    spec = spec_of(tmp_path, body, 2, log_dir=tmp_path / "logs", shutdown_timeout_s=30.0)
-    supervisor = Supervisor(spec, observers=[listener])
-
-    async def find_unhealthy() -> None:
-        await until(ready(tmp_path, 0, 1))
-        await find(supervisor, 1, "timer", "timer 'step' expired", signal.SIGKILL)
-
-    result = await run_and(supervisor, find_unhealthy)
-
-    assert list(result.failures) == [1] and result.stacks == {}
-    failure = result.failures[1]
-    assert re.search(r'by memory, most recent call first:\n  File ".*", line \d+, in wait_for_ever\n', failure.stack)
-    assert f"all threads: {listener.heard[0].path}/1/stack.txt" in failure.stack
-    assert len(listener.heard) == 1 and listener.heard[0].why == "rank 1: timer 'step' expired"
-    assert ", in spin\n" in read(listener.heard[0].path, "0", "stack.txt")
-    report = str(ChildFailedError("job", result.failures, result.victims, result.stacks))
-    assert report.index("  stack     : by memory, most recent call first") < report.index(", in wait_for_ever")
-    assert failure.for_others().stack == failure.stack
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])

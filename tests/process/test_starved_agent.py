@@ -17,7 +17,7 @@ sys.exit(restart < 2)
 """
 
 
-@pytest.mark.parametrize("attempt", range({"quick": 1, "all": 5, "soak": 50}[EFFORT]))
+@pytest.mark.parametrize("attempt", range({"quick": 1, "all": 2, "soak": 50}[EFFORT]))
 def test_a_warm_worker_runs_once(launch: Launcher, attempt: int) -> None:
     job = launch(ONCE, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "2")
     with starved(job.pid):

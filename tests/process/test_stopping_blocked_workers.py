@@ -15,7 +15,7 @@ LOAD_S = 3.0
 # From a failure until the next generation runs, though a worker is blocked.
 BLOCKED_S = 3.0
 # How many checkpoints are written while a restart waits; several at once, in jobs of their own.
-CHECKPOINTS = {"quick": 6, "all": 40, "soak": 200}[EFFORT]
+CHECKPOINTS = {"quick": 6, "all": 12, "soak": 200}[EFFORT]
 AT_ONCE = 6
 
 # In the agent: stacks may take longer on a machine that does other things as well.

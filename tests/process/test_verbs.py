@@ -143,18 +143,11 @@ def assert_odd_requests_are_refused(job: Job) -> None:
     assert verb(job.folder, "status").code == 0
 
 
-@pytest.mark.parametrize(
-    "how, code, words",
-    [
-        ("--now", -signal.SIGTERM, "; all workers have ended"),
-        ("--at-save", EXIT_TRY_AGAIN, "all ranks have saved: drained"),
-    ],
-)
-def test_a_stop_is_at_once_or_at_a_save(launch: Launcher, how: str, code: int, words: str) -> None:
+def test_a_job_is_stopped_once_all_have_saved_and_says_afterwards_why(launch: Launcher) -> None:
     job = trains(launch)
-    assert verb(job.folder, "stop", "--reason", "enough", how).code == 0
-    job.assert_ends(code)
-    assert words in job.stderr, job.story
+    assert verb(job.folder, "stop", "--reason", "enough", "--at-save").code == 0
+    job.assert_ends(EXIT_TRY_AGAIN)
+    assert "all ranks have saved: drained" in job.stderr, job.story
     assert "(by root: enough)" in verb(job.folder, "why").out or os.getuid()
 
 
@@ -188,7 +181,7 @@ def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     assert jobs[0].wait() == 0
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
-    assert verb(launch.folder, "stop", "--job", "exp2").code == 0
+    assert verb(launch.folder, "stop", "--now", "--job", "exp2").code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
     assert verb(launch.folder, "why", "exp2").code == 0
 
@@ -292,8 +285,7 @@ async def begins(supervisor: Supervisor) -> None:
             return
 
 
-@on_both_loops
-def test_a_program_speaks_to_its_job(tmp_path: Path, loop: str) -> None:
+def test_a_program_speaks_to_its_job() -> None:
     async def main() -> None:
         supervisor = Supervisor(WorkerSpec(entrypoint=sys.executable, args=("-c", SLEEPS), local_world_size=2))
         seen = list[str]()
@@ -320,7 +312,7 @@ def test_a_program_speaks_to_its_job(tmp_path: Path, loop: str) -> None:
         assert result.is_stopped and result.state is WorkerState.STOPPED and "enough" in result.reason
         assert seen[-1] == RunEnded.__name__ and "Restarting" in seen
 
-    run(loop, main())
+    run("asyncio", main())
 
 
 # They compute, but while the failure is held: who waits looks as if it hung.

@@ -182,23 +182,15 @@ def test_workers_find_the_same_whatever_flags_and_variables_are_together(
         assert_same_env(theirs[rank]["env"], ours[rank]["env"], env, shapes)
 
 
-def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on(folder: Path) -> None:
+def test_what_the_agent_ignores_and_its_umask_and_priority_are_passed_on_and_no_worker_is_told_of_port_0(
+    folder: Path,
+) -> None:
     def prepare() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         os.umask(0o027)
         os.nice(3)
 
-    theirs, ours = both(folder, ["--standalone", "dump.py"], {}, preexec_fn=prepare)
-    for key in ("umask", "nice", "blocked"):
-        assert ours["0"][key] == theirs["0"][key], key
-    # torchrun takes SIGHUP over even when it is ignored, and its workers do not ignore it: nohup does not work there.
-    their_ignored, our_ignored = (int(each["0"]["ignored"], 16) for each in (theirs, ours))
-    assert our_ignored == their_ignored | 1 << (signal.SIGHUP - 1)
-    assert our_ignored & 1 << (signal.SIGUSR2 - 1)
-
-
-def test_a_worker_is_never_told_of_port_0(folder: Path) -> None:
     # torchrun hands the 0 on, and no worker can connect to that.
     run = subprocess.run(
         [*AELASTIC, "--master-port", "0", "dump.py"],
@@ -206,7 +198,11 @@ def test_a_worker_is_never_told_of_port_0(folder: Path) -> None:
         env={**os.environ, "DUMP_TO": ".", "TMPDIR": str(folder)},
         timeout=LAUNCH_TIMEOUT_S,
         check=False,
+        preexec_fn=prepare,
     )
     assert run.returncode == 0
-    env = json.loads((folder / "0.json").read_text())["env"]
-    assert int(env["MASTER_PORT"]) > 1023 and env["TORCHELASTIC_RUN_ID"] == "none"
+    told = json.loads((folder / "0.json").read_text())
+    assert int(told["env"]["MASTER_PORT"]) > 1023 and told["env"]["TORCHELASTIC_RUN_ID"] == "none"
+    assert (int(told["umask"], 8), told["nice"], int(told["blocked"], 16)) == (0o027, os.nice(0) + 3, 0)
+    # torchrun takes SIGHUP over even when it is ignored, and its workers do not ignore it: nohup does not work there.
+    assert all(int(told["ignored"], 16) & 1 << (signum - 1) for signum in (signal.SIGHUP, signal.SIGUSR2))

@@ -209,6 +209,7 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
 # RPC.
 
 
+@pytest.mark.all
 def test_rpc_calls_its_peers_beside_a_process_group(launch: Launcher) -> None:
     told = both(
         launch,
@@ -329,48 +330,6 @@ def test_ddp_trains_and_goes_on_from_a_distributed_checkpoint_after_a_crash(laun
     ]
 
 
-@pytest.mark.long
-@pytest.mark.all
-def test_a_worker_spawns_processes_of_its_own(launch: Launcher) -> None:
-    told = both(
-        launch,
-        """
-        import torch.multiprocessing as mp
-
-
-        def child(index, path, queue):
-            store = dist.FileStore(path, 2)
-            dist.init_process_group("gloo", store=store, rank=index, world_size=2)
-            tensor = torch.tensor([index + 10.0])
-            dist.all_reduce(tensor)
-            if index == 0:
-                queue.put(tensor)
-                queue.join()
-            dist.destroy_process_group()
-
-
-        def fail(index):
-            raise ValueError("a child's own")
-
-
-        if __name__ == "__main__":
-            dist.init_process_group("gloo")
-            queue = mp.get_context("spawn").JoinableQueue()
-            children = mp.spawn(child, args=(os.path.abspath(f"store{rank}"), queue), nprocs=2, join=False)
-            tell("from the children", queue.get().item())
-            queue.task_done()
-            children.join()
-            try:
-                mp.spawn(fail, nprocs=1)
-            except mp.ProcessRaisedException as error:
-                tell("raised", "a child's own" in str(error))
-            tell("sum", total())
-            dist.destroy_process_group()
-        """,
-    )
-    assert told == by_rank("from the children 21.0", "raised True", "sum 3.0")
-
-
 # What torchelastic itself offers to workers.
 
 
@@ -385,6 +344,7 @@ def written_errors(job: Job) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.all  # six imports of torch
 def test_record_writes_the_same_where_the_same_is_looked_for(launch: Launcher) -> None:
     script = """
         from torch.distributed.elastic.multiprocessing.errors import record
