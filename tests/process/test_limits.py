@@ -70,12 +70,21 @@ def test_a_worker_that_leaves_no_threads_is_started_again_and_the_job_that_fails
     assert_no_bug(job)
 
 
-def test_a_host_that_lets_an_agent_start_no_thread_is_said_to_be_short_of_them(launch: Launcher) -> None:
-    job = launch("say('started')", wrapper=NO_THREADS.replace('os.path.exists("full")', "True"))
+@pytest.mark.parametrize(
+    "wrapper, what",
+    [
+        (NO_THREADS.replace('os.path.exists("full")', "True"), "the agent cannot go on: no more threads"),
+        (NO_WORKERS, "the worker of local rank 0 cannot be started: no more processes"),
+    ],
+)
+def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
+    launch: Launcher, wrapper: str, what: str
+) -> None:
+    job = launch("say('started')", "--max-restarts=3", wrapper=wrapper)
     job.assert_ends(1)
-    shortage = "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
-    assert job.stderr == f"aelastic: error: the agent cannot go on: {shortage}\n", job.story
-    assert not job.lines
+    remedy = "can be started on this host: raise the limit (ulimit -u, pids.max)"
+    assert job.stderr.splitlines()[-1] == f"aelastic: error: {what} {remedy}"
+    assert "restart" not in job.stderr and not job.lines, job.story
 
 
 @pytest.fixture
@@ -117,14 +126,6 @@ def test_a_worker_that_forks_up_to_the_limit_costs_a_restart_and_no_more(
     job.assert_ends(1, limit_s=2 * DEADLINE_S)
     assert "1 of 1" in job.stderr and "FAILED" in job.stderr, job.story
     assert_no_bug(job)
-
-
-def test_an_agent_that_cannot_start_workers_says_so_and_uses_no_restarts(launch: Launcher) -> None:
-    job = launch("say('started')", "--max-restarts=3", wrapper=NO_WORKERS)
-    job.assert_ends(1)
-    why = "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)"
-    assert job.stderr.splitlines()[-1] == f"aelastic: error: the worker of local rank 0 cannot be started: {why}"
-    assert "restart" not in job.stderr, job.story
 
 
 def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on(launch: Launcher) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import os
 import pty
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-import uvloop
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
+from kit.launching import run as run_on
 
 from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState
 
@@ -506,10 +505,8 @@ def test_filtered_lines_are_written_live_and_complete_behind_a_stalled_console(l
 
 def run(code: str, loop: str = "uvloop", **spec: Any) -> RunResult:
     args = ("-c", f"import os\n{code}")
-    factory: Any = uvloop.new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
     given = WorkerSpec(**{"entrypoint": sys.executable, "args": args, "max_restarts": 0, "local_world_size": 2, **spec})
-    with asyncio.Runner(loop_factory=factory) as runner:
-        return runner.run(Supervisor(given).run())
+    return run_on(loop, Supervisor(given).run())
 
 
 @on_each_loop

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvloop
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import run as run_on
 from kit.workers import entrypoints
 from kit.workers.torch_versions import SINCE, TORCH
 from torch.distributed.elastic import multiprocessing as torchs
@@ -219,10 +220,7 @@ def decoded(files: Mapping[str, bytes]) -> list[tuple[str, bytes]]:
 # Objects of others.
 
 
-def run(main: Any) -> RunResult:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result: RunResult = runner.run(main)
-        return result
+run = partial(run_on, "uvloop")
 
 
 def python(code: str, **spec: Any) -> WorkerSpec:
@@ -277,10 +275,14 @@ def test_default_specs_of_either_kind_lead_the_output_and_are_asked_once_for_eac
     assert not told.err
 
 
+def fails(specs: Any, **spec: Any) -> RunResult:
+    worker = WorkerSpec(entrypoint=entrypoints.raise_deeply, max_restarts=0, logs_specs=specs, **spec)
+    return run(Supervisor(worker).run())
+
+
 @BOTH
 def test_error_files_are_read_where_the_specs_put_them(module: Any, tmp_path: Path) -> None:
-    specs = module.DefaultLogsSpecs(log_dir=str(tmp_path))
-    result = run(Supervisor(WorkerSpec(entrypoint=entrypoints.raise_deeply, max_restarts=0, logs_specs=specs)).run())
+    result = fails(module.DefaultLogsSpecs(log_dir=str(tmp_path)))
     (error_file,) = tmp_path.rglob("error.json")
     assert "no batch left" in error_file.read_text()
     assert (result.failures[0].error_file, "no batch left" in result.failures[0].message) == (str(error_file), True)
@@ -346,10 +348,8 @@ def test_files_that_serve_every_attempt_are_added_to_and_shown_once(
 @pytest.mark.parametrize("error_files", [{}, {0: os.devnull, 1: os.devnull}, None], ids=["none", "dev null", "missing"])
 def test_a_cause_is_found_where_the_specs_keep_no_error_files(error_files: Any) -> None:
     specs = answers(error_files=error_files, stderrs={0: os.devnull, 1: os.devnull})
-    worker = WorkerSpec(entrypoint=entrypoints.raise_deeply, max_restarts=0, logs_specs=specs, local_world_size=2)
-    result = run(Supervisor(worker).run())
-    assert all("no batch left" in failure.message for failure in result.failures.values())
-    assert result.failures
+    result = fails(specs, local_world_size=2)
+    assert result.failures and all("no batch left" in failure.message for failure in result.failures.values())
 
 
 def test_return_values_do_not_meet_where_error_files_share_a_folder(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_specs_that_take_their_time_do_not_hold_up_the_loop() -> None:
     assert run(main()).state is WorkerState.SUCCEEDED
 
 
-def fails(_: object) -> None:
+def refuse(_: object) -> None:
     raise KeyError("no such attempt")
 
 
@@ -385,7 +385,7 @@ def fails(_: object) -> None:
     [
         ("a string", "logs_specs is 'a string': pass an object with torch's `reify"),
         (DefaultLogsSpecs, "logs_specs is <class .*DefaultLogsSpecs'>: pass an object"),
-        (Answers(fails), "logs_specs: Answers.reify failed: KeyError: 'no such attempt'"),
+        (Answers(refuse), "logs_specs: Answers.reify failed: KeyError: 'no such attempt'"),
         (Answers(lambda _: None), "logs_specs: Answers.reify returned None, which is not a LogsDest"),
         (answers(stdouts=[""]), r"returned stdouts=\[''\], which is not a dict of paths by local rank"),
         (answers(stderrs={0: 3}), r"returned stderrs\[0\]=3, which is not a path"),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
 from kit.launching import DEADLINE_S, Launcher, alive, wait_for
+from kit.launching import run as run_on
 from kit.workers import entrypoints
 from kit.workers.machines import Cpu, Machine, write_torch
 
@@ -71,8 +71,7 @@ def environ(python_path: str) -> dict[str, str]:
 
 
 def run(spec: WorkerSpec) -> RunResult:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Supervisor(spec).run())
+    return run_on("uvloop", Supervisor(spec).run())
 
 
 def workers(env: Mapping[str, str], **given: Any) -> WorkerSpec:
@@ -255,8 +254,7 @@ def test_neither_a_stop_nor_a_cancellation_waits_for_torchs_answer(tmp_path: Pat
                 assert (await running).state is WorkerState.STOPPED
         await asyncio.to_thread(wait_for, "its end", lambda: not alive(pid))
 
-    with asyncio.Runner() as runner:
-        runner.run(main())
+    run_on("asyncio", main())
     assert not (tmp_path / "cpus0").exists()
 
 

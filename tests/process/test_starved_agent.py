@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.effort import EFFORT
 from kit.faults.starving import starved
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 
 MODULE = "colorsys"
 # One sleeps, one ends at once: both looked like a process that never began.
@@ -90,18 +90,3 @@ def test_a_worker_that_computes_does_not_hang(launch: Launcher) -> None:
         assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert not job.stderr
     job.assert_nothing_left()
-
-
-@pytest.mark.all
-def test_how_far_a_start_has_come_is_told_late_and_all_the_same(launch: Launcher) -> None:
-    job = launch("say('up')\nwait_for('go')", "--preload", MODULE, "--log-dir", "logs", "--redirects", "1")
-    with starved(job.pid):
-        wait_for("the first output is told", lambda: '"output"' in told(job))
-        job.go()
-        assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
-    assert told(job).count('"worker_reached"') == 1
-    job.assert_nothing_left()
-
-
-def told(job: Job) -> str:
-    return "".join(path.read_text() for path in (job.folder / "logs").glob("**/events.jsonl"))

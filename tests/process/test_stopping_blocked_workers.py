@@ -53,10 +53,8 @@ else:
 """
 
 
-@pytest.mark.parametrize("how", ["program", pytest.param("function", marks=pytest.mark.all)])
-def test_a_blocked_worker_holds_a_restart_for_three_seconds_at_most(launch: Launcher, how: str) -> None:
-    options = "--nproc-per-node=3", "--max-restarts=1", *(["--run-path"] if how == "function" else [])
-    job = launch(FAILS, *options, wrapper=PATIENCE)
+def test_a_blocked_worker_holds_a_restart_for_three_seconds_at_most(launch: Launcher) -> None:
+    job = launch(FAILS, "--nproc-per-node=3", "--max-restarts=1", wrapper=PATIENCE)
     job.wait_line("blocked", 2)
     (job.folder / "go").touch()
     job.assert_ends()

@@ -363,12 +363,7 @@ def supervisor(**spec: Any) -> Supervisor:
     return Supervisor(WorkerSpec(**{"entrypoint": "true", "event_log_handler": "ours", **spec}))
 
 
-async def test_a_handler_that_the_program_added_is_told(handler: Handler) -> None:
-    await supervisor().run()
-    assert handler.names == STATES
-
-
-async def test_a_handler_that_raises_is_reported_once_and_harms_nothing(
+async def test_a_handler_that_the_program_added_is_told_and_if_it_raises_that_is_reported_once_and_harms_nothing(
     handler: Handler, caplog: pytest.LogCaptureFixture
 ) -> None:
     handler.error = ValueError("the disk of the handler is full")

@@ -232,30 +232,74 @@ async def test_a_handler_that_names_no_address_has_the_nodes_agree_on_one() -> N
 # While workers run.
 
 
-async def test_a_node_that_waits_interrupts_the_round_for_free_and_a_failure_after_that_costs_nothing_either() -> None:
-    handler = Handler((0, 1), (0, 1))
-    async with joined(handler, max_restarts=0) as agent:
-        handler.waiting = 2
-        interrupted = await agent.next(m.Interrupted)
-        handler.waiting = 0
-        await agent.fail(1)
-        again = await agent.join()
-    assert (interrupted.round, interrupted.reason) == (1, "2 node(s) wait for the next round")
-    assert (again.round, again.restart_count) == (2, 0)
+CLOSED = torch_rdzv.RendezvousClosedError("closed")
+# The rounds that a handler gives, its node's part, and what follows: the agent's steps, and what it hears.
+STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
+    "a node that waits interrupts the round for free, and a failure after that costs nothing either": (
+        [(0, 1), (0, 1)], {"max_restarts": 0},
+        "joins 1 0, waiting 2, interrupted 2 node(s) wait for the next round, waiting 0, fails 1, joins 2 0",
+    ),
+    "a failure pays from this agent's budget, and the last one closes the rendezvous once its workers are stopped": (
+        [(0, 1), (0, 1)], {"max_restarts": 1},
+        ("joins 1 0, fails 1, interrupted restart 1 of 1, joins 2 1, fails 1, fails 2, " "ended FAILED rank 1 failed on node7; all 1 restarts are used up, shutdowns 0, leaves, shutdowns 1"),
+    ),
+    "our own failure is the cause where no round follows it": (
+        [(0, 1), CLOSED], {},
+        "joins 1 0, fails 1, interrupted restart 1 of 1, ready, ended FAILED closed",
+    ),
+    "waiting for others ends in time, and leaves the rendezvous to them": (
+        [(0, 2)], {"exit_barrier_timeout_s": 0.1},
+        "joins 1 0, succeeds 1, ended SUCCEEDED other nodes did not finish within 0.1 s, leaves, shutdowns 0",
+    ),
+    "a node that has finished starts again with the others": (
+        [(0, 2), (0, 1)], {},
+        "joins 1 0, succeeds 1, waiting 1, interrupted 1 node(s) wait, waiting 0, joins 2 0",
+    ),
+    "a node that has finished has succeeded though the others go before it can start again": (
+        [(0, 2), CLOSED], {},
+        "joins 1 0, succeeds 1, waiting 1, interrupted 1 node, ready, ended SUCCEEDED, leaves, shutdowns 0",
+    ),
+    "too few nodes are a verdict without a round": (
+        [torch_rdzv.RendezvousTimeoutError("too late")], {},
+        "ready, ended TIMED_OUT, leaves, shutdowns 0",
+    ),
+    "a spare that was never needed has succeeded": (
+        [torch_rdzv.RendezvousGracefulExitError("is closed, terminating pending rendezvous")], {},
+        "ready, ended SUCCEEDED, leaves, shutdowns 0",
+    ),
+}  # fmt: skip
 
 
-async def test_a_failure_pays_from_this_agents_budget_and_the_last_one_closes_the_rendezvous() -> None:
-    handler = Handler((0, 1), (0, 1))
-    async with joined(handler, max_restarts=1) as agent:
-        await agent.fail(1)
-        assert "restart 1 of 1" in (await agent.next(m.Interrupted)).reason
-        assert (await agent.join()).restart_count == 1
-        await agent.fail(1)  # late: of a round that is over
-        await agent.fail(2)
-        ended = await agent.next(m.Ended)
-        assert handler.shutdowns == 0  # the workers are still being stopped
-    assert ended == m.Ended(m.Outcome.FAILED, "rank 1 failed on node7; all 1 restarts are used up", FAILURE)
-    assert handler.shutdowns == 1
+@pytest.mark.parametrize("name", STORIES)
+async def test_the_story_of_a_node(name: str) -> None:
+    rounds, options, text = STORIES[name]
+    handler = Handler(*rounds)
+    if (0, 2) in rounds:
+        beside(handler, str(len(rounds) - 1))
+    steps, _, after = text.partition(", leaves, ")
+    async with agent_with(handler, **options) as agent:
+        for line in steps.split(", "):
+            word, _, rest = line.partition(" ")
+            if word == "joins":
+                assigned = await agent.join()
+                assert f"{assigned.round} {assigned.restart_count}" == rest
+            elif word == "ready":
+                agent.link.tell(m.Ready(agent.node))
+            elif word == "waiting":
+                handler.waiting = int(rest)
+            elif word == "fails":
+                await agent.fail(int(rest))
+            elif word == "succeeds":
+                await agent.succeed(int(rest))
+            elif word == "interrupted":
+                assert rest in (await agent.next(m.Interrupted)).reason
+            elif word == "ended":
+                ended, (outcome, _, words) = await agent.next(m.Ended), rest.partition(" ")
+                assert ended.outcome.name == outcome and words in ended.reason
+                assert ended.cause == (FAILURE if outcome == "FAILED" else None)
+            else:
+                assert f"shutdowns {handler.shutdowns}" == line
+    assert not after or f"shutdowns {handler.shutdowns}" == after
 
 
 async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> None:
@@ -332,40 +376,6 @@ async def test_torchs_own_exit_barrier_and_ours_are_one() -> None:
         assert (await agent.next(m.Ended)).outcome is m.Outcome.SUCCEEDED
 
 
-async def test_waiting_for_others_ends_in_time_and_leaves_the_rendezvous_to_them() -> None:
-    handler = Handler((0, 2))
-    beside(handler, "0")
-    async with joined(handler, exit_barrier_timeout_s=0.1) as agent:
-        await agent.succeed(1)
-        ended = await agent.next(m.Ended)
-    assert ended.outcome is m.Outcome.SUCCEEDED
-    assert "other nodes did not finish within 0.1 s" in ended.reason
-    assert handler.shutdowns == 0
-
-
-async def test_a_node_that_has_finished_starts_again_with_the_others() -> None:
-    handler = Handler((0, 2), (0, 1))
-    beside(handler, "1")
-    async with joined(handler) as agent:
-        await agent.succeed(1)
-        handler.waiting = 1
-        await agent.next(m.Interrupted)
-        handler.waiting = 0
-        assert (await agent.join()).round == 2
-
-
-async def test_a_node_that_has_finished_has_succeeded_though_the_others_go_before_it_can_start_again() -> None:
-    handler = Handler((0, 2), torch_rdzv.RendezvousClosedError("closed"))
-    beside(handler, "1")
-    async with joined(handler) as agent:
-        await agent.succeed(1)
-        handler.waiting = 1
-        await agent.next(m.Interrupted)
-        agent.link.tell(m.Ready(agent.node))
-        ended = await agent.next(m.Ended)
-    assert (ended.outcome, handler.shutdowns) == (m.Outcome.SUCCEEDED, 0)
-
-
 # No round.
 
 
@@ -386,36 +396,6 @@ async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[E
     assert type(error) is ours
     assert str(error) == f"torch's rendezvous cannot be joined: {type(theirs).__name__}: {theirs}"
     assert handler.shutdowns == 0
-
-
-@pytest.mark.parametrize(
-    "theirs, outcome",
-    [
-        pytest.param(torch_rdzv.RendezvousTimeoutError("too late"), m.Outcome.TIMED_OUT, id="too few nodes"),
-        pytest.param(
-            torch_rdzv.RendezvousGracefulExitError("is closed, terminating pending rendezvous"),
-            m.Outcome.SUCCEEDED,
-            id="a spare that was never needed",
-        ),
-    ],
-)
-async def test_a_verdict_without_a_round(theirs: Exception, outcome: m.Outcome) -> None:
-    handler = Handler(theirs)
-    async with agent_with(handler) as agent:
-        agent.link.tell(m.Ready(agent.node))
-        assert (await agent.next(m.Ended)).outcome is outcome
-    assert handler.shutdowns == 0
-
-
-async def test_our_own_failure_is_the_cause_where_no_round_follows_it() -> None:
-    handler = Handler((0, 1), torch_rdzv.RendezvousClosedError("closed"))
-    async with joined(handler) as agent:
-        await agent.fail(1)
-        await agent.next(m.Interrupted)
-        agent.link.tell(m.Ready(agent.node))
-        ended = await agent.next(m.Ended)
-    assert (ended.outcome, ended.cause) == (m.Outcome.FAILED, FAILURE)
-    assert "closed" in ended.reason
 
 
 async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:

@@ -23,15 +23,12 @@ pytestmark = pytest.mark.skipif(SINCE["virtual_local_rank"] > TORCH, reason="thi
 
 
 # What else the variable may say is told in core/test_devices.py.
-@pytest.mark.parametrize("way", ["script", pytest.param("run path", marks=pytest.mark.all)])
-def test_workers_find_what_torchrun_gives_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm, way: str
-) -> None:
+def test_workers_find_what_torchrun_gives_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: Warm) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     env = {VARIABLE: " GPU-8932f937-d72c , 7,9"}
     (tmp_path / "dump.py").write_text(DUMP)
-    options = ["--virtual-local-rank", "--nproc-per-node=2", *(["--run-path"] if way == "run path" else [])]
-    theirs, ours = both(tmp_path, [*options, "dump.py", "${local_rank}"], env, warm.python)
+    options = ["--virtual-local-rank", "--nproc-per-node=2", "dump.py", "${local_rank}"]
+    theirs, ours = both(tmp_path, options, env, warm.python)
     assert [ours[rank]["env"][VARIABLE] for rank in "01"] == ["GPU-8932f937-d72c", "7"]
     for rank in theirs:
         assert ours[rank]["env"]["LOCAL_RANK"] == "0"
