@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from aelastic.host.reaping import waited_for
 from kit.faults.star import STAR
 from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
 from kit.ports import listening, quiet_port
@@ -381,32 +378,6 @@ def figure(what: str, seconds: float) -> None:
 def c10d() -> Meeting:
     """An endpoint here that is not served yet."""
     return Meeting("c10d", f"127.0.0.1:{quiet_port()}")
-
-
-_STORE = """
-import signal, sys
-from datetime import timedelta
-from torch.distributed import TCPStore
-store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, timeout=timedelta(seconds=30), wait_for_workers=False)
-print("serves", flush=True)
-signal.pause()
-"""
-
-
-@contextmanager
-def external_store() -> Iterator[Meeting]:
-    """A TCPStore that none of the agents serves."""
-    port = quiet_port()
-    with subprocess.Popen([sys.executable, "-c", _STORE, str(port)], stdout=subprocess.PIPE) as process:
-        waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"serves\n"
-            yield Meeting("c10d", f"127.0.0.1:{port}")
-        finally:
-            process.kill()
-            process.wait()
-            waited_for.discard(process.pid)
 
 
 def listening_ports(pid: int) -> set[int]:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import atexit
 import os
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,6 +22,7 @@ from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
+from kit.servers.stores import external_store
 from kit.shared_board import InProcessBoard, SharedWorld
 
 # A board of an agent of a run id.
@@ -110,23 +109,12 @@ def _c10d_with_secret(servers: EtcdServers) -> MakeBoard:
     return lambda run_id: C10dBoard(settings, run_id, os.environ, secret=secret_of(run_id))
 
 
-_STORE = """
-import sys
-from datetime import timedelta
-from aelastic.tcpstore.server import import_store
-store = import_store("quick")("127.0.0.1", 0, None, True, timedelta(seconds=30), False)
-print(store.port, flush=True)
-sys.stdin.read()
-"""
-
-
 @cache
 def _store_of_others() -> str:
     """The endpoint of a TCPStore that is no agent's, and lasts as long as we do."""
-    process = subprocess.Popen([sys.executable, "-c", _STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    atexit.register(process.communicate)
-    assert process.stdout is not None
-    return f"localhost:{int(process.stdout.readline())}"
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(external_store())
 
 
 def _c10d_elsewhere(servers: EtcdServers) -> MakeBoard:

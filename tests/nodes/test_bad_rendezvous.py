@@ -8,15 +8,15 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import pytest
-from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, external_store, team_of
+from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, team_of
 from kit.launching import DEADLINE_S, Launcher
 from kit.ports import quiet_port
-from kit.servers.etcd_servers import EtcdServers
 from kit.servers.other_programs import answering, http_server
+from kit.servers.stores import external_store
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.protocol import messages as m
@@ -93,16 +93,11 @@ def test_an_agent_with_other_terms_is_told_which(running: tuple[Team, Round]) ->
     assert not agent.starts
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
-def test_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(
-    launch: Launcher, backend: str, etcds: EtcdServers
-) -> None:
-    with ExitStack() as stack:
-        etcd = backend == "etcd-v3"
-        meeting = Meeting(backend, etcds.of("distro").endpoint) if etcd else stack.enter_context(external_store())
+def test_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(launch: Launcher) -> None:
+    with external_store() as endpoint:
         for number in range(3):
-            more: dict[str, Any] = {"run_id": f"again-{backend}", "name": f"again-{number}"}
-            with team_of(launch, meeting, "2", conf={"lease": LEASE_S}, **more) as team:
+            more: dict[str, Any] = {"run_id": "again", "name": f"again-{number}"}
+            with team_of(launch, Meeting("c10d", endpoint), "2", conf={"lease": LEASE_S}, **more) as team:
                 round_ = team.wait_round(team.start_many(2))
                 assert round_.restart == 0
                 if number == 1:

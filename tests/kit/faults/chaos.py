@@ -24,8 +24,8 @@ from kit.faults import netns
 from kit.faults.netns import Net, Node
 from kit.launching import Launcher, alive, stand_still, wait_for
 from kit.servers.etcd_servers import EtcdServer, distro_etcd
+from kit.servers.stores import STORE
 
-ETCD_NAME = "etcd.cluster"
 # `apart`: served by none of the agents.
 BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")
 LEASE_S = 3.0
@@ -37,19 +37,6 @@ SLACK_S = float(os.environ.get("TEST_SLACK_S", "12"))
 IMPORTS_S = 20.0
 TAIL_BYTES = 300
 START_LIMIT_S = 60.0
-
-# A store that is no agent's.
-STORE = """
-import sys
-from aelastic.tcpstore.server import ask_no_name_server, import_store
-
-ask_no_name_server()
-store = import_store("quick")(
-    host_name="localhost", port=int(sys.argv[1]), world_size=None, is_master=True, wait_for_workers=False
-)
-print("ready", flush=True)
-sys.stdin.read()
-"""
 
 Undo = Callable[[], None]
 
@@ -79,7 +66,6 @@ class Battlefield:
         board_node: where etcd is; an agent's, where an agent serves the board.
         team: the job.
         etcds: the servers of the board.
-        hosts: the nodes' /etc/hosts.
         imports_s: what workers may take to start, beyond what the others do, in seconds.
     """
 
@@ -89,7 +75,6 @@ class Battlefield:
     board_node: Node
     team: Team
     etcds: list[EtcdServer]
-    hosts: Path
     imports_s: float = 0.0
     agents: list[Agent] = field(default_factory=list[Agent])  # the last of each node
     places: list[int] = field(default_factory=list[int])  # nodes of all agents that were started
@@ -307,11 +292,17 @@ class Battlefield:
         address = self.nodes[index].v4()
         return self.net.filter(*(f"ip {way} {address} numgen random mod 100 < 30 drop" for way in ("saddr", "daddr")))
 
-    def all_leaky(self, _: int) -> Undo:
-        return self.net.filter("numgen random mod 100 < 30 drop")
+    def all_leaky(self, _: int, percent: int = 30) -> Undo:
+        return self.net.filter(f"numgen random mod 100 < {percent} drop")
 
     def slow(self, index: int) -> Undo:
         return self.net.slow_down(self.nodes[index], "50kbit")
+
+    def unplugged(self, index: int) -> Undo:
+        return self.net.pull_out(self.nodes[index])
+
+    def unreachable(self, index: int) -> Undo:
+        return self.net.cut(self.nodes[index], how="unreachable")
 
     def flapping(self, index: int) -> Undo:
         for _ in range(4):
@@ -339,15 +330,6 @@ class Battlefield:
         server.forget()
         server.start()
         return _nothing
-
-    def move_etcd(self) -> None:
-        """It goes on with its data on another machine, and its name shows that from now on."""
-        (server,) = self.etcds
-        server.kill()
-        self.board_node = self.net.node("board2")
-        server.host, server.prefix = self.board_node.v4(), self.board_node.prefix
-        server.start()
-        self.hosts.write_text(f"127.0.0.1 localhost\n{server.host} {ETCD_NAME}\n")
 
     @property
     def _leading_etcd(self) -> EtcdServer:
@@ -437,7 +419,6 @@ def battlefield(
     folder: Path,
     *,
     max_restarts: int = 100,
-    has_name: bool = False,
     wrapper: str = HASTY,
     is_begun: bool = True,
     **env: str,
@@ -449,16 +430,12 @@ def battlefield(
         board: one of `BOARDS`, or `c10d apart`.
         folder: for what etcd keeps.
         max_restarts: of the job.
-        has_name: etcd is found by its name.
         wrapper: of the agents.
         is_begun: only when all are at work, the block begins; else agents have been started.
         env: of the workers.
     """
-    hosts = folder / "hosts"
-    hosts.touch()
-    files = {"hosts": hosts} if has_name else None
     with netns.opened() as net, ExitStack() as stack:
-        nodes = [net.node(f"node{index}", files=files) for index in range(3)]
+        nodes = [net.node(f"node{index}") for index in range(3)]
         board_node, etcds = nodes[0], list[EtcdServer]()
         served = nodes if board == "c10d on three" else nodes[:1]
         meeting = Meeting(board.split(maxsplit=1)[0], ",".join(f"{node.v4()}:{PORT}" for node in served))
@@ -469,14 +446,11 @@ def battlefield(
                 stack.callback(server.kill)
                 server.start()
             wait_for("etcd serves", lambda: all(server.health() for server in etcds))
-            hosts.write_text(f"127.0.0.1 localhost\n{board_node.v4()} {ETCD_NAME}\n")
-            endpoints = [f"{ETCD_NAME}:{etcds[0].port}"] if has_name else [server.endpoint for server in etcds]
-            meeting = Meeting("etcd-v2" if board == "etcd-v2" else "etcd-v3", ",".join(endpoints))
+            endpoints = ",".join(server.endpoint for server in etcds)
+            meeting = Meeting("etcd-v2" if board == "etcd-v2" else "etcd-v3", endpoints)
         elif board == "c10d apart":
             board_node = net.node("board")
-            popen = net.start(board_node, sys.executable, "-c", STORE, str(PORT))
-            assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
-            meeting = Meeting("c10d", f"{board_node.v4()}:{PORT}")
+            meeting = Meeting("c10d", serve_board(net, board_node))
         conf = {"lease": LEASE_S, "settle_time": 0.1, "last_call_timeout": 2}
         team = stack.enter_context(
             team_of(
@@ -490,11 +464,18 @@ def battlefield(
             )
         )
         imports_s = IMPORTS_S if "STAR_GLOO" in env else 0.0
-        there = Battlefield(board, net, nodes, board_node, team, etcds, hosts, imports_s)
+        there = Battlefield(board, net, nodes, board_node, team, etcds, imports_s)
         there.agents = [there.start(index) for index in range(3)]
         if is_begun:
             there.wait_progress(range(3), time.monotonic(), limit_s=START_LIMIT_S)
         yield there
+
+
+def serve_board(net: Net, node: Node) -> str:
+    """Starts a store on a node; gives its endpoint."""
+    popen = net.start(node, sys.executable, "-c", STORE, str(PORT))
+    assert popen.stdout is not None and popen.stdout.readline()
+    return f"{node.v4()}:{PORT}"
 
 
 def _etcds(node: Node, folder: Path, count: int) -> list[EtcdServer]:

@@ -13,7 +13,6 @@ import itertools
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,10 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.launching import wait_for
-
 COMMAND_LIMIT_S = 60.0
-WEATHER = Path(__file__).parent / "weather.py"
 
 
 @dataclass(frozen=True)
@@ -62,25 +58,6 @@ class Node:
         """Runs lines of shell there."""
         _do(self.prefix, script)
 
-    def tcp_count(self, what: str) -> int:
-        """A counter of the node's TCP, by its name in `proc_net_snmp`: `ActiveOpens`, say."""
-        rows = [line.split() for line in Path(f"/proc/{self.pid}/net/snmp").read_text().splitlines()]
-        names, values = (row for row in rows if row[0] == "Tcp:")
-        return int(values[names.index(what)])
-
-    def wait_tcp_count(self, what: str, count: int) -> None:
-        """Waits until a counter has come so far."""
-        wait_for(f"{what} of {self} is {count}", lambda: self.tcp_count(what) >= count)
-
-    def wait_delivered(self) -> None:
-        """Waits until no connection of the node waits to send again what was lost: it waits twice as long each time."""
-
-        def is_delivered() -> bool:
-            rows = Path(f"/proc/{self.pid}/net/tcp").read_text().splitlines()[1:]
-            return all(int(row.split()[6], 16) == 0 for row in rows)  # `retrnsmt`, of proc_net_tcp
-
-        wait_for(f"{self} is rid of all that it has sent", is_delivered)
-
 
 class Net:
     """A router and its nodes.
@@ -94,8 +71,6 @@ class Net:
         self.has_v4, self.has_v6 = has_v4, has_v6
         self._holders: list[subprocess.Popen[bytes]] = []
         self._count = 0
-        self._cuts: set[str] = set()  # what undoes them
-        self._pulled_out: set[str] = set()
         self._filters = itertools.count()
 
     def open(self) -> None:
@@ -111,8 +86,6 @@ class Net:
         networks: Sequence[int] = (1,),
         default_route: int | None = None,
         files: Mapping[str, Path] | None = None,
-        delay_s: float = 0.0,
-        loss: float = 0.0,
     ) -> Node:
         """Adds a machine.
 
@@ -121,18 +94,13 @@ class Net:
             networks: that it is in.
             default_route: by which of them it reaches everything else; `None`: it doesn't.
             files: what stands in its /etc, by name.
-            delay_s: of each packet to it, and of each from it.
-            loss: the share of packets that is lost on the way to it, and of those on the way from it.
         """
         self._count += 1
         number = self._count
         node = Node(number, self._new_namespace(host_name), tuple(networks), files or {})
         for network in networks:
             end, interface = f"n{number}w{network}", f"net{network}"
-            if delay_s or loss:
-                self._start_weather(end, node, interface, delay_s, loss)
-            else:
-                self._router.run(f"ip link add {end} type veth peer name {interface} netns {node.pid}")
+            self._router.run(f"ip link add {end} type veth peer name {interface} netns {node.pid}")
             self._join(node, network, end, interface)
         if default_route is not None:
             node.run(f"ip route add default dev net{default_route} via 10.{70 + default_route}.{number}.1")
@@ -155,21 +123,18 @@ class Net:
                 f"ip -6 route add fd00:{high}::/64 via fd00:{high}::{number}:1"
             )
 
-    def cut(self, node: Node, other: Node | None = None, how: str = "blackhole") -> None:
-        """From now on nothing gets through from a node to another, or all others, nor back.
+    def cut(self, node: Node, *others: Node, how: str = "blackhole") -> Callable[[], None]:
+        """Nothing gets through from a node to some others, or all, nor back, until what this returns is called.
 
         Args:
             node: which.
-            other: `None`: all.
+            others: none: all.
             how: `blackhole`: without a word; `unreachable`, `prohibit`: the sender gets an error.
         """
-        for rule in (*self._rules(node, other), *self._rules(other, node)):
-            self._cut(rule, how)
-
-    def cut_one_way(self, node: Node, other: Node) -> None:
-        """From now on nothing gets through from a node to another; what that one sends, does."""
-        for rule in self._rules(node, other):
-            self._cut(rule, "blackhole")
+        pairs = [pair for other in others or (None,) for pair in ((node, other), (other, node))]
+        rules = [f"{rule} pref 5" for pair in pairs for rule in self._rules(*pair)]
+        self._router.run("\n".join(f"ip {rule.replace('rule', 'rule add')} {how}" for rule in rules))
+        return lambda: self._router.run("\n".join(f"ip {rule.replace('rule', 'rule del')}" for rule in rules))
 
     def filter(self, *rules: str) -> Callable[[], None]:
         """The router treats packets by rules of `nft(8)`, until what this returns is called."""
@@ -202,12 +167,11 @@ class Net:
 
         return undo
 
-    def pull_out(self, node: Node) -> None:
-        """Takes a node's cables out."""
-        for network in node.networks:
-            end = f"n{node.number}w{network}"
-            self._router.run(f"ip link set {end} down")
-            self._pulled_out.add(end)
+    def pull_out(self, node: Node) -> Callable[[], None]:
+        """A node's cables are out, until what this returns is called."""
+        ends = [f"n{node.number}w{network}" for network in node.networks]
+        self._router.run("\n".join(f"ip link set {end} down" for end in ends))
+        return lambda: self._router.run("\n".join(f"ip link set {end} up" for end in ends))
 
     def isolate(
         self, node: Node, others: Sequence[Node], *, inbound: bool = True, outbound: bool = True
@@ -215,16 +179,6 @@ class Net:
         """Nothing gets through to a node from some others, or the other way round, until what this returns is called."""
         pairs = [(other, node) for other in others if inbound] + [(node, other) for other in others if outbound]
         return self.filter(*(f"ip saddr {source.v4()} ip daddr {target.v4()} drop" for source, target in pairs))
-
-    def heal(self) -> None:
-        """From now on everything gets through again."""
-        undo = [f"ip {rule}" for rule in self._cuts] + [f"ip link set {end} up" for end in self._pulled_out]
-        self._router.run("\n".join(undo))
-        self._cuts, self._pulled_out = set(), set()
-
-    def _cut(self, rule: str, how: str) -> None:
-        self._router.run(f"ip {rule.replace('rule', 'rule add')} pref 5 {how}")
-        self._cuts.add(f"{rule.replace('rule', 'rule del')} pref 5")
 
     def _rules(self, node: Node | None, other: Node | None) -> Iterator[str]:
         some = node or other
@@ -260,14 +214,6 @@ class Net:
         script = f"for conf in /proc/sys/net/ipv6/conf/*; do {switch}; done"
         Node(0, popen.pid, ()).run(script)
         return popen.pid
-
-    def _start_weather(self, end: str, node: Node, interface: str, delay_s: float, loss: float) -> None:
-        options = (end, interface, str(delay_s), str(loss), str(node.number))
-        popen = self.start(self._router, sys.executable, str(WEATHER), *options)
-        assert popen.stdout is not None
-        if popen.stdout.readline() != b"ready\n":
-            pytest.skip("no TUN device can be made here: no network can be made slow")
-        self._router.run(f"ip link set {interface} netns {node.pid}")
 
     def close(self) -> None:
         for popen in self._holders:

@@ -1,0 +1,38 @@
+"""A TCPStore that none of the agents serves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from aelastic.host.reaping import waited_for
+
+# Tells its port, and lasts as long as its stdin; its argument is the port, 0: any.
+STORE = """
+import sys
+from aelastic.tcpstore.server import ask_no_name_server, import_store
+
+ask_no_name_server()
+store = import_store("quick")(
+    host_name="localhost", port=int(sys.argv[1]), world_size=None, is_master=True, wait_for_workers=False
+)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def external_store() -> Iterator[str]:
+    """The endpoint of one on this machine."""
+    command = [sys.executable, "-c", STORE, "0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
+        try:
+            assert process.stdout is not None
+            yield f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+            process.wait()
+            waited_for.discard(process.pid)
