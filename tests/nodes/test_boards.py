@@ -11,10 +11,9 @@ import anyio
 import pytest
 from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
 from kit.effort import REPETITIONS
+from kit.servers.etcd_boards import elected
 from kit.servers.etcd_servers import EtcdServers
-from kit.shared_board import InProcessBoard, SharedWorld
 
-from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 
 T = TypeVar("T")
@@ -56,13 +55,6 @@ async def opened(make: MakeBoard, run_id: str = "job") -> Board:
     return board
 
 
-async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None, above: int = 0) -> LeaderRecord:
-    """Claims, and it is ours."""
-    record = await board.campaign(candidate, seen, above)
-    assert record is not None and record.candidate == candidate
-    return record
-
-
 def same(one: LeaderRecord | None, other: LeaderRecord | None) -> bool:
     """Whether both are of one term, whatever the renewals."""
     return one is other or (
@@ -79,7 +71,8 @@ async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float
 
 
 async def test_the_first_candidate_wins_and_all_read_it(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
+    a, b, unopened = await opened(boards), await opened(boards), boards("job")
+    assert a.name and a.own_address in {"", "127.0.0.1", "::1"} and a.endpoint_host in {"", "127.0.0.1", "localhost"}
     assert await a.read() is None, "no agent leads at first"
 
     record = await a.campaign(A, None, 0)
@@ -91,6 +84,8 @@ async def test_the_first_candidate_wins_and_all_read_it(boards: MakeBoard) -> No
     assert await a.read() == await b.read() == record
     assert await b.campaign(B, None, 0) == record, "a later candidate learns which was first"
     assert await a.read() == record
+    for _ in range(2):
+        await unopened.aclose()
 
 
 async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards: MakeBoard) -> None:
@@ -108,32 +103,6 @@ async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards
     assert len(answers) == len(candidates)
     assert len(set(answers)) == 1
     assert answers[0] is not None and answers[0] == await agents[0].read()
-
-
-async def test_the_epoch_rises_with_each_leader_also_after_a_resignation(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    epochs = []
-    for board, campaign in ((a, A), (b, B), (b, B), (a, A)):
-        record = await elected(board, campaign)
-        epochs.append(record.epoch)
-        await board.resign(record)
-
-    assert epochs == sorted(set(epochs))
-
-
-async def test_the_epoch_is_above_what_the_candidate_has_seen_and_never_falls_back(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    high = await elected(a, A, above=1_000_000)
-    assert high.epoch > 1_000_000
-    await a.resign(high)
-
-    # b knows nothing of that.
-    newer = await elected(b, B)
-    assert newer.epoch > high.epoch
-    over = await elected(a, A, seen=newer, above=2_000_000)
-    assert over.epoch > 2_000_000
-    await a.resign(over)
-    assert (await elected(b, B)).epoch > over.epoch
 
 
 async def test_the_epoch_rises_though_a_campaign_is_slow(boards: MakeBoard) -> None:
@@ -154,49 +123,6 @@ async def test_the_epoch_rises_though_a_campaign_is_slow(boards: MakeBoard) -> N
         last = await elected(a, B)
         assert last.epoch > max(epochs)
         await a.resign(last)
-
-
-async def test_a_stale_view_changes_nothing(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    first = await elected(a, A)
-    await a.resign(first)
-
-    # An agent that saw the first leader, and not its end, does not know the next one.
-    assert await b.campaign(B, first, first.epoch) is None
-    assert await a.read() is None
-    second = await elected(a, A)
-    assert same(await b.campaign(B, first, first.epoch), second)
-    assert same(await a.read(), second)
-
-
-async def test_a_living_leader_can_be_replaced_by_an_agent_that_has_just_seen_it(boards: MakeBoard) -> None:
-    a, b, c = await opened(boards), await opened(boards), await opened(boards)
-    old = await elected(a, A)
-    assert await a.renew(old)
-    seen = await b.read()
-    assert same(seen, old)
-
-    new = await elected(b, B, seen=seen, above=old.epoch)
-
-    assert new.epoch > old.epoch
-    assert not await a.renew(old)
-    assert not await a.publish(old, "mine ended")
-    await a.resign(old)
-    assert await c.read() == new
-    assert await b.renew(new)
-
-
-async def test_an_old_term_of_the_same_agent_is_not_its_new_one(boards: MakeBoard) -> None:
-    a = await opened(boards)
-    old = await elected(a, A)
-    await a.resign(old)
-    new = await elected(a, A)
-
-    assert not await a.renew(old)
-    assert not await a.publish(old, "ended")
-    await a.resign(old)
-
-    assert await a.read() == new
 
 
 @pytest.mark.parametrize("server", ["debian", "distro"])
@@ -243,72 +169,10 @@ async def test_renewals_rise_while_the_leader_renews_and_then_stand_still(boards
     assert (await elected(b, B, seen=seen, above=seen.epoch)).epoch > record.epoch
 
 
-@counting
-async def test_a_renewal_between_read_and_campaign_keeps_the_leader(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    record = await elected(a, A)
-    seen = await b.read()
-    assert await a.renew(record)
-
-    assert same(await b.campaign(B, seen, record.epoch), record)
-    assert same(await a.read(), record)
-
-
-async def test_a_verdict_is_read_by_the_others_until_the_leader_resigns(boards: MakeBoard) -> None:
-    a, b = await opened(boards), await opened(boards)
-    record = await elected(a, A)
-    verdict = '{"exit": 3, "why": "Ünïcode \N{PILE OF POO}\\n"}' + "x" * 10_000
-
-    assert await a.publish(record, verdict)
-    assert await a.publish(record, verdict)
-
-    seen = await b.read()
-    assert same(seen, record) and seen is not None
-    assert seen.verdict == verdict
-    assert await a.renew(record)
-    seen = await b.read()
-    assert seen is not None and seen.verdict == verdict
-
-    await a.resign(record)
-    await a.resign(record)
-    assert await b.read() is None
-
-
-async def test_run_ids_do_not_see_each_other(kit: Kit, boards: MakeBoard) -> None:
-    if kit.is_of_one_job:
-        pytest.skip("other run ids are refused")
-    one, two = await opened(boards, "one"), await opened(boards, "two")
-    record = await elected(one, A)
-
-    assert await two.read() is None
-    other = await elected(two, B)
-    await one.resign(record)
-    assert await two.read() == other
-
-
 STRANGE = (
-    "",
-    ".",
-    "..",
-    "/",
-    "a/b",
-    "a",
-    "a/../a",
-    "/a/",
-    "%2F",
-    "a b",
-    "a+b",
-    "_hidden",
-    "+epoch",
-    "?q=1&x#f",
-    "coordinator",
-    "größe",
-    "日本\N{PILE OF POO}",
-    "nul\0 and\nline",
-    "\udcff",
-    "x" * 1000,
-    "'\"\\",
-)
+    "", ".", "..", "/", "a/b", "a", "a/../a", "/a/", "%2F", "a b", "a+b", "_hidden", "+epoch", "?q=1&x#f", "coordinator", "größe",
+    "\udcff", "日本\N{PILE OF POO}", "nul\0 and\nline", "x" * 1000, "'\"\\",
+)  # fmt: skip
 
 
 async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, boards: MakeBoard) -> None:
@@ -352,23 +216,13 @@ async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) 
     assert same(await a.campaign(B, seen, 0), await b.read())
 
 
-async def test_a_board_never_opened_can_be_closed_and_closed_twice(boards: MakeBoard) -> None:
-    board = boards("job")
-    await board.aclose()
-    await board.aclose()
-
-
-async def test_a_board_says_what_it_is(boards: MakeBoard) -> None:
-    board = await opened(boards)
-
-    assert board.name
-    assert board.own_address in {"", "127.0.0.1", "::1"}
-    assert board.endpoint_host in {"", "127.0.0.1", "localhost"}
-
-
-@pytest.mark.parametrize("seed", range(REPETITIONS))
+@pytest.mark.parametrize("seed", range(min(REPETITIONS, 4)))
 async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: MakeBoard, seed: int) -> None:
-    """Three agents do anything in any order, with what they have seen at some time."""
+    """Three agents do anything in any order, with what they have seen at some time.
+
+    So epochs rise, also after a resignation, and never fall back; what has a stale view, or is of an earlier term of the same
+    agent, changes nothing; a living leader is replaced by an agent that has just seen it, not by one that missed a renewal.
+    """
     choice = random.Random(seed)
     agents = [(await opened(boards), candidate) for candidate in (A, B, C)]
     views: list[LeaderRecord | None] = [None]  # what any client ever saw
@@ -381,7 +235,7 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
         view = choice.choice((views[-1], views[-1], choice.choice(views)))
         match choice.randrange(6):
             case 0 | 1:
-                before, above = await board.read(), choice.choice((0, top, top + 10))
+                before, above = await board.read(), choice.choice((0, top, top + 10, top + 1_000_000))
                 answer = await board.campaign(candidate, view, above)
                 if view == before:
                     assert answer is not None and answer.candidate == candidate, where
@@ -394,9 +248,10 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
                 assert (await board.renew(view) is not None) == same(view, now), where
                 kept = anyio.current_time() if same(view, now) else kept
             case 3 if view is not None:
-                assert await board.publish(view, f"verdict {step}") == same(view, now), where
+                verdict = f"{step} {STRANGE[17]} " + "x" * choice.choice((0, 10_000))
+                assert await board.publish(view, verdict) == same(view, now), where
                 if now is not None and same(view, now):
-                    now = LeaderRecord(epoch=now.epoch, candidate=now.candidate, verdict=f"verdict {step}")
+                    now = LeaderRecord(epoch=now.epoch, candidate=now.candidate, verdict=verdict)
             case 4 if view is not None:
                 await board.resign(view)
                 now = None if same(view, now) else now
@@ -408,23 +263,3 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
         if kit.forgets and now is not None and anyio.current_time() - kept > LEASE_S / 4:
             assert await board.renew(now), where
             kept = anyio.current_time()
-
-
-async def test_a_board_that_is_down_says_so_and_comes_back() -> None:
-    world = SharedWorld()
-    a, b = InProcessBoard("job", world), InProcessBoard("job", world)
-    record = await elected(a, A)
-    world.is_down = True
-    for operation in (
-        b.open(),
-        b.read(),
-        b.campaign(B, None, 0),
-        a.renew(record),
-        a.publish(record, ""),
-        a.resign(record),
-    ):
-        with pytest.raises(RendezvousConnectionError):
-            await operation
-    world.is_down = False
-
-    assert await b.read() == record

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
@@ -24,11 +24,13 @@ import anyio
 import pytest
 from kit.launching import alive, stand_still, wait_for
 from kit.ports import quiet_port
+from kit.servers.etcd_boards import elected, seen_on, until_answered
 from kit.servers.other_programs import answering, http_server, silent
+from kit.servers.relay import Relay
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards import c10d, endpoints, tcp_store
 from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, local_address_of
@@ -53,19 +55,6 @@ async def until(what: str, condition: Callable[[], Any]) -> Any:
                 return answer
             await anyio.sleep(0.01)
     pytest.fail(f"not after {DEADLINE_S:g} s: {what}")
-
-
-async def until_ready(board: Board) -> None:
-    """Opens a board again and again, as agents do."""
-
-    async def is_open() -> bool:
-        try:
-            await board.open()
-        except RendezvousConnectionError:
-            return False
-        return True
-
-    await until("the board is there", is_open)
 
 
 def descriptors() -> set[str]:
@@ -153,7 +142,7 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
     agents = [world.c10d(endpoint) for _ in range(4)]
     async with anyio.create_task_group() as tasks:
         for agent in agents:  # at once, and one gets the port
-            tasks.start_soon(until_ready, agent)
+            tasks.start_soon(until_answered, agent.open)
 
     record = await agents[0].campaign(A, None, 0)
 
@@ -174,8 +163,8 @@ async def test_port_zero_picks_one_and_tells_which(world: World, caplog: pytest.
     assert a.name == f"c10d at {endpoint}"
     b = world.c10d(endpoint)
     await b.open()
-    record = await b.campaign(B, None, 0)
-    assert record is not None and await a.read() == record
+    record = await elected(b, B)
+    assert await a.read() == record
 
 
 @pytest.mark.parametrize("host", ["[::1]", "0.0.0.0", socket.gethostname()])
@@ -207,16 +196,10 @@ async def test_the_user_may_say_which_agent_serves(world: World) -> None:
     await client.open()
 
     assert server.endpoint_host == "192.0.2.1"
-    record = await server.campaign(A, None, 0)
+    record = await elected(server, A)
     assert await client.read() == record
-
-
-async def test_an_agent_that_has_to_serve_and_cannot_says_so(world: World) -> None:
-    with silent() as sock:
-        port = sock.getsockname()[1]
-        board = world.c10d(f"localhost:{port}", is_host="1")
-        with pytest.raises(InputError, match=rf"localhost:{port} cannot be served \(Address already in use\)"):
-            await board.open()
+    with pytest.raises(InputError, match=rf"{endpoint} cannot be served \(Address already in use\)"):
+        await world.c10d(endpoint, is_host="1").open()
 
 
 @pytest.mark.parametrize(
@@ -243,8 +226,8 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     """Agents of other versions, and people with torch's own tools, find a job by this key and this text."""
     endpoint = f"127.0.0.1:{quiet_port()}"
     board = world.c10d(endpoint, "a job/1")
-    record = await board.campaign(A, None, 0)
-    assert record is not None and await board.renew(record)
+    record = await elected(board, A)
+    assert await board.renew(record)
     code = """if True:
         import sys
         from datetime import timedelta
@@ -269,18 +252,6 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
 
 
 # What else may be there.
-
-
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        ({"is_host": "perhaps"}, "is_host=perhaps: use true or false"),
-        ({"is_host": "no"}, "is_host=false: give the store"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(config: dict[str, str], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        C10dBoard(RendezvousSettings(backend="c10d", endpoint="localhost:0", config=config), "job", {})
 
 
 @pytest.mark.parametrize(
@@ -324,31 +295,36 @@ async def test_a_machine_that_does_not_answer_is_not_waited_for_long(
 
 
 @pytest.mark.parametrize(
-    "program, words",
+    "program, error, words",
     [
-        (lambda: answering(b"SSH-2.0-OpenSSH_9.2\r\n"), "'SSH-2.0-OpenSSH_9.2'"),
-        (lambda: answering(bytes(64)), repr("\0" * 40)),
-        (http_server, "'HTTP/1.0 200 OK'"),  # it waits for the end of a line, and torch for an answer, both for ever
+        (
+            lambda: answering(b"SSH-2.0-OpenSSH_9.2\r\n"),
+            RendezvousStateError,
+            "is no TCPStore: it says 'SSH-2.0-OpenSSH_9.2'",
+        ),
+        (lambda: answering(bytes(64)), RendezvousStateError, f"is no TCPStore: it says {chr(0) * 40!r}"),
+        # It waits for the end of a line, and torch for an answer, both for ever.
+        (http_server, RendezvousStateError, "is no TCPStore: it says 'HTTP/1.0 200 OK'"),
+        # It may be a store that starts.
+        (lambda: answering(b""), RendezvousConnectionError, "closed the connection"),
     ],
-    ids=["ssh", "zeros", "http"],
+    ids=["ssh", "zeros", "http", "hangs up"],
 )
 @pytest.mark.usefixtures("hurry")
 async def test_nonsense_at_the_endpoint_is_no_store(
-    world: World, program: Callable[[], AbstractContextManager[int]], words: str
+    world: World,
+    program: Callable[[], AbstractContextManager[int]],
+    error: type[Exception],
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if error is RendezvousConnectionError:
+        monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
     with program() as port:
         board = world.c10d(f"127.0.0.1:{port}")
-        with pytest.raises(RendezvousStateError) as caught:
+        with pytest.raises(error) as caught:
             await board.open()
-    assert f"what answers at 127.0.0.1:{port} is no TCPStore: it says {words}" in str(caught.value)
-
-
-async def test_a_server_that_hangs_up_may_be_a_store_that_starts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
-    with answering(b"") as port:
-        board = world.c10d(f"127.0.0.1:{port}")
-        with pytest.raises(RendezvousConnectionError, match=f"127.0.0.1:{port} closed the connection"):
-            await board.open()
+    assert f"127.0.0.1:{port} {words}" in str(caught.value)
 
 
 @pytest.mark.usefixtures("hurry_at_silence")
@@ -412,8 +388,8 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     endpoint = f"localhost:{quiet_port()}"
     server, coordinator, other = (world.c10d(endpoint) for _ in range(3))
     await server.open()
-    record = await coordinator.campaign(A, None, 41)
-    assert record is not None and await coordinator.renew(record)
+    record = await elected(coordinator, A, above=41)
+    assert await coordinator.renew(record)
     await other.open()
 
     await server.aclose()
@@ -428,12 +404,11 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
 
 
 @pytest.mark.cold
-async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
+async def test_a_reign_on_a_board_that_is_gone_goes_on_and_its_end_is_told_to_a_new_store_too(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
     await server.open()
-    record = await coordinator.campaign(A, None, 0)
-    assert record is not None
+    record = await elected(coordinator, A)
 
     await server.aclose()
 
@@ -447,26 +422,38 @@ async def test_a_reign_on_a_board_that_is_gone_goes_on(world: World) -> None:
     again = world.c10d(endpoint)
     await again.open()
     assert await coordinator.renew(record)
-    seen = await again.read()
-    assert seen is not None and seen.candidate == A
+    assert (await seen_on(again)).candidate == A
 
     # Another candidate is first in a store that is new again: it coordinates.
     await again.aclose()
     new = world.c10d(endpoint)
-    await until_ready(new)
-    newer = await new.campaign(B, None, record.epoch)
-    assert newer is not None and newer.epoch > record.epoch
+    await until_answered(new.open)
+    newer = await elected(new, B, above=record.epoch)
+    assert newer.epoch > record.epoch
     assert not await coordinator.renew(record)
     assert not await coordinator.publish(record, "over")
     assert await coordinator.read() == newer
+
+    # The next reign ends in a store that does not know it.
+    record = await elected(coordinator, A, newer, above=6)
+    await new.aclose()
+    last = world.c10d(endpoint)
+    await until_answered(last.open)
+    assert await coordinator.read() is None
+    assert await coordinator.publish(record, "over")
+    assert (await seen_on(last)).verdict == "over"
+    await coordinator.resign(record)
+    assert await last.read() is None
+    newest = await elected(last, B)
+    assert newest.epoch == record.epoch + 1
 
 
 async def test_a_renewal_whose_answer_was_lost_is_not_taken_for_the_next_one(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board = world.c10d(f"localhost:{quiet_port()}")
-    record = await board.campaign(A, None, 0)
-    assert record is not None and record.renewals == 0
+    record = await elected(board, A)
+    assert record.renewals == 0
     store = board._store
 
     async def lose_the_answer(key: str, expected: bytes, text: bytes) -> bytes:
@@ -490,35 +477,20 @@ async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_a
     world: World, monkeypatch: pytest.MonkeyPatch, is_reset: bool
 ) -> None:
     """What resets connections and refuses new ones may be a firewall: others still reach the store, and see who renews."""
-    port, ends = quiet_port(), list[asyncio.StreamWriter]()
-    server = world.c10d(f"localhost:{port}")
-    await server.open()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        upward, far = await asyncio.open_connection("localhost", port)
-        ends.extend((writer, far))
-        await asyncio.gather(pump(reader, far), pump(upward, writer), return_exceptions=True)
-
-    async def pump(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-        while data := await source.read(1 << 16):
-            to.write(data)
-
-    between = await asyncio.start_server(forward, "localhost", 0)
-    coordinator = world.c10d(f"localhost:{between.sockets[0].getsockname()[1]}", is_host="false")
+    port = quiet_port()
+    await world.c10d(f"localhost:{port}").open()
     monkeypatch.setattr(c10d, "local_addresses_of", AsyncMock(return_value=[]))
-    record = await coordinator.campaign(A, None, 0)
-    assert record is not None
-    record = await coordinator.renew(record)
-    assert record is not None
-
-    between.close()
-    for end in ends:
+    relay = Relay(port)
+    async with relay as between:
+        coordinator = world.c10d(between, is_host="false")
+        record = await elected(coordinator, A)
+        assert await coordinator.renew(record)
         if is_reset:
-            end.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        end.close()
-    # A request that comes before the socket is really closed would be answered by a reset.
-    await asyncio.gather(*(end.wait_closed() for end in ends), return_exceptions=True)
-    await between.wait_closed()
+            for end in relay.ends:
+                with suppress(OSError):  # that of a first look has gone
+                    end.get_extra_info("socket").setsockopt(
+                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                    )
 
     for _ in range(2):
         if is_reset:
@@ -529,34 +501,11 @@ async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_a
 
 
 @pytest.mark.cold
-async def test_a_closed_or_resigned_reign_is_told_to_a_new_store_too(world: World) -> None:
-    endpoint = f"localhost:{quiet_port()}"
-    coordinator = world.c10d(endpoint, is_host="false")
-    server = world.c10d(endpoint)
-    await server.open()
-    record = await coordinator.campaign(A, None, 6)
-    assert record is not None
-    await server.aclose()
-    again = world.c10d(endpoint)
-    await again.open()
-    assert await coordinator.read() is None
-
-    assert await coordinator.publish(record, "over")
-    seen = await again.read()
-    assert seen is not None and seen.verdict == "over"
-    await coordinator.resign(record)
-    assert await again.read() is None
-    newer = await again.campaign(B, None, 0)
-    assert newer is not None and newer.epoch == 8
-
-
-@pytest.mark.cold
-async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
+async def test_a_killed_child_of_a_client_is_replaced_and_one_that_serves_takes_the_store_with_it(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint)
-    record = await server.campaign(A, None, 0)
+    record = await elected(server, A)
     await client.open()
-    assert record is not None and pid_of(client) is not None
     killed = pid_of(client)
     os.kill(killed, signal.SIGKILL)
 
@@ -566,19 +515,10 @@ async def test_a_killed_child_of_a_client_is_replaced(world: World) -> None:
     with pytest.raises(RendezvousConnectionError, match=r"was connected to .* died \(exit code -9\)"):
         await client.publish(record, "x")
 
-
-@pytest.mark.cold
-async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_serves(world: World) -> None:
-    endpoint = f"localhost:{quiet_port()}"
-    server = world.c10d(endpoint)
-    record = await server.campaign(A, None, 0)
-    assert record is not None and pid_of(server) is not None
     os.kill(pid_of(server), signal.SIGKILL)
-
     assert await server.read() is None, "the new store is empty"
     assert await server.renew(record)
-    seen = await server.read()
-    assert seen is not None and seen.candidate == A
+    assert (await seen_on(server)).candidate == A
     os.kill(pid_of(server), signal.SIGKILL)
     with pytest.raises(RendezvousConnectionError, match=r"served .* died \(exit code -9\)"):
         await server.publish(record, "x")
@@ -589,8 +529,7 @@ async def test_a_killed_child_that_serves_takes_the_store_with_it_and_another_se
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
-    record = await server.campaign(A, None, 0)
-    assert record is not None and pid_of(server) is not None
+    record = await elected(server, A)
     await client.open()
     stand_still(pid_of(server))
     try:
@@ -619,11 +558,10 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
 # What no agent wrote (`test_etcd_settings.py` has more of it).
 
 
-@pytest.mark.parametrize("text", [b"x", b"0\n{}"])
-async def test_what_no_agent_wrote_is_an_error(world: World, text: bytes) -> None:
+async def test_what_no_agent_wrote_is_an_error(world: World) -> None:
     board = world.c10d(f"localhost:{quiet_port()}")
     await board.open()
-    await board._store.compare_set("aelastic/job/leader", b"", text)
+    await board._store.compare_set("aelastic/job/leader", b"", b"0\n{}")
 
     for operation in (board.read(), board.campaign(A, None, 0), board.renew(LeaderRecord(epoch=1, candidate=A))):
         with pytest.raises(
@@ -781,27 +719,17 @@ async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(no
     await zero.open()
     assert await zero.read() is None
     assert await one.read() is None
+    assert await one.campaign(B, None, 0) is None
 
-    record = await zero.campaign(A, None, 0)
+    record = await elected(zero, A)
 
     assert record == LeaderRecord(epoch=1, candidate=A, renewals=0) == await zero.read()
-    assert await until("it is told", one.read) == LeaderRecord(epoch=1, candidate=A)
+    theirs = await until("it is told", lambda: one.campaign(B, None, 5))
+    assert theirs == LeaderRecord(epoch=1, candidate=A) == await one.read()
     assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
     assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
 
-
-async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None:
-    zero, one = nodes.board(0), nodes.board(1)
-    await zero.open()
-    assert await one.campaign(B, None, 0) is None
-    record = await zero.campaign(A, None, 0)
-    assert record is not None
-
-    async def seen() -> LeaderRecord | None:
-        return await one.campaign(B, None, 5)
-
-    theirs = await until("it is told", seen)
-    assert theirs.candidate == A
+    # Only node 0 keeps, closes and resigns.
     assert not await one.renew(theirs)
     assert not await one.publish(theirs, "over")
     await one.resign(theirs)
@@ -809,8 +737,7 @@ async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None
     assert await zero.publish(record, "over")
 
     async def is_over() -> bool:
-        now = await one.read()
-        return now is not None and now.verdict == "over"
+        return (await seen_on(one)).verdict == "over"
 
     await until("the verdict", is_over)
     await zero.resign(record)
@@ -819,8 +746,8 @@ async def test_only_node_0_claims_keeps_closes_and_resigns(nodes: Nodes) -> None
         return await one.read() is None
 
     await until("the resignation", is_vacant)
-    newer = await zero.campaign(A, None, 0)
-    assert newer is not None and newer.epoch == 2
+    newer = await elected(zero, A)
+    assert newer.epoch == 2
     assert not await zero.renew(record)
 
 
@@ -870,13 +797,9 @@ async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(node
     assert (await until("it is told again", seen)).candidate == A
 
 
-async def test_another_static_job_at_the_masters_port_is_refused(nodes: Nodes) -> None:
-    await nodes.board(0, "job A").open()
-
-    with pytest.raises(InputError, match="serves run job A, not job B"):
-        await until("it is refused", nodes.board(1, "job B").read)
-
-
-async def test_node_0_needs_the_masters_port(nodes: Nodes) -> None:
+async def test_another_static_job_at_the_masters_port_is_refused_and_node_0_needs_it(nodes: Nodes) -> None:
     with socket.create_server(("", nodes.port)), pytest.raises(InputError, match=f"port {nodes.port} .*in use"):
         await nodes.board(0).open()
+    await nodes.board(0, "job A").open()
+    with pytest.raises(InputError, match="serves run job A, not job B"):
+        await until("it is refused", nodes.board(1, "job B").read)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeVar
 
-import anyio
 import pytest
-from kit.launching import DEADLINE_S
-from kit.servers.etcd_boards import A, Closing, board_of, elected, settings_of
+from kit.servers.etcd_boards import A, Closing, board_of, elected, settings_of, until_answered
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.rdzv.boards.etcd import APIS
 from aelastic.rdzv.boards.etcd_settings import etcd_settings
-
-T = TypeVar("T")
 
 # --- TLS
 
@@ -35,16 +30,13 @@ def tls_servers(
     """One with a certificate, and one that wants to see one, too."""
     folder = tmp_path_factory.mktemp("etcd-tls")
     with ExitStack() as stack:
-        yield (
-            stack.enter_context(etcd(EtcdServer(distro_etcd(), folder / "tls", ["--enable-v2"], certificates))),
-            stack.enter_context(
-                etcd(
-                    EtcdServer(
-                        distro_etcd(), folder / "mutual", ["--enable-v2"], certificates, wants_client_certificate=True
-                    )
-                )
-            ),
+        plain, mutual = (
+            EtcdServer(
+                distro_etcd(), folder / str(wants), ["--enable-v2"], certificates, wants_client_certificate=wants
+            )
+            for wants in (False, True)
         )
+        yield stack.enter_context(etcd(plain)), stack.enter_context(etcd(mutual))
 
 
 async def test_tls_with_a_ca_of_ones_own(
@@ -136,13 +128,6 @@ async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
     guarded.restart()
     await until_answered(lambda: joe.resign(record))
     assert await until_answered(either.read) is None  # its token has expired, too
-
-
-async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    with anyio.fail_after(DEADLINE_S):
-        while True:
-            with suppress(RendezvousConnectionError):
-                return await ask()
 
 
 async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(

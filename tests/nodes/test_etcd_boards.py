@@ -1,9 +1,10 @@
-"""What only etcd can do to a board: servers that die, hang and come back, TLS, passwords, and strangers at the endpoint."""
+"""What only etcd can do to a board: servers that die, hang and come back, and strangers at the endpoint."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import urllib.parse
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
@@ -15,23 +16,13 @@ import anyio
 import pytest
 import uvloop
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected
-from kit.servers.etcd_servers import (
-    EtcdServer,
-    EtcdServers,
-    distro_etcd,
-    etcd,
-)
-from kit.servers.etcd_values import GARBAGE, GOOD
+from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected, until_answered
+from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
+from kit.servers.etcd_values import GOOD
 from kit.servers.other_programs import http_server
+from kit.servers.relay import Relay
 
-from aelastic.errors import (
-    AelasticError,
-    InputError,
-    RendezvousConnectionError,
-    RendezvousError,
-    RendezvousStateError,
-)
+from aelastic.errors import AelasticError, InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.boards.encoding import MAX_BYTES
 from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
@@ -57,10 +48,11 @@ def put_v2(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
 PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
 
 
+# More of what is none: `test_etcd_settings.py`.
 @both_apis
 async def test_garbage_in_the_key_is_reported_with_the_key(backend: str, etcds: EtcdServers, closing: Closing) -> None:
     server, record = etcds.of("distro"), LeaderRecord(epoch=1, candidate=A)
-    for number, (text, lease) in enumerate([*((text, True) for text in GARBAGE), (json.dumps(GOOD).encode(), False)]):
+    for number, (text, lease) in enumerate([(b"\xff\xfe", True), (json.dumps(GOOD).encode(), False)]):
         key = f"/aelastic/{backend}garbage{number}/coordinator"
         PUT[backend](server, key, text, lease=lease)
         board = closing(board_of(backend, server.endpoint, f"{backend}garbage{number}"))
@@ -133,7 +125,13 @@ async def test_a_claim_that_was_slow_to_write_reigns_later(
 # The client of HTTP, which both APIs share.
 
 
-async def test_the_next_endpoint_is_asked_when_one_is_dead(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
+async def test_the_next_endpoint_is_asked_when_one_is_dead_and_no_proxy_of_the_environment(
+    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{quiet_port()}")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
     alive = etcds.of("distro").endpoint
     board = closing(board_of("etcd", f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
     await board.open()
@@ -179,11 +177,17 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
 
 
 @both_apis
-async def test_a_server_that_restarts_still_has_the_reign_and_its_epochs_rise(
-    backend: str, tmp_path: Path, run_id: str, closing: Closing
+async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_the_reign_and_its_epochs_rise(
+    backend: str, tmp_path: Path, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    known = socket.getaddrinfo
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
-        board = closing(board_of(backend, server.endpoint, run_id, lease="60"))
+
+        def resolve(host: str, *args: Any, **keywords: Any) -> Any:
+            return known(server.host if host == "etcd.example" else host, *args, **keywords)
+
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        board = closing(board_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
         record = await elected(board, A)
         server.kill()
         with pytest.raises(RendezvousConnectionError, match="refused"):
@@ -192,6 +196,10 @@ async def test_a_server_that_restarts_still_has_the_reign_and_its_epochs_rise(
 
         # On the connection of before, which is dead.
         assert await board.renew(record)
+        server.kill()
+        server.host = "127.0.0.2"
+        server.start()
+        assert await until_answered(partial(board.renew, record))
         other = closing(board_of(backend, server.endpoint, run_id))
         assert await other.read() == record
         await board.resign(record)
@@ -199,56 +207,17 @@ async def test_a_server_that_restarts_still_has_the_reign_and_its_epochs_rise(
         assert (await elected(other, B)).epoch > record.epoch
 
 
-class Forgetful:
-    """Passes questions on to a server, and loses the answers to those with a certain text in them."""
-
-    def __init__(self, port: int, lost: bytes) -> None:
-        self._port, self._lost = port, lost
-        self.losses = 0
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self._server.wait_closed()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inner, outer = await asyncio.open_connection("127.0.0.1", self._port)
-        try:
-            while (head := await reader.readuntil(b"\r\n\r\n")) is not None:
-                length = next((int(v) for k, v in _headers(head) if k == b"content-length"), 0)
-                question = head + await reader.readexactly(length)
-                outer.write(question)
-                answer = await inner.readuntil(b"\r\n\r\n")
-                if self._lost in question:
-                    self.losses += 1
-                    return
-                answer += await inner.readexactly(next(int(v) for k, v in _headers(answer) if k == b"content-length"))
-                writer.write(answer)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            for end in (outer, writer):
-                end.close()
-
-
-def _headers(head: bytes) -> list[tuple[bytes, bytes]]:
-    return [(k.lower(), v.strip()) for k, _, v in (line.partition(b":") for line in head.split(b"\r\n")[1:])]
-
-
 @pytest.mark.parametrize("backend, lost", [("etcd-v3", b'"compare"'), ("etcd-v2", b"PUT ")])
 async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
     backend: str, lost: bytes, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     server = etcds.of("distro")
-    proxy = Forgetful(server.port, lost)
-    async with proxy as endpoint:
+    relay = Relay(server.port, lost)
+    async with relay as endpoint:
         alone = closing(board_of(backend, endpoint, run_id))
         with pytest.raises(RendezvousConnectionError, match=f"{endpoint}: it closes the connection"):
             await alone.campaign(A, None, 0)
-        assert proxy.losses > 0
+        assert relay.losses > 0
         seen = await alone.read()
         assert seen is not None and seen.candidate == A
         direct = closing(board_of(backend, server.endpoint, run_id))
@@ -321,81 +290,43 @@ async def test_a_server_that_does_not_speak_http_is_no_etcd(
             await closing(board_of("etcd-v3", endpoint)).open()
 
 
-async def test_v2_asked_of_a_server_without_it_says_what_to_use(tmp_path: Path, closing: Closing) -> None:
-    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd")) as server:
-        with pytest.raises(RendezvousStateError, match=r"etcd 3\.5\.1 at .* does not serve the v2 API.* etcd-v3"):
-            await closing(board_of("etcd-v2", server.endpoint)).open()
-        either = closing(board_of("etcd", server.endpoint))
-        await either.open()
-        record = await elected(either, A)
-        assert await closing(board_of("etcd-v3", server.endpoint)).read() == record
-        assert either.name == f"etcd-v3 at {server.endpoint}"
-
-
-async def test_etcd_without_the_gateway_is_asked_in_v2(tmp_path: Path, closing: Closing) -> None:
-    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2", "--enable-grpc-gateway=false"])) as server:
-        with pytest.raises(RendezvousStateError, match=r"etcd 3\.5\.1 at .* does not serve its v3 API .* etcd-v2"):
-            await closing(board_of("etcd-v3", server.endpoint)).open()
-        either = closing(board_of("etcd", server.endpoint))
-        await either.open()
-        record = await elected(either, A)
-        await either.open()
-        assert await closing(board_of("etcd-v2", server.endpoint)).read() == record
-        assert either.name == f"etcd-v2 at {server.endpoint}"
-
-
-async def test_proxies_of_the_environment_are_not_asked(
-    etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "options, found, other, told",
+    [
+        ([], "etcd-v3", "etcd-v2", r"does not serve the v2 API.* etcd-v3"),
+        (["--enable-v2", "--enable-grpc-gateway=false"], "etcd-v2", "etcd-v3", r"does not serve its v3 API .* etcd-v2"),
+    ],
+)
+async def test_of_a_server_with_one_api_the_other_says_what_to_use(
+    tmp_path: Path, closing: Closing, options: list[str], found: str, other: str, told: str
 ) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{quiet_port()}")
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.delenv("NO_PROXY", raising=False)
-
-    await closing(board_of("etcd-v3", etcds.of("distro").endpoint, run_id)).open()
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "LOCALHOST"])
-async def test_a_board_knows_its_way_to_etcd(host: str, etcds: EtcdServers, closing: Closing) -> None:
-    board = closing(board_of("etcd", f"{host}:{etcds.of('distro').port}"))
-    await board.open()
-
-    assert (board.own_address, board.endpoint_host) == ("127.0.0.1", host)
+    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", options)) as server:
+        with pytest.raises(RendezvousStateError, match=rf"etcd 3\.5\.1 at .* {told}"):
+            await closing(board_of(other, server.endpoint)).open()
+        either = closing(board_of("etcd", server.endpoint))
+        await either.open()
+        record = await elected(either, A)
+        await either.open()
+        assert await closing(board_of(found, server.endpoint)).read() == record
+        assert either.name == f"{found} at {server.endpoint}"
 
 
-async def test_this_machine_is_known_by_any_of_its_addresses(etcds: EtcdServers) -> None:
-    """As a host is whose name stands in /etc/hosts with an address of its own."""
+@pytest.mark.parametrize(
+    "host, relayed",
+    [("127.0.0.1", False), ("LOCALHOST", False), ("127.0.1.1", True)],  # in /etc/hosts, with an address of its own
+)
+async def test_a_board_knows_its_way_to_etcd(host: str, relayed: bool, etcds: EtcdServers, closing: Closing) -> None:
     port = etcds.of("distro").port
-    async with await asyncio.start_server(lambda r, w: _pipe(r, w, port), "127.0.1.1", 0) as relay:
-        board = board_of("etcd-v3", f"127.0.1.1:{relay.sockets[0].getsockname()[1]}")
+    async with Relay(port, host=host if relayed else "127.0.0.1") as between:
+        board = board_of("etcd", between if relayed else f"{host}:{port}")
+        closing(board)
         await board.open()
-        assert board.endpoint_host == "127.0.1.1"
-        assert board.own_address.startswith("127.")
+        assert board.own_address.startswith("127.") and (relayed or board.own_address == "127.0.0.1")
+        assert board.endpoint_host == host
+        client = board._etcd
+        client._ends = dict.fromkeys(client._ends, ("10.0.0.1", "10.0.0.2"))
+        assert (board.own_address, board.endpoint_host) == ("10.0.0.1", ""), "an endpoint elsewhere"
         await board.aclose()
-
-
-async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
-    inner, outer = await asyncio.open_connection("127.0.0.1", port)
-
-    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                sink.write(data)
-        finally:
-            sink.close()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(copy, reader, outer)
-        group.start_soon(copy, inner, writer)
-
-
-async def test_an_endpoint_elsewhere_is_not_this_machine(etcds: EtcdServers, run_id: str, closing: Closing) -> None:
-    board = board_of("etcd-v3", etcds.of("distro").endpoint, run_id)
-    closing(board)
-    await board.open()
-    board._etcd._ends = dict.fromkeys(board._etcd._ends, ("10.0.0.1", "10.0.0.2"))
-
-    assert (board.own_address, board.endpoint_host) == ("10.0.0.1", "")
 
 
 @both_apis

@@ -13,6 +13,7 @@ from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards import endpoints
+from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.encoding import text_of
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, endpoints_of
 from aelastic.rdzv.boards.quorum import REFUSED, QuorumBoard
@@ -80,11 +81,14 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
         ("n0:1,n1:1,n0:1", {}, "rendezvous endpoint n0:1 is in the list twice: give each host once"),
         ("n0:1,,n1:1", {}, "rendezvous endpoint '': use HOST:PORT"),
         ("n0:1,n1:1,n2:1", {"is_host": "true"}, "is_host=true is for one endpoint"),
+        ("localhost:0", {"is_host": "perhaps"}, "is_host=perhaps: use true or false"),
+        ("localhost:0", {"is_host": "no"}, "is_host=false: give the store"),
     ],
 )
-def test_a_list_that_cannot_be_is_refused(names: str, config: dict[str, str], said: str) -> None:
+def test_what_cannot_be_is_refused(names: str, config: dict[str, str], said: str) -> None:
+    board, nodes = QuorumBoard if "," in names else C10dBoard, len(names.split(","))
     with pytest.raises(InputError, match=said):
-        QuorumBoard(RendezvousSettings("c10d", names, 3, 3, config=config), "job", {})
+        board(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
 
 
 def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:

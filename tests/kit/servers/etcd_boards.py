@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
 
+import anyio
 import pytest
 
+from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.settings import RendezvousSettings
+from kit.launching import DEADLINE_S
+
+T = TypeVar("T")
 
 A = Candidate(node_id="a", addresses=("10.0.0.1",), port=29500, token="secret")
 B = Candidate(node_id="b", addresses=("10.0.0.2",), port=29500, token="other secret")
@@ -26,7 +33,23 @@ def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) ->
     return EtcdBoard(settings_of(endpoint, backend, **config), run_id)
 
 
-async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None) -> LeaderRecord:
-    record = await board.campaign(candidate, seen, 0)
+async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None, above: int = 0) -> LeaderRecord:
+    """Claims, and it is ours."""
+    record = await board.campaign(candidate, seen, above)
     assert record is not None and record.candidate == candidate
     return record
+
+
+async def seen_on(board: Board) -> LeaderRecord:
+    """What is there."""
+    record = await board.read()
+    assert record is not None
+    return record
+
+
+async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
+    with anyio.fail_after(DEADLINE_S):
+        while True:
+            with suppress(RendezvousConnectionError):
+                return await ask()
+            await anyio.sleep(0.05)
