@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.faults import netns
@@ -30,25 +31,16 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(tmp_pat
     agents = []
     for host in ("n1", "n2", "n3"):
         (tmp_path / host).mkdir()
-        command = [
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            f'hostname {host}; exec "$0" -m aelastic "$@" train.py',
-            sys.executable,
-        ]
+        script = f'hostname {host}; exec "$0" -m aelastic "$@" train.py'
+        command = ["unshare", "--uts", "sh", "-c", script, sys.executable, *options]
         env = {
             "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",
-            "XDG_RUNTIME_DIR": str(tmp_path / host),
+            "XDG_RUNTIME_DIR": f"{tmp_path}/{host}",
             "TMPDIR": str(tmp_path),
         }
         with (tmp_path / f"{host}.log").open("w") as log:
-            agents.append(
-                subprocess.Popen(
-                    [*command, *options], cwd=tmp_path, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-                )
-            )
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            agents.append(subprocess.Popen(command, cwd=tmp_path, env=env, **files))
 
     def said(host: str) -> str:
         return (tmp_path / f"{host}.log").read_text()

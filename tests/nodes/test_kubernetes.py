@@ -150,8 +150,14 @@ def first_round(cluster: Cluster, pods: list[Agent]) -> Round:
 @pytest.mark.all
 @pytest.mark.parametrize("name", NAMES)
 def test_pods_that_start_in_any_order_meet_and_finish(launch: Launcher, net: Net, name: str) -> None:
-    cluster = Cluster(launch, net, name)
+    cluster = Cluster(launch, net, name, has_dns=name != "indexed-job")
     pods = started(cluster)
+    if name == "indexed-job":  # whose pods start before the DNS has their names
+        # After ten seconds a node says what it waits for.
+        for pod in pods[1:]:
+            pod.wait_said(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
+        assert not any(pod.is_over or pod.starts for pod in pods), cluster.story
+        cluster.publish()
     round_ = first_round(cluster, pods)
     assert [start.rank for start in round_.starts] == list(range(PODS))
     if name != "pytorchjob":  # whose pods have no index in their environment
@@ -178,9 +184,8 @@ def test_a_pod_that_is_evicted_with_notice_saves_and_its_replacement_joins(launc
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("name", ["indexed-job", "jobset"])
-def test_a_lost_pod_comes_back_with_its_name_at_another_address(launch: Launcher, net: Net, name: str) -> None:
-    cluster = Cluster(launch, net, name)
+def test_a_lost_pod_comes_back_with_its_name_at_another_address(launch: Launcher, net: Net) -> None:
+    cluster = Cluster(launch, net, "indexed-job")
     pods = started(cluster)
     round_ = first_round(cluster, pods)
     for lost in (3, 0):  # the last one serves an endpoint
@@ -190,17 +195,4 @@ def test_a_lost_pod_comes_back_with_its_name_at_another_address(launch: Launcher
         round_ = cluster.wait_round(pods, round_, limit_s=LAUNCH_TIMEOUT_S / 2)
         assert round_.restart == 0 and pods[lost].starts[-1].rank == PODS - 1, cluster.story
     cluster.finish(round_)
-    cluster.close()
-
-
-@pytest.mark.all
-def test_pods_that_start_before_the_dns_has_their_names_wait_for_it(launch: Launcher, net: Net) -> None:
-    cluster = Cluster(launch, net, "indexed-job", has_dns=False)
-    pods = started(cluster)
-    # After ten seconds a node says what it waits for.
-    for pod in pods[1:]:
-        pod.wait_said(r"train-0\.train", limit_s=LAUNCH_TIMEOUT_S / 2)
-    assert not any(pod.is_over or pod.starts for pod in pods), cluster.story
-    cluster.publish()
-    cluster.finish(first_round(cluster, pods))
     cluster.close()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from kit.launching import Launcher
 from kit.ports import quiet_port
-from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
+from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
 
 pytestmark = pytest.mark.timeout(180)
 PAGE = (Path(__file__).parents[2] / "docs/reference/rendezvous.md").read_text()
@@ -49,7 +50,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-def options_of(board: str, etcds: EtcdServers, run_id: str) -> list[str]:
+def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
     port = quiet_port()
     match board:
         case "one node":
@@ -57,24 +58,37 @@ def options_of(board: str, etcds: EtcdServers, run_id: str) -> list[str]:
         case "static":
             where = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", "0"]
             return ["--nnodes", "1", "--rdzv-backend", "static", "--rdzv-id", run_id, *where]
-        case "c10d":
-            endpoint = f"127.0.0.1:{port}"
-        case _:
-            endpoint = etcds.of("distro").endpoint
     lease = ["--rdzv-conf", "lease=1,last_call_timeout=0.1"]
-    return ["--nnodes", "1:2", "--rdzv-backend", board, "--rdzv-endpoint", endpoint, "--rdzv-id", run_id, *lease]
+    return [
+        "--nnodes",
+        "1:2",
+        "--rdzv-backend",
+        board,
+        "--rdzv-endpoint",
+        endpoint or f"127.0.0.1:{port}",
+        "--rdzv-id",
+        run_id,
+        *lease,
+    ]
 
 
 @pytest.mark.parametrize(
     "board", ["one node", "c10d", *(pytest.param(board, marks=pytest.mark.all) for board in ("static", "etcd-v3"))]
 )
 def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
-    launch: Launcher, etcds: EtcdServers, run_id: str, board: str
+    launch: Launcher, tmp_path: Path, run_id: str, board: str
 ) -> None:
-    options = options_of(board, etcds, run_id)
-    for _ in range(STARTS):
-        job = launch(WORKER, *options, "--max-restarts", "1")
-        assert job.wait() == 0, job.story
+    """An etcd keeps what it has for the second, and comes back empty for the third."""
+    with ExitStack() as stack:
+        server = EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"]) if board == "etcd-v3" else None
+        options = options_of(board, stack.enter_context(etcd(server)).endpoint if server else "", run_id)
+        for number in range(STARTS):
+            job = launch(WORKER, *options, "--max-restarts", "1")
+            assert job.wait() == 0, job.story
+            if server and number == 1:
+                server.kill()
+                server.forget()
+                server.start()
     rounds = [json.loads(line) for line in (job.folder / "rounds").read_text().splitlines()]
     assert (
         [each["by_store"] for each in rounds]
@@ -82,26 +96,3 @@ def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
         == [STEPS * before for before in range(2 * STARTS)]
     )
     assert all(one["round"] < other["round"] < 2**53 for one, other in pairwise(rounds))
-
-
-@pytest.mark.all
-def test_the_number_rises_also_where_an_etcd_came_back_empty(launch: Launcher, tmp_path: Path, run_id: str) -> None:
-    with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
-        where = [
-            "--nnodes",
-            "1:2",
-            "--rdzv-backend",
-            "etcd-v3",
-            "--rdzv-endpoint",
-            server.endpoint,
-            "--rdzv-id",
-            run_id,
-        ]
-        for _ in range(STARTS):
-            job = launch(WORKER, *where, "--rdzv-conf", "lease=1,last_call_timeout=0.1", "--max-restarts", "1")
-            assert job.wait() == 0, job.story
-            server.kill()
-            server.forget()
-            server.start()
-    rounds = [json.loads(line)["round"] for line in (job.folder / "rounds").read_text().splitlines()]
-    assert len(rounds) == 2 * STARTS and all(one < other for one, other in pairwise(rounds))

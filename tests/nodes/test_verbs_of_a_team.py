@@ -88,15 +88,6 @@ def logs_of(agent: Agent, *agents: Agent) -> Said:
     return verb(agent.folder, "logs", str(other.starts[0].rank), "--stderr")
 
 
-def test_logs_of_another_node_are_shown_where_the_job_has_a_secret(launch: Launcher, tmp_path: Path) -> None:
-    secret = tmp_path / "secret"
-    secret.touch(0o600)
-    secret.write_text("a secret of the tests, in one line")
-    with trio(launch, "--secret-file", str(secret), nnodes="2", nodes=2) as (_, agents):
-        for agent in agents:
-            assert logs_of(agent).code == logs_of(agent, *agents).code == 0
-
-
 def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:
     with trio(launch, "--no-remote-verbs", nnodes="2", nodes=2) as (team, agents):
         other = next(agent for agent in agents if agent is not team.coordinator)
@@ -131,8 +122,15 @@ def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next
         team.wait_round([asker, other], after=round_)
 
 
-def test_a_new_node_waits_until_all_have_saved(launch: Launcher) -> None:
-    with trio(launch, "--admit", "saved:20", nodes=2) as (team, agents):
+def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are_shown(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text("a secret of the tests, in one line")
+    with trio(launch, "--admit", "saved:20", "--secret-file", str(secret), nodes=2) as (team, agents):
+        for agent in agents:
+            assert logs_of(agent).code == logs_of(agent, *agents).code == 0
         round_ = team.wait_round(agents)
         for agent in agents:
             wait_for("steps", lambda agent=agent: _steps(agent) > 3)  # type: ignore[misc]
