@@ -26,6 +26,7 @@ from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
+from aelastic.host.files import text_of
 from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.workers.children import Child, Function, Program
@@ -273,8 +274,6 @@ class LocalWorkers(WorkerBackend):
 
 
 def _describe(entry: proc_table.Process) -> str:
-    place = ""
-    with suppress(OSError):
-        place = Path(f"/proc/{entry.pid}/wchan").read_text()
+    place = text_of(f"/proc/{entry.pid}/wchan")
     sleep = " (uninterruptible sleep)" if entry.state == "D" else ""
     return f"pid {entry.pid} in state {entry.state}{sleep}" + (f", in {place}" if place not in {"", "0"} else "")

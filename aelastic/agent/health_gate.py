@@ -19,6 +19,7 @@ import anyio
 from aelastic.aio import clock
 from aelastic.aio.threads import in_thread, run_sync
 from aelastic.host import proc_table
+from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.host.reaping import helpers
 
@@ -157,6 +158,4 @@ def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
 
 
 def _uptime_s() -> float:
-    with suppress(OSError, ValueError), open("/proc/uptime", encoding="ascii") as file:
-        return float(file.read().split()[0])
-    return BOOTED_S
+    return float(text_of("/proc/uptime").partition(" ")[0] or BOOTED_S)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.files import text_of
 from aelastic.host.proc_table import stat_fields
 from aelastic.stacks.format import Frame, Thread
 from aelastic.stacks.places import place_of
@@ -57,10 +58,5 @@ def _state_of(pid: int) -> str:
     """What the kernel says of a process's main thread."""
     fields = stat_fields(pid)
     state = fields[0].decode() if fields else ""
-    if state != "S":
-        return state
-    try:
-        with open(f"/proc/{pid}/syscall") as file:
-            return "lock" if file.read().partition(" ")[0] == _FUTEX.get(platform.machine()) else state
-    except OSError:
-        return state
+    is_on_lock = state == "S" and text_of(f"/proc/{pid}/syscall").partition(" ")[0] == _FUTEX.get(platform.machine())
+    return "lock" if is_on_lock else state

@@ -23,6 +23,7 @@ from aelastic.failures.error_file import (
 from aelastic.failures.failure import ProcessFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from types import TracebackType
 
 
@@ -55,7 +56,9 @@ class ErrorHandler:
 
         if self._fn_name:
             log().debug("%s raised %s", self._fn_name, type(e).__name__)
-        lines = traceback.format_exception(type(e), e, _without_own_frames(e.__traceback__))
+        # `record` is no part of a user's error.
+        frames = without_frames_of({"aelastic.errors"}, e.__traceback__) or e.__traceback__
+        lines = traceback.format_exception(type(e), e, frames)
         self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
 
     def record_success(self) -> None:
@@ -122,9 +125,8 @@ def _text_of(error: BaseException) -> str:
         return f"<its text cannot be had: {type(other).__name__}>"
 
 
-def _without_own_frames(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is not of `record`, which is no part of a user's error."""
-    first = tb
-    while first is not None and first.tb_frame.f_globals.get("__name__") == "aelastic.errors":
-        first = first.tb_next
-    return first or tb
+def without_frames_of(modules: Collection[str], frames: TracebackType | None) -> TracebackType | None:
+    """The traceback from the first frame that is of none of these modules; `None` if all are."""
+    while frames is not None and frames.tb_frame.f_globals.get("__name__") in modules:
+        frames = frames.tb_next
+    return frames

@@ -15,9 +15,10 @@ Whether the process ended of it, the text does not say: `may_be_uncaught` weighs
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from aelastic.host.signals import signal_name
 
 # Enough for a deep traceback with long messages; what is before it is not the last one.
 TAIL_CHARS = 64 * 1024
@@ -109,14 +110,6 @@ class Cause:
     file: str = ""
     line: int = 0
     is_from_top: bool = field(default=False, compare=False)
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; "" for a number that is no signal with a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
 
 
 def describe_exit(exitcode: int) -> str:

@@ -187,7 +187,9 @@ class ProcessFailure(Record):
 
     def signal_name(self) -> str:
         """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""
-        return _signal_name(self.exitcode) or NOT_AVAILABLE
+        from aelastic.host.signals import signal_name
+
+        return signal_name(-self.exitcode) or NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
         """Local time, as in `2026-10-17_12:00:00`; `<N/A>` where its host named none."""
@@ -203,16 +205,17 @@ SHARED_FIELDS = ProcessFailure.__match_args__[:-3]
 def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str]:
     """The message and the traceback of a worker that recorded neither."""
     from aelastic.failures.exit_reason import describe_exit, last_exception, may_be_uncaught
+    from aelastic.host.signals import signal_name
 
     words = describe_exit(exitcode)
-    name = _signal_name(exitcode)
+    name = signal_name(-exitcode)
     if oom and name == "SIGKILL":
         words = f"{words.partition(':')[0]}: {oom}"
     usage = [match["error"] for match in _USAGE.finditer(stderr_tail)] if exitcode == _USAGE_EXIT else []
     words = note or (f"{USAGE}: {usage[-1]}" if usage else words)
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.  A shell passes its child's signal on as a code.
-    is_own_doing = (name or _signal_name(128 - exitcode)) in _SIGNALS_OF_ITS_OWN
+    is_own_doing = (name or signal_name(exitcode - 128)) in _SIGNALS_OF_ITS_OWN
     is_explained = stderr_tail and (is_own_doing or may_be_uncaught(exitcode))
     cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:
@@ -223,12 +226,6 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
 
 
 _USAGE_EXIT = 2
-
-
-def _signal_name(exitcode: int) -> str:
-    from aelastic.failures.exit_reason import signal_name
-
-    return signal_name(-exitcode) if exitcode < 0 else ""
 
 
 # Native code raises these in its own process; a Python interrupt ends with SIGINT.

@@ -7,9 +7,10 @@ either, or one that hides them, is a host where nothing is explained.  Nothing h
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from aelastic.core.record import Record
+from aelastic.host.files import text_of
 
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -19,15 +20,9 @@ UNLIMITED_BYTES = 1 << 62
 KILLED = (-9, 137)
 
 
-class _Interface(Record):
-    """The names of the files that count and limit."""
-
-    events: str
-    limit: str
-
-
-_V1 = _Interface("memory.oom_control", "memory.limit_in_bytes")
-_V2 = _Interface("memory.events", "memory.max")
+# The names of the files that count and limit.
+_V1 = {"events": "memory.oom_control", "limit": "memory.limit_in_bytes"}
+_V2 = {"events": "memory.events", "limit": "memory.max"}
 
 
 class OomWatch:
@@ -54,8 +49,8 @@ class OomWatch:
 
     def limit_bytes(self) -> int | None:
         """The smallest limit of the cgroup and those above it, now; `None` where there is none."""
-        limits = [limit for path in self._paths("limit") if (limit := _read_limit(path)) is not None]
-        return min(limits, default=None)
+        limits = [_number(text_of(path)) for path in self._paths("limit")]  # v2 writes "max" for none
+        return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
 
     @property
     def limit_text(self) -> str:
@@ -82,13 +77,13 @@ class OomWatch:
         return (_read_kills(self._events) or 0) if self._events else 0
 
     def _paths(self, what: str) -> list[Path]:
-        return [folder / getattr(self._interface, what) for folder in self._folders]
+        return [folder / self._interface[what] for folder in self._folders]
 
 
-def _find_folders(proc_cgroup: Path, root: Path) -> tuple[_Interface, list[Path]]:
+def _find_folders(proc_cgroup: Path, root: Path) -> tuple[dict[str, str], list[Path]]:
     """The cgroup's folder and those above it, innermost first, up to the mount."""
     cgroups: dict[str, str] = {}
-    for line in (_read(proc_cgroup) or "").splitlines():
+    for line in text_of(proc_cgroup).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         cgroups |= dict.fromkeys(controllers.split(","), path)
@@ -98,20 +93,15 @@ def _find_folders(proc_cgroup: Path, root: Path) -> tuple[_Interface, list[Path]
     inside = Path((cgroups.get("memory") or cgroups.get("", "/")).strip("/"))
     # A container may see the host's path, of which its mount shows only the end, or a path above its namespace.
     folders = [mount / above for above in (inside, *inside.parents)] if ".." not in inside.parts else [mount]
-    return interface, [folder for folder in folders if _is_folder(folder)]
+    return interface, [folder for folder in folders if os.path.isdir(folder)]
 
 
 def _read_kills(path: Path) -> int | None:
-    for line in (_read(path) or "").splitlines():
+    for line in text_of(path).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
             return _number(value)
     return None
-
-
-def _read_limit(path: Path) -> int | None:
-    limit = _number(_read(path) or "")  # v2 writes "max" for none
-    return limit if limit is not None and limit < UNLIMITED_BYTES else None
 
 
 def _number(text: str) -> int | None:
@@ -126,17 +116,3 @@ def _size_text(size: int) -> str:
             break
         value /= 1024
     return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        return None

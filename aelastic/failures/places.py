@@ -119,12 +119,12 @@ def _groups_of(ranks: Sequence[Place]) -> str:
     for place in ranks:
         groups.setdefault(place.group or "an unknown place", []).append(place.rank)
     largest = sorted(groups.items(), key=lambda each: -len(each[1]))
-    words = [f"{_ranks(numbers)}: {group}" for group, numbers in largest[:NAMED_MAX]]
+    words = [f"{ranks_in_words(numbers)}: {group}" for group, numbers in largest[:NAMED_MAX]]
     rest = sum(len(numbers) for _, numbers in largest[NAMED_MAX:])
     return "; ".join([*words, f"{rest} more elsewhere"] if rest else words)
 
 
-def _ranks(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:NAMED_MAX]))
-    more = f" and {len(numbers) - NAMED_MAX} more" if len(numbers) > NAMED_MAX else ""
-    return f"rank {shown}" if len(numbers) == 1 else f"ranks {shown}{more}"
+def ranks_in_words(numbers: Sequence[int], most: int = NAMED_MAX) -> str:
+    """As in "rank 3", or "ranks 0, 1, 2, 3 and 4 more"."""
+    more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
+    return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers[:most]))}{more}"

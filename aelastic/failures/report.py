@@ -66,7 +66,8 @@ def report(
         lines += ["Failures:", *blocks, section]
     lines += ["Root Cause (first observed failure):", cause]
     stopped = [rank for rank in victims if rank not in (stacks or {})]
-    ends = [*alike, *([f"Stopped by the agent: {_named(stopped)}"] if stopped else []), *_killed_lines(stacks or {})]
+    killed_lines = ["Killed by the agent:", *[f"  {line}" for line in killed(stacks)]] if stacks else []
+    ends = [*alike, *([f"Stopped by the agent: {_named(stopped)}"] if stopped else []), *killed_lines]
     if ends:
         lines += [section, *ends]
     return printable("\n".join([*lines, border]))
@@ -116,10 +117,6 @@ def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> Pro
         log().warning("the error handler failed at the message of rank %d", failure.rank, exc_info=True)
         return failure
     return failure if text == failure.message else failure.replace(message=text)
-
-
-def _killed_lines(stacks: Mapping[int, str]) -> list[str]:
-    return ["Killed by the agent:", *[f"  {line}" for line in killed(stacks)]] if stacks else []
 
 
 def killed(stacks: Mapping[int, str]) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from aelastic.forkserver.command import Launch, PythonCommand, parse
 from aelastic.group.backend import WorkerStart
+from aelastic.host.files import opened_to_append
 from aelastic.host.reaping import taken_status
 
 
@@ -16,12 +16,13 @@ class ForkedProgram:
     """A command, started in a forked interpreter (`subprocess.Popen` where it starts cold)."""
 
     def __init__(self, start: WorkerStart, launch: Launch) -> None:
-        with ExitStack() as opened:
-            streams = {0: 0 if _is_open(0) else opened.enter_context(open("/dev/null", "rb")).fileno()}
-            for number, path in ((1, start.stdout), (2, start.stderr)):
-                # Appending: the worker's children share the file, and no write may land on another's.
-                file = None if path is None else opened.enter_context(path.open("ab", buffering=0))
-                streams[number] = number if file is None else file.fileno()
+        with (
+            opened_to_append(start.stdout) as out,
+            opened_to_append(start.stderr) as err,
+            open(os.devnull, "rb") as null,
+        ):
+            streams = {0: 0 if os.path.lexists("/proc/self/fd/0") else null.fileno()}
+            streams |= {number: file.fileno() if file else number for number, file in ((1, out), (2, err))}
             self.pid = launch(command_of(start), streams)
 
     def reap(self) -> int | None:
@@ -70,11 +71,3 @@ def forked_context(launch: Launch) -> Any:
             return object.__new__, (context.SpawnProcess,), self.__dict__  # there it is one like any other
 
     return SimpleNamespace(Process=Process)
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

@@ -13,7 +13,7 @@ import anyio
 
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.reaping import taken_status, wait_ended, waited_for
 from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
 
@@ -124,7 +124,7 @@ class Parked:
             proc_table.kill(self.pid)
             with anyio.CancelScope(shield=True):
                 await wait_ended(self.pid)
-            _reap(self.pid)
+            taken_status(self.pid)
             waited_for.discard(self.pid)
 
 
@@ -140,13 +140,6 @@ def _umask() -> int:
     with open("/proc/self/status") as file:
         found = next((line for line in file if line.startswith("Umask:")), "Umask: 0022")
     return int(found.split()[1], 8)
-
-
-def _reap(pid: int) -> None:
-    try:
-        os.waitpid(pid, 0)
-    except ChildProcessError:
-        pass  # another part of this process took its status
 
 
 def said_by(sock: socket.socket) -> dict[str, Any] | None:

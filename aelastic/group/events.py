@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
+from aelastic.host.signals import signal_name
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
@@ -218,7 +219,4 @@ Action: TypeAlias = Join | Spawn | CancelSpawn | TellFailed | TellSucceeded | Te
 
 def signal_words(signum: int) -> str:
     """`SIGTERM`, or `signal 40` for one that has no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+    return signal_name(signum) or f"signal {signum}"

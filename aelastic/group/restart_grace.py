@@ -26,6 +26,7 @@ from typing import TypeAlias, assert_never
 
 from aelastic.core.machine import DeadlinePassed, Machine, Story
 from aelastic.core.record import Record
+from aelastic.failures.places import ranks_in_words
 
 IDLE_S = 2.0
 COMPUTE_S = 5.0
@@ -159,7 +160,8 @@ class RestartGrace(Machine[Event, Action]):
             case DeadlinePassed() if self.phase is not Phase.WAITING or now < (self.deadline or 0.0) - EARLY_S:
                 return []  # early; or the look takes its time, or it is over
             case DeadlinePassed() if self.fixed_s is not None:
-                return self._give_up(f"{_some(sorted(self.ranks.values()))} not ended {self.fixed_s:g} s after SIGTERM")
+                some = ranks_in_words(sorted(self.ranks.values()), RANKS_MAX)
+                return self._give_up(f"{some} not ended {self.fixed_s:g} s after SIGTERM")
             case DeadlinePassed():
                 self.phase, self.deadline = Phase.LOOKING, None
                 return [Look()]
@@ -199,15 +201,7 @@ class RestartGrace(Machine[Event, Action]):
             elif life.starved_s >= 1.0:
                 words += f", besides {life.starved_s:.0f} s in which it waited for a CPU"
             said.setdefault(words, []).append(self.ranks[rank])
-        parts = [f"{_some(sorted(ranks))} {words}" for words, ranks in said.items()]
+        parts = [f"{ranks_in_words(sorted(ranks), RANKS_MAX)} {words}" for words, ranks in said.items()]
         waited_s = now - self.stopped_at
         when = "" if waited_s < COMPUTE_S + 1.0 else f", {waited_s:.0f} s"
         return f"{'; '.join(parts)}{when} after SIGTERM"
-
-
-def _some(ranks: list[int]) -> str:
-    """Ranks in words."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    names = ", ".join(map(str, ranks[:RANKS_MAX]))
-    return f"ranks {names}" + (f" and {len(ranks) - RANKS_MAX} more" if len(ranks) > RANKS_MAX else "")

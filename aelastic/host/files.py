@@ -1,4 +1,4 @@
-"""Files that readers see whole or not at all: written beside, then renamed."""
+"""Files: those that readers see whole or not at all, written beside, then renamed; and what short ones say."""
 
 # No pathlib: workers that fail import this.
 
@@ -7,6 +7,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import IO
 
 
 def replace_file(path: str, content: bytes) -> None:
@@ -44,3 +49,19 @@ def write_beside(path: str, content: bytes) -> None:
 def _write(path: str, content: bytes, flags: int) -> None:
     with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644), "wb") as file:
         file.write(content)
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """What a file says, of those that the kernel shows mostly; "" where it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
+
+
+def opened_to_append(path: str | os.PathLike[str] | None) -> AbstractContextManager[IO[bytes] | None]:
+    """A file for a worker's stream, whose children share it: no write may land on another's; `None` stays `None`."""
+    from contextlib import nullcontext
+
+    return nullcontext() if path is None else open(path, "ab", buffering=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from traceback import walk_tb
 
 _WORDS = {
     errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",
@@ -20,21 +21,13 @@ def shortage_of(error: BaseException) -> str:
         return "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
     if isinstance(error, MemoryError):
         return _WORDS[errno.ENOMEM]
+    places = (frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__))
     # Elsewhere EAGAIN is no limit but a call that would have to wait.
-    if not isinstance(error, OSError) or (error.errno == errno.EAGAIN and not _is_of_fork(error)):
-        return ""
-    return _WORDS.get(error.errno or 0, "")
+    if isinstance(error, OSError) and (error.errno != errno.EAGAIN or any(each.endswith(_FORKING) for each in places)):
+        return _WORDS.get(error.errno or 0, "")
+    return ""
 
 
 def is_refused_thread(error: BaseException) -> bool:
     """Whether the host has refused a thread: CPython has no class of its own for that (`_threadmodule.c`)."""
     return type(error) is RuntimeError and str(error) == "can't start new thread"
-
-
-def _is_of_fork(error: OSError) -> bool:
-    frames = error.__traceback__
-    while frames is not None:
-        if frames.tb_frame.f_code.co_filename.endswith(_FORKING):
-            return True
-        frames = frames.tb_next
-    return False

@@ -1,4 +1,4 @@
-"""Signals in an agent's helper processes: those that are sent to a whole process tree are not for them.
+"""Signals: their names; and those that are sent to a whole process tree, which are not for an agent's helpers.
 
 A scheduler that ends a job signals every process of it (Slurm's `scancel`, systemd's `KillMode=control-group`).  The
 workers then save what they have, and need the helpers for it; these end with their agent.
@@ -18,3 +18,11 @@ def ignore_signals() -> None:
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; "" for a number that is no signal with a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from aelastic.errors import InputError
+from aelastic.host.files import text_of
 
 # What reads which variable: torch.compile, Triton, the CUDA driver, torch.utils.cpp_extension.
 FOLDERS = {
@@ -138,22 +139,15 @@ def key() -> str:
 def _cpu() -> str:
     """Name and features of the first CPU: code for one may not run on another."""
     wanted = ("model name", "flags", "Features", "CPU part")
-    lines = _text("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    lines = text_of("/proc/cpuinfo").partition("\n\n")[0].splitlines()
     return "\n".join(line for line in lines if line.startswith(wanted))
 
 
 def _driver() -> list[str]:
-    return [_text(path).partition("\n")[0] for path in _DRIVERS]
+    return [text_of(path).partition("\n")[0] for path in _DRIVERS]
 
 
 def _gpus() -> list[str]:
     found = Path("/proc/driver/nvidia/gpus").glob("*/information")
-    models = {line for path in found for line in _text(str(path)).splitlines() if line.startswith("Model")}
+    models = {line for path in found for line in text_of(path).splitlines() if line.startswith("Model")}
     return sorted(models)
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""

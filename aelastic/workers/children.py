@@ -6,12 +6,12 @@ import signal
 import subprocess
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from aelastic import working_folder
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
+from aelastic.host.files import opened_to_append
 
 
 class Child(Protocol):
@@ -29,12 +29,12 @@ class Program:
 
     def __init__(self, start: WorkerStart) -> None:
         assert isinstance(start.entrypoint, str)
-        with _opened(start.stdout) as stdout, _opened(start.stderr) as stderr, _running_on(start.cpus):
+        with opened_to_append(start.stdout) as out, opened_to_append(start.stderr) as err, _running_on(start.cpus):
             self._popen = subprocess.Popen(
                 [*start.wrap, start.entrypoint, *start.args],
                 env=start.env,
-                stdout=stdout,
-                stderr=stderr,
+                stdout=out,
+                stderr=err,
                 start_new_session=True,
             )
         self.pid = self._popen.pid
@@ -110,17 +110,6 @@ def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
         yield usual
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
-
-
-@contextmanager
-def _opened(path: Path | None) -> Iterator[IO[bytes] | None]:
-    """A file for a worker's stream, open for appending; or the agent's own stream, for `None`."""
-    if path is None:
-        yield None
-        return
-    # Appending: the worker's children share the file, and no write may land on another's.
-    with path.open("ab", buffering=0) as file:
-        yield file
 
 
 def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:

@@ -13,11 +13,11 @@ import signal
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from aelastic.errors import ErrorHandler, record
 from aelastic.failures.error_file import FINAL_KEY, Json
+from aelastic.failures.error_handler import without_frames_of
 from aelastic.group.backend import WorkerStart
 
 
@@ -89,7 +89,9 @@ def run(start: WorkerStart, held_off: Collection[int] | None = None, working_fol
     try:
         record(_call, _Handler())(start)
     except Exception as error:  # noqa: BLE001  a user's function may raise anything; its traceback goes to stderr
-        _print_traceback(error)
+        import traceback
+
+        traceback.print_exception(error.with_traceback(without_frames_of(_OURS, error.__traceback__)))
         raise SystemExit(1) from None
     finally:
         sys.stdout.flush()
@@ -186,23 +188,10 @@ class _Handler(ErrorHandler):
 
     def record_exception(self, e: BaseException) -> None:
         self._is_final = getattr(e, _IS_FINAL, False)
-        super().record_exception(e.with_traceback(_without_ours(e.__traceback__)))
+        super().record_exception(e.with_traceback(without_frames_of(_OURS, e.__traceback__)))
 
     def _write(self, data: Json) -> None:
         super()._write({**data, FINAL_KEY: True} if self._is_final else data)
-
-
-def _print_traceback(error: BaseException) -> None:
-    import traceback
-
-    traceback.print_exception(error.with_traceback(_without_ours(error.__traceback__)))
-
-
-def _without_ours(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the user's first frame; none where the error is not in one."""
-    while frames is not None and frames.tb_frame.f_globals.get("__name__") in _OURS:
-        frames = frames.tb_next
-    return frames
 
 
 _OURS = {__name__, "aelastic.workers.affinity", "aelastic.errors", "runpy"}

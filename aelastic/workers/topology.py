@@ -18,6 +18,7 @@ import anyio
 
 from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
+from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.spec import WorkerSpec
 from aelastic.workers.numa import Topology, cpus_of_worker, ranges
@@ -121,10 +122,7 @@ def _number(path: str) -> int | None:
 
 
 def _text(path: str) -> str:
-    try:
-        return (SYSFS / path).read_text().strip()
-    except OSError:
-        return ""
+    return text_of(SYSFS / path).strip()
 
 
 async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
