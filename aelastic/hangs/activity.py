@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,10 +23,11 @@ import anyio
 
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
+from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
-from aelastic.hangs.hang_rules import Began, Ended, HangRules, Looked, Rules, Sample
+from aelastic.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
@@ -39,9 +40,6 @@ _log = logging.getLogger(__name__)
 
 # What a worker has written is searched within milliseconds, and sizes of files are read as fast; a machine may be slow.
 SEARCH_TIMEOUT_S = MEASURE_TIMEOUT_S = 1.0
-
-_UNSEEN: Mapping[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
-
 
 # Of a local rank: a number that has grown if its output was as expected since the last call; returned once all that was
 # written until then is searched.
@@ -108,7 +106,12 @@ class ActivitySampler(Watch):
 
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         self._generation = generation
-        self._places = {start.local_rank: _place_of(start, ids.get(start.local_rank)) for start in starts}
+        self._places = {
+            start.local_rank: Place(
+                pid if isinstance(pid := ids.get(start.local_rank), int) else None, start.output_files
+            )
+            for start in starts
+        }
         expected = self._rules.expect_output
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
@@ -179,10 +182,9 @@ class ActivitySampler(Watch):
         if not self._rules.finds_hangs:
             return
         for sign in self._rules.hang_signals:
-            values = [{"output": each.output, "cpu": each.cpu_s, "io": each.io}[sign] for each in samples]
-            if None in values and sign not in self._unseen:
+            if any(each.of(sign) is None for each in samples) and sign not in self._unseen:
                 self._unseen.add(sign)
-                _log.warning("cannot read %s of workers; ignored for hang detection", _UNSEEN[sign])
+                _log.warning("cannot read %s of workers; ignored for hang detection", WORDS[sign])
 
 
 def _completed(sample: Sample, **more: int | None) -> Sample:
@@ -193,39 +195,11 @@ def _completed(sample: Sample, **more: int | None) -> Sample:
 # Looking.
 
 
-class _Table:
-    """The process table at one moment."""
-
-    def __init__(self, entries: Iterable[Process]) -> None:
-        self.by_pid = {entry.pid: entry for entry in entries}
-        self._children: dict[int, list[Process]] = {}
-        self._session: dict[int, list[Process]] = {}
-        for entry in self.by_pid.values():
-            self._children.setdefault(entry.parent, []).append(entry)
-            self._session.setdefault(entry.session, []).append(entry)
-
-    def belongings(self, leader: int) -> list[Process]:
-        """The processes in the session of a worker, and their descendants."""
-        grown = [self.by_pid[leader], *self._session.get(leader, ())]
-        ours = {entry.pid: entry for entry in grown}
-        while grown:
-            found = [child for entry in grown for child in self._children.get(entry.pid, ()) if child.pid not in ours]
-            ours.update((entry.pid, entry) for entry in found)
-            grown = found
-        return [entry for entry in ours.values() if entry.state not in "ZX"]
-
-
-class Place:
+class Place(Record):
     """Where to look for one worker."""
 
-    __slots__ = ("files", "pid")
-
-    def __init__(self, pid: int | None, files: tuple[Path, ...]) -> None:
-        self.pid, self.files = pid, files
-
-
-def _place_of(start: WorkerStart, worker_id: Any) -> Place:
-    return Place(worker_id if isinstance(worker_id, int) else None, start.output_files)
+    pid: int | None
+    files: tuple[Path, ...]
 
 
 Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
@@ -247,36 +221,49 @@ class ProcTable:
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
         """Samples of the workers that live, without their output, by local rank."""
         wants = set(rules.hang_signals) if rules.finds_hangs else set()
-        table = _Table(self._processes() if wants & {"cpu", "io"} else ())
+        table = self._processes() if wants & {"cpu", "io"} else {}
+        members = self._members(table, {place.pid for place in places.values() if place.pid is not None})
         samples = {}
         self._ticks.look()
         self._io.look()
         for rank, place in places.items():
-            own = None if place.pid is None else table.by_pid.get(place.pid) or self._process(place.pid)
+            own = None if place.pid is None else table.get(place.pid) or self._process(place.pid)
             if place.pid is not None and (own is None or own.state in "ZX"):
                 continue
             cpu_s: float | None = None
             moved: int | None = None
-            if own is not None and own.pid in table.by_pid:
+            if own is not None and own.pid in table:
                 sums = self._sums.setdefault(own.pid, [0, 0])
-                members = table.belongings(own.pid)
-                sums[0] += sum(self._ticks.of(entry, entry.ticks)[0] for entry in members)
+                sums[0] += sum(self._ticks.of(entry, entry.ticks)[0] for entry in members[own.pid])
                 cpu_s = sums[0] * self._tick_s
                 if "io" in wants and self._io_of(f"{own.pid}/io") is not None:
-                    moves = ((entry, self._io_of(f"{entry.pid}/io")) for entry in members)
+                    moves = ((entry, self._io_of(f"{entry.pid}/io")) for entry in members[own.pid])
                     sums[1] += sum(self._io.of(entry, count)[0] for entry, count in moves if count is not None)
                     moved = sums[1]
-            sleep = self._sleep_of(own) if own is not None and rules.stuck_timeout_s is not None else None
+            sleep: int | None = None
+            if own is not None and own.state == "D" and rules.stuck_timeout_s is not None:
+                # What its thread has read and written does not change during an uninterruptible sleep.
+                sleep = self._io_of(f"{own.pid}/task/{own.pid}/io") or 0
             samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
         pids = {place.pid for place in places.values()}
         self._sums = {pid: sums for pid, sums in self._sums.items() if pid in pids}
         return samples
 
-    def _processes(self) -> Iterator[Process]:
+    def _members(self, table: Mapping[int, Process], leaders: set[int]) -> dict[int, list[Process]]:
+        """Of each worker: the processes that live in its session, and their descendants."""
+        seeds = {pid: pid if pid in leaders else entry.session for pid, entry in table.items()}
+        seeds = {pid: leader for pid, leader in seeds.items() if leader in leaders}
+        members: dict[int, list[Process]] = {pid: [] for pid in leaders}
+        for pid, leader in proc_table.with_descendants([*table.values()], seeds).items():
+            if table[pid].state not in "ZX":
+                members[leader].append(table[pid])
+        return members
+
+    def _processes(self) -> dict[int, Process]:
         with suppress(OSError):
-            for name in os.listdir(self._root):
-                if name.isdigit() and (entry := self._process(int(name))) is not None:
-                    yield entry
+            found = (self._process(int(name)) for name in os.listdir(self._root) if name.isdigit())
+            return {entry.pid: entry for entry in found if entry is not None}
+        return {}
 
     def _process(self, pid: int) -> Process | None:
         with suppress(IndexError, ValueError):
@@ -288,10 +275,6 @@ class ProcTable:
         with suppress(OSError, ValueError):
             return sum(proc_table.io_counts(path, self._root).values())
         return None
-
-    def _sleep_of(self, own: Process) -> int | None:
-        """In uninterruptible sleep: what its thread has read and written, which does not change during that sleep."""
-        return (self._io_of(f"{own.pid}/task/{own.pid}/io") or 0) if own.state == "D" else None
 
 
 def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:

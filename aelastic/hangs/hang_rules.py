@@ -46,7 +46,7 @@ LATE_S = 1.0
 # Of a pattern, what a reason quotes.
 PATTERN_CHARS = 80
 
-_WORDS: dict[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
+WORDS: dict[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
 
 
 class Sample(Record):
@@ -58,6 +58,10 @@ class Sample(Record):
     matches: int | None = None  # of what is expected
     # In uninterruptible sleep: a number that stays the same while that sleep goes on.  `None`: it is not.
     sleep: int | None = None
+
+    def of(self, sign: HangSignal) -> float | None:
+        """What it shows of a sign of life."""
+        return {"output": self.output, "cpu": self.cpu_s, "io": self.io}[sign]
 
 
 class Rules(Record):
@@ -223,19 +227,14 @@ class HangRules:
 
     def _seen(self, before: Sample, sample: Sample) -> list[HangSignal]:
         """Of the chosen signs, those that can be seen."""
-        values: dict[HangSignal, tuple[float | None, float | None]] = {
-            "output": (before.output, sample.output),
-            "cpu": (before.cpu_s, sample.cpu_s),
-            "io": (before.io, sample.io),
-        }
-        return [signal for signal in self._rules.hang_signals if None not in values[signal]]
+        return [sign for sign in self._rules.hang_signals if None not in (before.of(sign), sample.of(sign))]
 
     def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
         timeout = f"{round(self._timeouts[by], 1):g} s"
         if by == "stuck":
             return f"in uninterruptible sleep (state D), which no signal ends, for {timeout}"
         if by == "hang":
-            *words, last = [_WORDS[signal] for signal in _WORDS if signal in self._seen(life.sample, sample)]
+            *words, last = [WORDS[signal] for signal in WORDS if signal in self._seen(life.sample, sample)]
             steps = self._rules.hang_timeout_steps
             timeout += "" if steps is None else f" ({steps:g} times the median step)"
             return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
@@ -248,15 +247,9 @@ class HangRules:
         return f"no output that matches '{quoted}' {since}"
 
 
-def _is_sign(signal: HangSignal, before: Sample, sample: Sample, elapsed_s: float) -> bool:
-    match signal:
-        case "output":
-            return sample.output != before.output
-        case "io":
-            return sample.io != before.io
-        case "cpu":
-            assert before.cpu_s is not None and sample.cpu_s is not None
-            used_s = sample.cpu_s - before.cpu_s
-            return used_s > CPU_STEPS_S and used_s >= CPU_FRACTION_MIN * elapsed_s
-        case _:
-            assert_never(signal)
+def _is_sign(sign: HangSignal, before: Sample, sample: Sample, elapsed_s: float) -> bool:
+    was, now = before.of(sign), sample.of(sign)
+    if sign != "cpu":
+        return now != was
+    assert was is not None and now is not None
+    return now - was > CPU_STEPS_S and now - was >= CPU_FRACTION_MIN * elapsed_s

@@ -19,7 +19,7 @@ from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:
-    from aelastic.hangs.watch import Found, Report, Watch
+    from aelastic.hangs.watch import Found, Watch
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,16 @@ class Watches:
     ) -> None:
         self._on_found = on_found
         self._tasks: TaskGroup | None = None
-        self._watches = list(_watches(spec, env, scratch, count_matches, step_s, self._report))
+        self._watches: list[Watch] = []
+        if env.get(FILE_TIMER_VARIABLE) == "1":
+            from aelastic.hangs.file_timer import FileTimerServer
+
+            self._watches.append(FileTimerServer(env, scratch, self._report))
+        if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
+            from aelastic.hangs.activity import ActivitySampler, rules_of
+
+            rules = rules_of(spec, env)
+            self._watches.append(ActivitySampler(rules, count_matches, self._report, step_s=step_s))
 
     @property
     def env(self) -> dict[str, str]:
@@ -100,24 +109,3 @@ async def _run(watch: Watch) -> None:
         await watch.run()
     except Exception:  # noqa: BLE001  the job is worth more than any watch
         _log.exception("watch %s raised and was disabled (a bug in aelastic: please report it)", type(watch).__name__)
-
-
-def _watches(
-    spec: WorkerSpec,
-    env: Mapping[str, str],
-    scratch: Path,
-    count_matches: Callable[[int], Awaitable[int]],
-    step_s: Callable[[], float | None],
-    report: Report,
-) -> list[Watch]:
-    """The watches that are on."""
-    watches: list[Watch] = []
-    if env.get(FILE_TIMER_VARIABLE) == "1":
-        from aelastic.hangs.file_timer import FileTimerServer
-
-        watches.append(FileTimerServer(env, scratch, report))
-    if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
-        from aelastic.hangs.activity import ActivitySampler, rules_of
-
-        watches.append(ActivitySampler(rules_of(spec, env), count_matches, report, step_s=step_s))
-    return watches

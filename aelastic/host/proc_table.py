@@ -89,6 +89,15 @@ def session_members(sessions: set[int]) -> list[Process]:
     return [entry for entry in table if entry is not None and entry.session in sessions and entry.state not in "ZX"]
 
 
+def with_descendants(table: list[Process], owners: dict[int, int]) -> dict[int, int]:
+    """Whose processes are, by pid: what descends from one of a table has the same owner."""
+    found, grown = dict(owners), owners
+    while grown:
+        grown = {each.pid: found[each.parent] for each in table if each.parent in found and each.pid not in found}
+        found |= grown
+    return found
+
+
 def may_be_in(pid: int, sessions: set[int]) -> bool:
     """Whether a process is in one of the sessions, as far as the kernel tells; to read `stat` takes six times as long.
 

@@ -22,7 +22,7 @@ import sys
 
 if __name__ != "__main__":  # the program has these in its own text, above
     from aelastic.host import proc_table, signals
-    from aelastic.host.proc_table import Process, carries, kill, kill_group, processes
+    from aelastic.host.proc_table import Process, carries, kill, kill_group, processes, with_descendants
     from aelastic.host.signals import ignore_signals
 
 # Processes fork while they are being killed, so we look again until nothing is found.  This many looks
@@ -48,16 +48,12 @@ def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process
     """The processes that belong to an agent, as the module says; `spare` are pids that are never part of it."""
     table = [entry for entry in processes() if entry.pid not in spare]
     found = {
-        entry.pid
+        entry.pid: 0
         for entry in table
         # A function's process is known by its pid before it leads a session.
         if entry.session in sessions or entry.pid in sessions or (mark and carries(entry.pid, mark))
     }
-    grown = True
-    while grown:
-        children = {entry.pid for entry in table if entry.parent in found} - found
-        found |= children
-        grown = bool(children)
+    found = with_descendants(table, found)
     return [entry for entry in table if entry.pid in found]
 
 

@@ -200,7 +200,8 @@ class BrokenWatch(Watch):
 async def test_a_watch_that_fails_is_told_and_the_job_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("aelastic.hangs.watches._watches", lambda *_: [BrokenWatch()])
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    monkeypatch.setattr("aelastic.hangs.file_timer.FileTimerServer", lambda *_: BrokenWatch())
     spec = WorkerSpec(local_world_size=1, entrypoint="train.py")
     result = await Supervisor(spec, backend=FakeBackend([Plan(after_s=9, exit=WorkerExit(0))])).run()
     assert result.state is WorkerState.SUCCEEDED
