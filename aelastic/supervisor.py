@@ -41,8 +41,6 @@ from aelastic.spec import WorkerSpec
 from aelastic.workers.program import check_program, check_torch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from aelastic.health.foreign_server import ForeignServer
     from aelastic.health.server import HealthServer
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
@@ -264,13 +262,8 @@ class Supervisor:
         """Makes what the run needs, before anything is started."""
         run: Run | None = None
         try:
-            if self._health_port or self._given_health is not None:
-                await self._open_health()
-            elif self.spec.linger_s:
-                _log.warning("linger has no effect: %s is not set, so there is nothing to read", HEALTH_PORT_VARIABLE)
-            if self.spec.metrics_textfile is not None:
-                await self._open_textfile(self.spec.metrics_textfile)
-            self._open_exports()
+            await self._open_health()
+            await self._open_exports()
             if self.spec.numa_binding is not None:
                 await self._find_cpus()
             run = Run(self._settings, self._group, self._mailbox, self._observers, self._asked)
@@ -316,26 +309,18 @@ class Supervisor:
         self._finding_cpus = None
 
     async def _open_health(self) -> None:
-        """Listens for requests about this agent's health."""
+        """Listens for requests about this agent's health, where somebody may ask."""
+        if not self._health_port and self._given_health is None:
+            if self.spec.linger_s:
+                _log.warning("linger has no effect: %s is not set, so there is nothing to read", HEALTH_PORT_VARIABLE)
+            return
         from aelastic.health.server import open_health
 
         self._health = await open_health(
-            self._health_port,
-            self._given_health,
-            self.collect_stacks,
-            self._expose,
-            self.spec.linger_s,
+            self._health_port, self._given_health, self.collect_stacks, self._expose, self.spec.linger_s
         )
         if self._health is not None:
             self._observers.add(self._health)
-
-    async def _open_textfile(self, path: Path) -> None:
-        """Writes the metrics to a file, from now on."""
-        from aelastic.export.textfile import MetricsTextfile
-
-        textfile = MetricsTextfile(path, self._settings.run_id, self._expose())
-        await textfile.open()
-        self._observers.add(textfile)
 
     def _expose(self) -> Exposition:
         """Status and metrics of the run, for all that show them; told of events before these are."""
@@ -349,9 +334,15 @@ class Supervisor:
             self._observers.add(self._exposition)
         return self._exposition
 
-    def _open_exports(self) -> None:
-        """Sends what happens to services that the environment names."""
+    async def _open_exports(self) -> None:
+        """Writes the metrics to a file, from now on, and sends what happens to services that the environment names."""
         env = self._settings.env
+        if self.spec.metrics_textfile is not None:
+            from aelastic.export.textfile import MetricsTextfile
+
+            textfile = MetricsTextfile(self.spec.metrics_textfile, self._settings.run_id, self._expose())
+            await textfile.open()
+            self._observers.add(textfile)
         if self.spec.progress is not None and "KUBEFLOW_TRAINER_SERVER_URL" in env:
             from aelastic.export.trainer import TrainerStatus, status_server
 

@@ -180,17 +180,12 @@ class Generation:
         return "worker" if server == "agent" and not self._settings.has_agent_store else server
 
     def _worker_env(self, local_rank: int, page: str | None) -> dict[str, str]:
-        assigned = self._assigned
         return worker_env(
             self._settings.spec,
             {**self._settings.env, **self._resources.watches.env},
+            self._assigned,
+            local_rank,
             run_id=self._settings.run_id,
-            ranks=assigned.ranks,
-            local_rank=local_rank,
-            restart_count=assigned.restart_count,
-            fence=assigned.fence,
-            master_addr=assigned.master_addr,
-            master_port=assigned.master_port,
             has_agent_store=self._store_server != "worker",
             control_socket=self._resources.sockets.path(self.number - 1, local_rank),
             notice_page=page,

@@ -61,7 +61,7 @@ class HealthGate:
         with suppress(OSError):
             self._kernel = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._kernel, 0, os.SEEK_END)
-        self._xid = ""
+        self._xid = ""  # a fatal error of a device since this agent has started
 
     async def look(self) -> str:
         """Why this node is unfit; "" if it is fit, or that cannot be told."""
@@ -117,10 +117,6 @@ class HealthGate:
                 free = room.f_bavail * room.f_frsize
                 if free < min(least, room.f_blocks * room.f_frsize // 2):  # some are that small
                     return f"{free >> 20} MiB are left in {path}"
-        return self._read_kernel()
-
-    def _read_kernel(self) -> str:
-        """A fatal error of a device since this agent has started."""
         with suppress(OSError):  # all is read, or it may not be read
             while self._kernel is not None and (line := os.read(self._kernel, 8192)):
                 self._xid = fatal_xid(line.decode(errors="replace")) or self._xid

@@ -154,6 +154,8 @@ class Postmortem:
             return _UNREAD
 
     def _failure(self, start: WorkerStart, worker: Worker, exitcode: int, left: _Left, **known: Any) -> ProcessFailure:
+        # A folder that is kept may hold the event log alone.
+        is_kept = start.stderr is not None and self._logs.kept in start.stderr.parents
         return ProcessFailure(
             worker.local_rank,
             worker.id if isinstance(worker.id, int) else -1,
@@ -162,15 +164,11 @@ class Postmortem:
             error_file_data=left.error_file_data,
             rank=worker.global_rank,
             world_size=worker.world_size,
-            log_file=self._log_file(start),
+            log_file=str(start.stderr) if is_kept else "",
             host=socket.gethostname(),
             stderr_tail=left.stderr_tail,
             **known,
         )
-
-    def _log_file(self, start: WorkerStart) -> str:
-        """The file of its stderr, if that outlives the run: a folder that is kept may hold the event log alone."""
-        return str(start.stderr) if start.stderr is not None and self._logs.kept in start.stderr.parents else ""
 
 
 class _Left(Record):
@@ -188,10 +186,6 @@ _UNREAD = _Left()  # the disk does not answer
 
 def _is_fresh(stderr: Path | None) -> bool:
     try:
-        return stderr is not None and abs(_now() - stderr.stat().st_mtime) < _FRESH_S
+        return stderr is not None and abs(datetime.now(UTC).timestamp() - stderr.stat().st_mtime) < _FRESH_S
     except OSError:
         return False
-
-
-def _now() -> float:
-    return datetime.now(UTC).timestamp()

@@ -116,8 +116,18 @@ class Resources:
             made.callback(self.pages.close)
             made.callback(self.sockets.close)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
-            self.recorder = _recorder_of(spec)
-            self.gate = self._open_gate(settings, made)
+            self.recorder: FlightRecorder | None = None
+            if spec.finds_hangs or spec.expect_output:  # what fires the flight recorders of ranks
+                from aelastic.stacks.collectives import FlightRecorder
+
+                self.recorder = FlightRecorder()
+            self.gate: HealthGate | None = None
+            if spec.health_check is not None:
+                from aelastic.agent.health_gate import HealthGate
+
+                mark_env = self.sockets.mark_env(env)
+                self.gate = HealthGate(spec.health_check, mark_env, self.sockets.mark, self.logs.root)
+                made.callback(self.gate.close)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.progress.step_s, on_found)
             made.callback(self.watches.close)
@@ -136,17 +146,7 @@ class Resources:
                 scratch=scratch,
                 fork_server=self._fork_server,
             )
-            made.pop_all()
-
-    def _open_gate(self, settings: AgentSettings, made: ExitStack) -> HealthGate | None:
-        if settings.spec.health_check is None:
-            return None
-        from aelastic.agent.health_gate import HealthGate
-
-        env, mark = self.sockets.mark_env(settings.env), self.sockets.mark
-        gate = HealthGate(settings.spec.health_check, env, mark, self.logs.root)
-        made.callback(gate.close)
-        return gate
+            self._made = made.pop_all()  # closes them
 
     def reached(self, state: RunState) -> Reached:
         """How far the workers of this generation have come."""
@@ -220,26 +220,12 @@ class Resources:
     def closing(self, observers: Observers) -> AsyncExitStack:
         """Closes what is open, the back end first; each is closed, whatever the others raise."""
         stack = AsyncExitStack()
-        stack.callback(self.sockets.close)
+        stack.callback(self._made.close)
         stack.callback(self.door.close, None)
-        stack.callback(self.pages.close)
-        if self.gate is not None:
-            stack.callback(self.gate.close)
-        stack.callback(self.logs.close)
-        stack.callback(self.watches.close)
         stack.push_async_callback(observers.aclose)
         stack.push_async_callback(self.store.aclose)
         stack.push_async_callback(self.backend.aclose)
         return stack
-
-
-def _recorder_of(spec: WorkerSpec) -> FlightRecorder | None:
-    """What fires the flight recorders of ranks, where hangs are looked for."""
-    if not (spec.finds_hangs or spec.expect_output):
-        return None
-    from aelastic.stacks.collectives import FlightRecorder
-
-    return FlightRecorder()
 
 
 @dataclass

@@ -70,9 +70,8 @@ class Run:
         self._observers = observers
         self._event_source = RunEventSource(group)
         self.resources = Resources(settings, group, self._tell, self._on_found)
-        self._endpoints: dict[
-            str, tuple[str, float]
-        ] = {}  # where there are several: why missing, or "", and since when
+        # Where there are several: why it is missing, or "", and since when.
+        self._endpoints: dict[str, tuple[str, float]] = {}
         self._asked = asked
         self._generation: Generation | None = None
         self._tasks: TaskGroup | None = None

@@ -162,7 +162,8 @@ class StackDumps:
         finally:
             self._collection = None
             if collection.generation == self._group.generation:
-                self._seen |= {rank: _Seen(each, self._is_kept(written.get(rank))) for rank, each in found.items()}
+                kept = {rank: path for rank, path in written.items() if self._scratch not in path.parents}
+                self._seen |= {rank: _Seen(each, kept.get(rank)) for rank, each in found.items()}
             sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
             folder = _folder_of(written.values())
             collection.taken = StacksTaken(collection.generation, collection.why, sources, folder)
@@ -222,9 +223,6 @@ class StackDumps:
                 # A folder of its own; or one that ranks share, in a layout of the user's.
                 return file.with_name(NAME if file.parent.name == str(rank) else f"stack_{rank}.txt")
         return self._scratch / "stacks" / str(rank) / NAME
-
-    def _is_kept(self, path: Path | None) -> Path | None:
-        return None if path is None or self._scratch in path.parents else path
 
 
 class _Collection:

@@ -7,8 +7,8 @@ here, and why: docs/how-to/from-torchrun.md.
 """
 
 from aelastic.elastic_agent.agent import LocalElasticAgent
-from aelastic.elastic_agent.worker_group import Worker, WorkerGroup, WorkerSpec
-from aelastic.group.events import WorkerState
+from aelastic.elastic_agent.worker_group import WorkerGroup, WorkerSpec
+from aelastic.group.events import Worker, WorkerState
 from aelastic.result import RunResult
 
 __all__ = [

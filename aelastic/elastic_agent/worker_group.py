@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.group.events import WorkerState
+from aelastic.group.events import Worker, WorkerState
 
 
 @dataclass
@@ -56,18 +56,6 @@ class WorkerSpec:
         return self.entrypoint if isinstance(self.entrypoint, str) else getattr(self.entrypoint, "__qualname__", "")
 
 
-@dataclass
-class Worker:
-    """One worker of this node (torch: `Worker`); `id` is its pid."""
-
-    local_rank: int
-    global_rank: int = -1
-    role_rank: int = -1
-    world_size: int = -1
-    role_world_size: int = -1
-    id: Any = None
-
-
 class WorkerGroup:
     """The workers of this node, as they were last started (torch: `WorkerGroup`)."""
 
@@ -93,6 +81,5 @@ class WorkerGroup:
 
     def started(self, ids: Mapping[int, Any]) -> None:
         """Takes the pids, by local rank."""
-        for worker in self.workers:
-            worker.id = ids.get(worker.local_rank)
+        self.workers = [worker.replace(id=ids.get(worker.local_rank)) for worker in self.workers]
         self.state = WorkerState.HEALTHY

@@ -199,7 +199,8 @@ def _blocks(lines: _Lines) -> Iterator[_Block]:
             announced = at
         if block:
             is_cut = False
-            is_nested = line.startswith(_NESTED) or (before is not None and _is_from_child(before))
+            last = before.lines[-1].strip() if before else ""
+            is_nested = line.startswith(_NESTED) or _FROM_CHILD.match(last) is not None
             if before and before.weight and block.weight and (link in _CHAINED or is_nested):
                 block.weight = before.weight
                 if is_nested:
@@ -222,11 +223,6 @@ def _blocks(lines: _Lines) -> Iterator[_Block]:
         elif line.strip():
             link = line.strip()
         at = end
-
-
-def _is_from_child(before: _Block) -> bool:
-    """Whether a block's message ends with torch's words for the traceback of a child, which follows."""
-    return _FROM_CHILD.match(before.lines[-1].strip()) is not None
 
 
 def _is_quoted(before: _Block, block: _Block, *, is_apart: bool) -> bool:

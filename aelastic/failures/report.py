@@ -121,31 +121,29 @@ def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> Pro
 
 def killed(stacks: Mapping[int, str]) -> list[str]:
     """Lines on workers that had to be killed; those in the same place are told together."""
-    ranks_of: dict[str, list[int]] = {}
-    file_of: dict[str, str] = {}
-    for rank, text in stacks.items():
-        body, _, file = text.partition(ALL_THREADS)
-        ranks_of.setdefault(body, []).append(rank)
-        file_of.setdefault(body, file)
+    groups, unseen = _grouped({rank: text.partition(ALL_THREADS)[0] for rank, text in stacks.items()})
     lines = []
-    for body, ranks in list(ranks_of.items())[:REPORT_STACKS_MAX]:
+    for body, ranks in groups:
         lines += f"{_named(ranks)} {body}".split("\n")
-        if file_of[body]:
-            lines.append(f"  all threads: {file_of[body]}{' and beside it' if len(ranks) > 1 else ''}")
-    if unseen := [rank for ranks in list(ranks_of.values())[REPORT_STACKS_MAX:] for rank in ranks]:
-        lines.append(f"... and {_named(unseen)}")
-    return lines
+        if file := stacks[ranks[0]].partition(ALL_THREADS)[2]:
+            lines.append(f"  all threads: {file}{' and beside it' if len(ranks) > 1 else ''}")
+    return [*lines, f"... and {_named(unseen)}"] if unseen else lines
 
 
 def raised_meanwhile(raised: Mapping[int, ProcessFailure]) -> list[str]:
     """Lines on workers that were asked to end and failed; those that failed in the same way are told together."""
+    groups, unseen = _grouped({rank: failure.headline for rank, failure in raised.items()})
+    lines = [f"{_named(ranks)} ended by {headline}" for headline, ranks in groups]
+    return [*lines, f"... and {_named(unseen)} in other ways"] if unseen else lines
+
+
+def _grouped(texts: Mapping[int, str]) -> tuple[list[tuple[str, list[int]]], list[int]]:
+    """Each text with its ranks, up to a limit; and the ranks of other texts."""
     ranks_of: dict[str, list[int]] = {}
-    for rank, failure in raised.items():
-        ranks_of.setdefault(failure.headline, []).append(rank)
-    lines = [f"{_named(ranks)} ended by {headline}" for headline, ranks in list(ranks_of.items())[:REPORT_STACKS_MAX]]
-    if unseen := [rank for ranks in list(ranks_of.values())[REPORT_STACKS_MAX:] for rank in ranks]:
-        lines.append(f"... and {_named(unseen)} in other ways")
-    return lines
+    for rank, text in texts.items():
+        ranks_of.setdefault(text, []).append(rank)
+    groups = list(ranks_of.items())
+    return groups[:REPORT_STACKS_MAX], [rank for _, ranks in groups[REPORT_STACKS_MAX:] for rank in ranks]
 
 
 def _named(ranks: Collection[int]) -> str:

@@ -39,7 +39,8 @@ class State:
     def __init__(self) -> None:
         self.threads = _threads()
         self.sockets = len([place for place in _descriptors() if place.startswith("socket:")])
-        self.devices = {place for place in (*_descriptors(), *_mapped()) if _is_device(place)}
+        devices = [place for place in (*_descriptors(), *_mapped()) if place.startswith("/dev/")]
+        self.devices = {place for place in devices if not place.startswith(_PLAIN_DEVICES)}
         self.children = _has_children()
         self.accelerator = _initialized_accelerator()
         self.handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -48,27 +49,20 @@ class State:
 
     def reasons_against(self, before: "State") -> list[str]:
         """What an import has done since, one clause for each."""
-        found = []
-        if self.threads > before.threads:
-            found.append("starts a thread")
-        if self.sockets > before.sockets:
-            found.append("opens a socket")
-        if devices := sorted(self.devices - before.devices):
-            found.append(f"opens {devices[0]}")
-        if self.children and not before.children:
-            found.append("starts a process")
-        if self.accelerator and not before.accelerator:
-            found.append(f"initializes {self.accelerator}")
-        if changed := [number for number, handler in self.handlers.items() if before.handlers[number] != handler]:
-            found.append(
-                f"handles {signal.Signals(changed[0]).name}"
-                if changed[0] in set(signal.Signals)
-                else "handles a signal"
-            )
-        if self.cwd != before.cwd:
-            found.append("changes the working directory")
-        if self.umask != before.umask:
-            found.append("changes the umask")
+        devices = sorted(self.devices - before.devices)
+        changed = [number for number, handler in self.handlers.items() if before.handlers[number] != handler]
+        names = [signal.Signals(number).name if number in set(signal.Signals) else "a signal" for number in changed]
+        done = {
+            "starts a thread": self.threads > before.threads,
+            "opens a socket": self.sockets > before.sockets,
+            f"opens {devices[0] if devices else ''}": bool(devices),
+            "starts a process": self.children and not before.children,
+            f"initializes {self.accelerator}": bool(self.accelerator) and not before.accelerator,
+            f"handles {names[0] if names else ''}": bool(changed),
+            "changes the working directory": self.cwd != before.cwd,
+            "changes the umask": self.umask != before.umask,
+        }
+        found = [clause for clause, is_so in done.items() if is_so]
         found += [f"replaces sys.{name}" for name, stream in self.streams.items() if stream is not before.streams[name]]
         return found
 
@@ -100,10 +94,6 @@ def _descriptors() -> list[str]:
 def _mapped() -> set[str]:
     with open("/proc/self/maps") as file:
         return {line.split(maxsplit=5)[-1].strip() for line in file if "/dev/" in line}
-
-
-def _is_device(place: str) -> bool:
-    return place.startswith("/dev/") and not place.startswith(_PLAIN_DEVICES)
 
 
 def _has_children() -> bool:

@@ -268,7 +268,8 @@ class ForkServer:
         try:
             command = PythonCommand(self._command.interpreter, ("-P",), "script", words[0], tuple(words))
             await parked.prepare(command, self._env, is_helper=True)
-            _launch_helper(parked, command, fds)
+            with open(os.devnull, "r+b") as null:  # noqa: ASYNC230  no disk
+                parked.launch(command, {**dict.fromkeys(range(3), null.fileno()), **fds})
         except BaseException as error:
             self._bury(parked)
             if isinstance(error, NoAnswerError | OSError):
@@ -336,8 +337,3 @@ class ForkServer:
         if self.imports is not None:
             self.imports.close()
         self._process.close()
-
-
-def _launch_helper(parked: Parked, command: PythonCommand, fds: Mapping[int, int]) -> None:
-    with open(os.devnull, "r+b") as null:
-        parked.launch(command, {**dict.fromkeys(range(3), null.fileno()), **fds})

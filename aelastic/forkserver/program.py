@@ -128,16 +128,13 @@ def _is_installed(name: str) -> bool:
         return False
     if spec is None or spec.origin in {None, "built-in", "frozen"}:
         return spec is not None
-    # Of this environment, of the one below it, of the distribution, of the user.
-    packages = [folder for folder in sys.path if os.path.basename(folder) in {"site-packages", "dist-packages"}]
-    folders = [os.path.realpath(folder) for folder in (*_standard_library(), *packages)]
-    return os.path.realpath(str(spec.origin)).startswith(tuple(folder + os.sep for folder in folders))
-
-
-def _standard_library() -> tuple[str, str]:
     import sysconfig
 
-    return sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    # Of this environment, of the one below it, of the distribution, of the user.
+    packages = [folder for folder in sys.path if os.path.basename(folder) in {"site-packages", "dist-packages"}]
+    library = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+    folders = [os.path.realpath(folder) for folder in (*library, *packages)]
+    return os.path.realpath(str(spec.origin)).startswith(tuple(folder + os.sep for folder in folders))
 
 
 def _printed_bytes() -> int:
@@ -150,21 +147,18 @@ def _printed_bytes() -> int:
 
 def _import(name: str) -> str:
     """Imports a module; gives what went wrong, in one line."""
-    return " ".join(_failure_of_import(name).split())
-
-
-def _failure_of_import(name: str) -> str:
+    why = ""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError as error:
-        return f"is not installed: {error}"
+        why = f"is not installed: {error}"
     except ImportError as error:
-        return f"cannot be imported: {error}"
+        why = f"cannot be imported: {error}"
     except SystemExit as error:
-        return f"calls sys.exit({error.code!r})"
+        why = f"calls sys.exit({error.code!r})"
     except BaseException as error:  # noqa: BLE001  a module may raise anything
-        return f"fails: {type(error).__name__}" + (f": {error}" if str(error) else "")
-    return ""
+        why = f"fails: {type(error).__name__}" + (f": {error}" if str(error) else "")
+    return " ".join(why.split())
 
 
 def _clone(control: socket.socket) -> int:

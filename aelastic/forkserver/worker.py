@@ -88,10 +88,10 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
     word, fds = _received(gate)  # from here on no other one is started, whatever becomes of this process
     gate.close()  # its number may be that of a descriptor of the worker's
     request |= word
-    learning = _become(request, fds, template)
-    for pipe in learning:
+    for pipe in _become(request, fds, template):
         tell_imports(pipe)
-    _forget_ourselves()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "_forkserver"]:
+        del sys.modules[name]
     _run(request)
 
 
@@ -233,11 +233,6 @@ def tell_imports(pipe: int) -> None:
             told = -1
 
     sys.addaudithook(hook)
-
-
-def _forget_ourselves() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "_forkserver"]:
-        del sys.modules[name]
 
 
 def _run(request: dict[str, Any]) -> NoReturn:

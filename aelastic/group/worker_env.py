@@ -12,7 +12,7 @@ from typing import Any
 
 from aelastic.errors import InputError
 from aelastic.notice.page import PAGE_VARIABLE
-from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.protocol.messages import Assigned
 from aelastic.spec import WorkerSpec
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
@@ -41,19 +41,16 @@ OWN_VARIABLES = frozenset(
 def worker_env(
     spec: WorkerSpec,
     base: Mapping[str, str],
+    assigned: Assigned,
+    local_rank: int,
     *,
     run_id: str,
-    ranks: NodeRanks,
-    local_rank: int,
-    restart_count: int,
-    fence: int,
-    master_addr: str,
-    master_port: int,
     control_socket: str,
-    notice_page: str | None = None,
-    has_agent_store: bool = True,
+    notice_page: str | None,
+    has_agent_store: bool,
 ) -> dict[str, str]:
     """`base` plus what makes `torch.distributed.init_process_group()` work, for one worker."""
+    ranks = assigned.ranks
     return {
         **base,
         **_same_for_all(spec, base, run_id),
@@ -66,10 +63,10 @@ def worker_env(
         "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
         "GROUP_WORLD_SIZE": str(ranks.group_world_size),
         "ROLE_WORLD_SIZE": str(ranks.role_world_size),
-        "MASTER_ADDR": master_addr,
-        "MASTER_PORT": str(master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(restart_count),
-        FENCE_VARIABLE: str(fence),
+        "MASTER_ADDR": assigned.master_addr,
+        "MASTER_PORT": str(assigned.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(assigned.restart_count),
+        FENCE_VARIABLE: str(assigned.fence),
         # Whether rank 0's init_process_group connects to our store instead of serving one of its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store),
         # torchrun leaves this one to its users; where they do not set it, `worker_main` serves nothing.

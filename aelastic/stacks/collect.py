@@ -17,6 +17,7 @@ import shutil
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 
@@ -94,23 +95,16 @@ async def take(targets: Mapping[int, int], tools: Tools, found: dict[int, Stack 
 
 
 async def _look(pid: int, tools: Tools, turns: anyio.CapacityLimiter, begun: float) -> Stack | str:
-    async def py_spy() -> Stack:
-        if tools.py_spy is None:
-            raise NotSeen("not installed (pip install 'aelastic[stacks]')")
-        program = tools.py_spy
-        async with turns:
-            return await _ask_each(pid, lambda pid: _dump(pid, program, tools.env))
-
     reasons = []
-    sources: Sequence[tuple[str, Callable[[], Awaitable[Stack]], float]] = (
-        (MEMORY, lambda: _ask_each(pid, lambda pid: _read_memory(pid, turns)), MEMORY_UNTIL_S),
-        (PY_SPY, py_spy, PY_SPY_UNTIL_S),
+    sources: Sequence[tuple[str, Callable[[int], Awaitable[Stack]], float]] = (
+        (MEMORY, partial(_read_memory, turns=turns), MEMORY_UNTIL_S),
+        (PY_SPY, partial(_dump, tools=tools, turns=turns), PY_SPY_UNTIL_S),
     )
     for name, ask, until_s in sources:
         reason = "no answer in time"
         with anyio.CancelScope(deadline=begun + until_s):
             try:
-                return await ask()
+                return await _ask_each(pid, ask)
             except (NotSeen, OSError) as error:
                 reason = str(error)
         if not proc_table.is_alive(pid):
@@ -146,13 +140,16 @@ async def _read_memory(pid: int, turns: anyio.CapacityLimiter) -> Stack:
 # py-spy.
 
 
-async def _dump(pid: int, program: str, env: Mapping[str, str]) -> Stack:
+async def _dump(pid: int, tools: Tools, turns: anyio.CapacityLimiter) -> Stack:
+    if tools.py_spy is None:
+        raise NotSeen("not installed (pip install 'aelastic[stacks]')")
     complaint = ""
     for _ in range(PY_SPY_ATTEMPTS):
         # Nonblocking: it does not stop the process, and sees one that is stopped already.
-        command = [program, "dump", "--nonblocking", "--json", "--pid", str(pid)]
+        command = [tools.py_spy, "dump", "--nonblocking", "--json", "--pid", str(pid)]
         try:
-            code, said, complaint = await output_of(command, env, bytes_max=OUTPUT_BYTES_MAX)
+            async with turns:
+                code, said, complaint = await output_of(command, tools.env, bytes_max=OUTPUT_BYTES_MAX)
         except ProgramError as error:
             raise NotSeen(str(error)) from None
         if code == 0:

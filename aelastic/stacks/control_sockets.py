@@ -34,12 +34,9 @@ class ControlSockets:
         self._prefix = str(scratch)
         if len(os.fsencode(scratch)) + NAME_BYTES_MAX >= PATH_BYTES_MAX:
             with contextlib.suppress(OSError):  # making the scratch folder fails with the reason
-                self._shorten(scratch)
-
-    def _shorten(self, scratch: Path) -> None:
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = os.open(scratch.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._prefix = f"/proc/{os.getpid()}/fd/{self._folder}/{scratch.name}"
+                scratch.parent.mkdir(parents=True, exist_ok=True)
+                self._folder = os.open(scratch.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._prefix = f"/proc/{os.getpid()}/fd/{self._folder}/{scratch.name}"
 
     @property
     def mark(self) -> str:

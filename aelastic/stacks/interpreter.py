@@ -125,16 +125,12 @@ class _Reader:
                 struct.unpack_from("=Q", head, at)[0] for at in (layout.code, layout.previous, layout.instruction)
             )
             code &= POINTER
-            if self._is_code(code):  # else it is a call from C
+            if code and self._memory.word(code + layout.type) == self._base + layout.code_type:  # else a call from C
                 file, name, lines, first = self._code(code)
                 line = line_at(lines, first, instruction - code - layout.first_instruction)
                 if file != _SHIM:
                     yield Frame(file, line, name)
             address = previous
-
-    def _is_code(self, address: int) -> bool:
-        layout = self._layout
-        return bool(address) and self._memory.word(address + layout.type) == self._base + layout.code_type
 
     def _code(self, address: int) -> tuple[str, str, bytes, int]:
         """Its file, name, table of lines, and first line."""

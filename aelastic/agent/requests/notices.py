@@ -68,10 +68,11 @@ class Notices:
 
     def on_told(self, message: r.Notice | r.Answer) -> None:
         """The coordinator announces an interruption, or calls it off; or says what has become of a request."""
+        newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:
             case r.Answer(_, is_applied, text) if text:
                 self._tell(Announced("answer" if is_applied else "refused", text))
-            case r.Notice(notice_id, _, stage) if stage is r.Stage.LEAVE or notice_id >= self._newest_id:
+            case r.Notice(notice_id, _, stage) if stage is r.Stage.LEAVE or notice_id >= newest_id:
                 self._newest = message
                 self._following.cancel()
                 self._changed.set()
@@ -79,10 +80,6 @@ class Notices:
                 pass  # of an earlier coordinator; to who only looks
             case _:
                 assert_never(message)
-
-    @property
-    def _newest_id(self) -> int:
-        return 0 if self._newest is None else self._newest.notice_id
 
     async def run(self) -> None:
         """Carries out the newest notice.  Runs until cancelled."""
