@@ -6,7 +6,6 @@ agent has a part in the job, and open where its node has a seat; what does not k
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from typing import Any, assert_never
@@ -15,13 +14,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
 from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
-from aelastic.rdzv.protocol.messages import Seat, Seats, Vote, Voted
+from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election import Election
+from aelastic.rdzv.wire.incoming import Incoming
 from aelastic.rdzv.wire.proofs import BALLOT as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
@@ -33,7 +32,7 @@ _log = logging.getLogger(__name__)
 ANSWER_TIMEOUT_S = 1.0
 
 
-class Ballots:
+class Ballots(Incoming[ev.Event]):
     """Asks for votes, and gives them.
 
     Args:
@@ -52,29 +51,20 @@ class Ballots:
         proofs: Proofs,
         on_chosen: Callable[[], None],
     ) -> None:
+        super().__init__(port, strangers, proofs)
         self.election = election
         self.port = port.number
-        self._port = port
         self._address = ""  # that others are told
         self._moved = anyio.Event()  # it is another one
-        self._proofs = proofs
         self._on_chosen = on_chosen
-        self._mailbox: Mailbox[ev.Event] = Mailbox()
-        self._streams: dict[int, Stream] = {}
-        self._strangers = strangers
-        self._numbers = itertools.count(1)
 
     def post(self, event: ev.Event) -> None:
-        if isinstance(event, ev.Seated):
-            self._sit(event.seats)
+        if isinstance(event, ev.Seated):  # others of a round are told where this agent answers
+            own = (seat.address for seat in event.seats.seats if seat.node_id == self.election.node_id)
+            if (address := next(own, self._address)) != self._address:
+                self._address = address
+                self._moved.set()
         self._mailbox.post(event)
-
-    def _sit(self, seats: Seats) -> None:
-        """Others of a round are told where this agent answers."""
-        own = next((seat.address for seat in seats.seats if seat.node_id == self.election.node_id), self._address)
-        if own != self._address:
-            self._address = own
-            self._moved.set()
 
     async def run(self) -> None:
         """Runs until it is cancelled; then the port is closed."""
@@ -136,11 +126,6 @@ class Ballots:
 
     # Called by the loop.
 
-    def _on_open(self, stream: Stream) -> None:
-        stream.conn = next(self._numbers)
-        self._streams[stream.conn] = stream
-        self._strangers.add(stream, clock.now())
-
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Vote):
             self._strangers.forget(stream)
@@ -148,23 +133,10 @@ class Ballots:
         else:
             stream.abort()
 
-    def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, clock.now())
-
-    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
-        if isinstance(error, ProofError):
-            self._strangers.refuse(stream, error)
-            return
+    def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
         self._strangers.tell(clock.now(), told, stream.peer, error)
         stream.abort()
-
-    def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
-        del self._streams[stream.conn]
-        self._strangers.forget(stream)
-
-    def on_bug(self, error: Exception) -> None:
-        self._mailbox.fail(error)
 
 
 class _Asking:

@@ -6,7 +6,6 @@ the loopback interface.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,30 +15,30 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousError
 from aelastic.host.listeners import HeldPort
 from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.protocol.codec import UPWARD, WireError, encode
+from aelastic.rdzv.protocol.codec import UPWARD, OtherProtocolError, WireError, encode
 from aelastic.rdzv.protocol.messages import Seats
-from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.survivors.absent import awaited_s
+from aelastic.rdzv.wire.incoming import Incoming
 from aelastic.rdzv.wire.proofs import MEMBER as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import Stream, is_other_protocol
+from aelastic.rdzv.wire.stream import Stream
 
 _log = logging.getLogger(__name__)
 
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
 
+STANDING_BACK = "lost all other nodes at once: giving up coordination for %.1f s, so that another agent can take over"
 WAITING = "job finished; waiting up to %.0f s for the agents on %s to receive the result (Ctrl-C skips the wait)"
 
 
-class CoordinatorServer:
+class CoordinatorServer(Incoming[ev.Event]):
     """Coordinates from one listening socket, for one term.
 
     Args:
@@ -64,15 +63,10 @@ class CoordinatorServer:
         strangers: Strangers,
         proofs: Proofs,
     ) -> None:
-        self._leader = leader
-        self._record = record
+        super().__init__(port, strangers, proofs)
+        self._leader, self._record = leader, record
         self._board, self._turn = board, turn
-        self._port, self._proofs = port, proofs
         self._on_stepped_down = on_stepped_down
-        self._mailbox: Mailbox[ev.Event] = Mailbox()
-        self._streams: dict[int, Stream] = {}
-        self._strangers = strangers
-        self._numbers = itertools.count(1)
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
         self._changed = anyio.Event()
         # An election's coordinator asks the board beside its renewals, which need no answer.
@@ -90,7 +84,10 @@ class CoordinatorServer:
                     for action in self._leader.handle(event, clock.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
-                        self._on_handled(self._streams[event.conn])
+                        stream = self._streams[event.conn]
+                        if not stream.is_closing and self._strangers.forget(stream):  # else refused, or known
+                            self._proofs.warn_if_open(stream.peer)
+                        stream.handled()
                     self._changed.set()
                 tasks.cancel_scope.cancel()
         finally:
@@ -150,7 +147,7 @@ class CoordinatorServer:
                     self._mailbox.post(ev.Renewed(record, is_assumed=True, rival_epoch=rival.epoch if rival else 0))
                 if not self._is_claiming:
                     self._is_claiming = self._record.is_elected
-                    tasks.start_soon(self._renew, seats, name="renew")
+                    tasks.start_soon(self._claim if self._is_claiming else self._renew, seats, name="renew")
             case ev.Reclaim(above, stand_back_s):
                 tasks.start_soon(self._reclaim, above, stand_back_s, name="reclaim")
             case ev.Publish(verdict):
@@ -160,11 +157,6 @@ class CoordinatorServer:
                 self._on_stepped_down()
             case _:
                 assert_never(action)
-
-    def _on_handled(self, stream: Stream) -> None:
-        if not stream.is_closing and self._strangers.forget(stream):  # else it was refused, or is known
-            self._proofs.warn_if_open(stream.peer)
-        stream.handled()
 
     # The board.
 
@@ -176,9 +168,6 @@ class CoordinatorServer:
                 yield
 
     async def _renew(self, seats: Seats | None) -> None:
-        if self._is_claiming:
-            await self._claim(seats)
-            return
         try:
             async with self._board_within_lease():
                 renewed = await self._board.renew(self._record.replace(seats=seats))
@@ -214,18 +203,14 @@ class CoordinatorServer:
             except (RendezvousError, InputError) as error:
                 _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
 
-    async def _stand_back(self, seconds: float) -> None:
-        told = "lost all other nodes at once: giving up coordination for %.1f s, so that another agent can take over"
-        _log.warning(told, seconds)
-        until = clock.now() + seconds
-        await self._resign(self._record.seats)
-        await anyio.sleep_until(until)
-
     async def _reclaim(self, above: int, stand_back_s: float) -> None:
         rival, self._rival = self._rival, None
         seen = None if stand_back_s else self._record
         if stand_back_s:
-            await self._stand_back(stand_back_s)
+            _log.warning(STANDING_BACK, stand_back_s)
+            until = clock.now() + stand_back_s
+            await self._resign(self._record.seats)
+            await anyio.sleep_until(until)
         try:
             async with self._board_within_lease():
                 if rival is not None:
@@ -234,11 +219,10 @@ class CoordinatorServer:
         except (RendezvousError, InputError, TimeoutError) as error:
             _log.info("%s: leadership could not be reclaimed (%s)", self._board.name, str(error) or "no answer")
             record = None
-        if record is not None and record.candidate == self._record.candidate:
-            self._record = record
-            self._mailbox.post(ev.Reclaimed(record))
-        else:
-            self._mailbox.post(ev.Reclaimed(None))
+        if record is not None and record.candidate != self._record.candidate:
+            record = None
+        self._record = record or self._record
+        self._mailbox.post(ev.Reclaimed(record))
 
     async def _publish(self, verdict: str) -> None:
         try:
@@ -256,32 +240,17 @@ class CoordinatorServer:
         proof = self._proofs.make(DOOR, is_client=False)
         return Stream(self, UPWARD, self._on_open, proof, self._on_proved)
 
-    def _on_open(self, stream: Stream) -> None:
-        stream.conn = next(self._numbers)
-        self._streams[stream.conn] = stream
-        self._strangers.add(stream, clock.now())
-
     def _on_proved(self, stream: Stream) -> None:
         self._mailbox.post(ev.Opened(stream.conn, stream.peer, stream.own_address))
 
     def on_message(self, stream: Stream, message: Any) -> None:
         self._mailbox.post(ev.Received(stream.conn, message))
 
-    def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, clock.now())
-
-    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
-        if isinstance(error, ProofError):
-            self._strangers.refuse(stream, error)
-            return
+    def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: not an aelastic agent (%s)"
         self._strangers.tell(clock.now(), told, stream.peer, error)
-        self._mailbox.post(ev.Garbled(stream.conn, str(error), is_other_protocol(error)))
+        self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
-    def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
-        del self._streams[stream.conn]
-        self._strangers.forget(stream)
+    def on_closed(self, stream: Stream, reason: str) -> None:
+        super().on_closed(stream, reason)
         self._mailbox.post(ev.Closed(stream.conn, stream.is_reset))
-
-    def on_bug(self, error: Exception) -> None:
-        self._mailbox.fail(error)

@@ -17,7 +17,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol.addresses import is_address
-from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, OtherProtocolError, WireError
+from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, WireError
 from aelastic.rdzv.secret.handshake import Handshake, ProofError, Tagger
 
 # A peer that reads nothing (suspended, or cut off) is dropped before it costs more memory than this.
@@ -281,7 +281,9 @@ class NoConnectionError(Exception):
     """
 
     def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int, hosts: Sequence[str]) -> None:
-        reasons = {f"{address}: {_in_words(error)}": None for address, error in attempts}
+        # asyncio puts "[Errno 111] Connect call failed ('::1', 80, 0, 0)" where the kernel's word says more.
+        words = [os.strerror(e.errno) if e.errno and e.errno > 0 else str(e) for _, e in attempts]
+        reasons = {f"{address}: {why}": None for (address, _), why in zip(attempts, words, strict=True)}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
         # A name that cannot be resolved here says nothing about the port there.
         heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
@@ -335,12 +337,3 @@ def _is_own(address: str) -> bool:
             return bool(probe.getsockname()[0] == address)
     except OSError:
         return False
-
-
-def is_other_protocol(error: Exception) -> bool:
-    return isinstance(error, OtherProtocolError)
-
-
-def _in_words(error: OSError) -> str:
-    # asyncio puts "[Errno 111] Connect call failed ('::1', 80, 0, 0)" where the kernel's word says more.
-    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
