@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import cache
 from hmac import compare_digest
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -136,7 +137,7 @@ class Decoder:
     def _message(self, body: bytes) -> Any:
         try:
             name, fields = json.loads(body)
-            cls = self._kinds[name]
+            cls: Any = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"no message of the protocol: {body[:80]!r}") from None
         try:
@@ -154,31 +155,23 @@ class Decoder:
 
 
 _Reader = Callable[[Any, str], Any]
-_readers: dict[Any, _Reader] = {}
 
 
+@cache
 def _reader_of(kind: Any) -> _Reader:
     """A function that checks a value against a type, and makes it one."""
-    if kind not in _readers:
-        _readers[kind] = _make_reader(kind)
-    return _readers[kind]
-
-
-def _make_reader(kind: Any) -> _Reader:
     if get_origin(kind) in {Union, UnionType}:
-        return _reader_of_optional(kind)
+        (inner,) = [each for each in get_args(kind) if each is not NoneType]
+        read_inner = _reader_of(inner)
+        return lambda value, where: None if value is None else read_inner(value, where)
     if get_origin(kind) is tuple:
         return _reader_of_tuple(kind)
     if isinstance(kind, type) and issubclass(kind, Record):
         return _reader_of_record(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return _reader_of_enum(kind)
-    if kind is int:
-        return _read_int
-    if kind is float:
-        return _read_float
-    if kind is str:
-        return _read_text
+    if kind in (own := {int: _read_int, float: _read_float, str: _read_text}):
+        return own[kind]
 
     def read(value: Any, where: str) -> Any:
         if type(value) is kind:  # a bool is no number
@@ -209,12 +202,6 @@ def _read_float(value: Any, where: str) -> float:
     raise WireError(f"{where} is {value!r:.80}, and should be a number")
 
 
-def _reader_of_optional(kind: Any) -> _Reader:
-    (inner,) = [each for each in get_args(kind) if each is not NoneType]
-    read_inner = _reader_of(inner)
-    return lambda value, where: None if value is None else read_inner(value, where)
-
-
 def _reader_of_tuple(kind: Any) -> _Reader:
     read_item = _reader_of(get_args(kind)[0])  # tuple[X, ...]
 
@@ -238,10 +225,10 @@ def _reader_of_enum(kind: type[StrEnum]) -> _Reader:
 
 def _reader_of_record(kind: type[Record]) -> _Reader:
     hints = get_type_hints(kind)
-    # Of a failure some fields stay on their host, and texts are cut: what one node sends goes on to all others.
-    make, names = (
-        (ProcessFailure.from_elsewhere, SHARED_FIELDS) if kind is ProcessFailure else (kind, kind.__match_args__)
-    )
+    make: Callable[..., Record] = kind
+    names = kind.__match_args__
+    if kind is ProcessFailure:  # some fields stay on their host, and texts are cut: what one node sends goes to all
+        make, names = ProcessFailure.from_elsewhere, SHARED_FIELDS
     readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in names]
 
     def read(value: Any, where: str) -> Record:

@@ -44,61 +44,44 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ")
 
 
+def _rule(holds: Callable[[Any], bool], what: str, read: Rule = lambda value: value) -> Rule:
+    """Reads a value for which something holds; of any other it says what it should be."""
+
+    def check(value: Any) -> Any:
+        if holds(value):
+            return read(value)
+        raise ValueError(f"should be {what}")
+
+    return check
+
+
 def _number(least: float, most: float) -> Rule:
-    def read(value: Any) -> Any:
-        if value is None or least <= value <= most:
-            return value
-        raise ValueError(f"should be between {least:.15g} and {most:.15g}")
-
-    return read
+    return _rule(lambda value: value is None or least <= value <= most, f"between {least:.15g} and {most:.15g}")
 
 
-def _word(least: int) -> Rule:
-    def read(value: Any) -> Any:
-        if least <= len(value) <= NAME_MAX and value.isprintable() and " " not in value:
-            return value
-        raise ValueError(f"should be a word of {least} to {NAME_MAX} characters")
-
-    return read
-
-
-def _shown_name(value: Any) -> Any:
-    if len(value) <= NAME_MAX:
-        return one_line(value)
-    raise ValueError(f"should be a text of at most {NAME_MAX} characters")
+def _is_word(value: Any, least: int = 0) -> bool:
+    return least <= len(value) <= NAME_MAX and value.isprintable() and " " not in value
 
 
 def _distinct(each: Rule, most: float) -> Rule:
-    def read(values: Any) -> Any:
-        for value in values:
-            each(value)
-        if len(values) <= most and len(set(values)) == len(values):
-            return values
-        raise ValueError(f"should be at most {most}, and different ones")
+    def holds(values: Any) -> bool:
+        return len([each(value) for value in values]) <= most and len(set(values)) == len(values)
 
-    return read
+    return _rule(holds, f"at most {most}, and different ones")
 
 
 def _few(most: int) -> Rule:
-    def read(values: Any) -> Any:
-        if len(values) <= most:
-            return values
-        raise ValueError(f"should be at most {most}")
-
-    return read
-
-
-def _store_server(value: Any) -> Any:
-    if value in m.STORE_SERVERS:
-        return value
-    raise ValueError(f"should be one of {', '.join(m.STORE_SERVERS)}")
+    return _rule(lambda values: len(values) <= most, f"at most {most}")
 
 
 def _exactly(value: Any) -> Any:
     return value
 
 
-_NAME, _WORD = _word(1), _word(0)
+_NAME = _rule(lambda value: _is_word(value, 1), f"a word of 1 to {NAME_MAX} characters")
+_WORD = _rule(_is_word, f"a word of 0 to {NAME_MAX} characters")
+_SHOWN_NAME = _rule(lambda value: len(value) <= NAME_MAX, f"a text of at most {NAME_MAX} characters", one_line)
+_STORE_SERVER = _rule(m.STORE_SERVERS.__contains__, f"one of {', '.join(m.STORE_SERVERS)}")
 _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
 _RANK_OR_NONE = _number(-1, COUNT_MAX)
 _EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, m.ROUND_MAX)
@@ -108,7 +91,7 @@ _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
 _RULES: dict[str, Rule] = {
     "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": _exactly, "protocol": _exactly,
-    "host": _shown_name, "role": _shown_name, "reason": one_line, "text": one_line, "ended": one_line,
+    "host": _SHOWN_NAME, "role": _SHOWN_NAME, "reason": one_line, "text": one_line, "ended": one_line,
     "master_addr": _WORD, "way_address": _WORD, "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
     "epoch": _EPOCH, "seen_epoch": _EPOCH, "closing_epoch": _EPOCH, "round": _ROUND, "fence": _FENCE,
@@ -117,19 +100,19 @@ _RULES: dict[str, Rule] = {
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
     "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
     "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
-    "store_server": _store_server, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
-    "steps": _RANK_OR_NONE, "at": _shown_name, "call": _shown_name, "collective": _shown_name, "state": _shown_name,
-    "unknown": _shown_name,
+    "store_server": _STORE_SERVER, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
+    "steps": _RANK_OR_NONE, "at": _SHOWN_NAME, "call": _SHOWN_NAME, "collective": _SHOWN_NAME, "state": _SHOWN_NAME,
+    "unknown": _SHOWN_NAME,
     "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,
     "ask_id": _NAME, "asker": _NAME, "nodes": _distinct(_NAME, COUNT_MAX), "key": _WORD, "value": _exactly,
-    "offset": _number(-1, 1 << 53), "target": _shown_name, "deadline_s": _SECONDS,
+    "offset": _number(-1, 1 << 53), "target": _SHOWN_NAME, "deadline_s": _SECONDS,
     # Of a failure, where -1 is what is not known; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
     "log_file": _exactly, "found_by": _exactly, "unfit": one_line,
     "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
-    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _shown_name,
+    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _SHOWN_NAME,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
@@ -149,10 +132,6 @@ _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
 }
 
 _Check = Callable[[Any], list[tuple[str, bool]]]
-
-
-def _check_terms(terms: m.Terms) -> list[tuple[str, bool]]:
-    return [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)]
 
 
 def _check_past(past: m.Past) -> list[tuple[str, bool]]:
@@ -200,22 +179,18 @@ def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:
     ]
 
 
-def _check_assigned(assigned: m.Assigned) -> list[tuple[str, bool]]:
-    is_none = assigned.coordinator_rank >= assigned.ranks.group_world_size
-    return [("round is 0", not assigned.round), ("coordinator_rank is none of the round's", is_none)]
-
-
-def _check_ended(ended: m.Ended) -> list[tuple[str, bool]]:
-    return [("a job that failed has no cause", ended.outcome is m.Outcome.FAILED and ended.cause is None)]
-
-
 _CHECKS: dict[type[Record], _Check] = {
-    m.Terms: _check_terms,
+    m.Terms: lambda terms: [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)],
     m.Past: _check_past,
     m.Hello: _check_hello,
     m.Seats: _check_seats,
-    m.Assigned: _check_assigned,
-    m.Ended: _check_ended,
+    m.Assigned: lambda assigned: [
+        ("round is 0", not assigned.round),
+        ("coordinator_rank is none of the round's", assigned.coordinator_rank >= assigned.ranks.group_world_size),
+    ],
+    m.Ended: lambda ended: [
+        ("a job that failed has no cause", ended.outcome is m.Outcome.FAILED and ended.cause is None)
+    ],
     NodeRanks: _check_ranks,
 }
 
