@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aelastic.aio import clock
@@ -40,32 +39,32 @@ class AgentContext(Record):
 BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
 
 
-def _board(module: str, name: str) -> Callable[..., Any]:
-    """A class in `boards/`, imported when a job uses it: jobs on other boards do not pay for it."""
-    return getattr(import_module(f"aelastic.rdzv.boards.{module}"), name)  # type: ignore[no-any-return]
+def _on_etcd(settings: RendezvousSettings, around: AgentContext) -> Board:
+    """As the next one, imported when a job uses it: jobs on other boards do not pay for it."""
+    from aelastic.rdzv.boards.etcd import EtcdBoard
+
+    return EtcdBoard(settings, around.run_id, around.secret)
 
 
-def _quorum(settings: RendezvousSettings, around: AgentContext) -> Board:
-    board = _board("quorum", "QuorumBoard")(settings, around.run_id, around.env, around.on_endpoint, around.secret)
-    around.store.fork_from(board.fork)
-    return board  # type: ignore[no-any-return]
+def _on_tcp_stores(settings: RendezvousSettings, around: AgentContext) -> Board:
+    if settings.has_several_endpoints:
+        from aelastic.rdzv.boards.quorum import QuorumBoard
+
+        board = QuorumBoard(settings, around.run_id, around.env, around.on_endpoint, around.secret)
+        around.store.fork_from(board.fork)
+        return board
+    if settings.backend == "static":
+        from aelastic.rdzv.boards.static import StaticBoard
+
+        return StaticBoard(settings, around.run_id, around.env, around.store, around.secret)
+    from aelastic.rdzv.boards.c10d import C10dBoard
+
+    return C10dBoard(settings, around.run_id, around.env, secret=around.secret)
 
 
 _FACTORIES: dict[str, BoardFactory] = {
-    "c10d": lambda settings, around: (
-        _quorum(settings, around)
-        if settings.has_several_endpoints
-        else _board("c10d", "C10dBoard")(settings, around.run_id, around.env, secret=around.secret)
-    ),
-    "static": lambda settings, around: (
-        _quorum(settings, around)
-        if settings.has_several_endpoints
-        else _board("static", "StaticBoard")(settings, around.run_id, around.env, around.store, around.secret)
-    ),
-    **dict.fromkeys(
-        ("etcd", "etcd-v2", "etcd-v3"),
-        lambda settings, around: _board("etcd", "EtcdBoard")(settings, around.run_id, around.secret),
-    ),
+    **dict.fromkeys(("c10d", "static"), _on_tcp_stores),
+    **dict.fromkeys(("etcd", "etcd-v2", "etcd-v3"), _on_etcd),
 }
 
 
@@ -105,7 +104,13 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         board = _FACTORIES[settings.backend](settings, around)
         policy, files_max = policy_of(spec), files_for_connections(spec)
         return AgentLink(board, settings, around.run_id, node_id, policy, files_max, around.secret)
-    return _open_torch_link(spec, around.run_id)
+    from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
+
+    if (handler := spec.rdzv_handler) is not None:
+        return TorchHandlerLink(lambda: handler, spec, policy_of(spec))
+    assert settings is not None  # or there would be an in-process coordinator
+    opener = handler_opener(settings.backend, settings, around.run_id)
+    return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)
 
 
 def policy_of(spec: WorkerSpec) -> RestartPolicy:
@@ -119,14 +124,3 @@ def policy_of(spec: WorkerSpec) -> RestartPolicy:
     if endless := next((each for each in rules if each.is_endless), None):
         _log.warning("--restart-policy: %s starts workers again without end", endless.text)
     return RestartPolicy(spec.max_restarts, rules, spec.restart_policy, is_found)
-
-
-def _open_torch_link(spec: WorkerSpec, run_id: str) -> Link:
-    from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
-
-    handler, settings = spec.rdzv_handler, spec.rdzv
-    if handler is not None:
-        return TorchHandlerLink(lambda: handler, spec, policy_of(spec))
-    assert settings is not None  # or there would be an in-process coordinator
-    opener = handler_opener(settings.backend, settings, run_id)
-    return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)

@@ -167,19 +167,16 @@ class RendezvousSettings(Record):
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s
         if (path := self.secret_path) is not None:
-            self._check_secret(path)
+            from aelastic.rdzv.secret.secret_file import SecretFile
+
+            if self.backend.startswith("torch:"):
+                raise InputError(f"rendezvous {self.backend} proves nothing with secret file {path}: leave out torch:")
+            SecretFile(path, "")
 
     @property
     def secret_path(self) -> str | None:
         """Of the file that holds the job's secret."""
         return self.config.get("secret_file") if self.secret_file is None else self.secret_file
-
-    def _check_secret(self, path: str) -> None:
-        if self.backend.startswith("torch:"):
-            raise InputError(f"rendezvous {self.backend} proves nothing with secret file {path}: leave out torch:")
-        from aelastic.rdzv.secret.secret_file import SecretFile
-
-        SecretFile(path, "")
 
     def _check_count(self, text: str) -> None:
         if self.backend not in {"c10d", "static"}:
