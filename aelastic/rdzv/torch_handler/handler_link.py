@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -67,21 +67,15 @@ def handler_opener(name: str, settings: RendezvousSettings, run_id: str) -> Call
     Raises:
         InputError: torch has none of that name.
     """
-    backend = name.removeprefix(PREFIX)
-    known = _known_names()
+    from importlib.metadata import entry_points  # takes 20 ms that only this mode needs
+
+    backend, names = name.removeprefix(PREFIX), _OF_TORCH | {entry.name for entry in entry_points(group=_ENTRY_POINTS)}
+    # A program around us may have registered its own; then it has imported torch.
+    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
+    known = sorted(names | set(getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", {})))
     if backend not in known:
         raise InputError(f"rendezvous back end {name!r} is not known to torch either: use one of {', '.join(known)}")
     return partial(_open_handler, backend, settings, run_id)
-
-
-def _known_names() -> list[str]:
-    from importlib.metadata import entry_points  # takes 20 ms that only this mode needs
-
-    names = _OF_TORCH | {entry.name for entry in entry_points(group=_ENTRY_POINTS)}
-    # A program around us may have registered its own; then it has imported torch.
-    torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
-    registry = getattr(torchs, "rendezvous_handler_registry", None)
-    return sorted(names | set(getattr(registry, "_registry", {})))
 
 
 def _open_handler(backend: str, settings: RendezvousSettings, run_id: str) -> Any:
@@ -211,10 +205,15 @@ class TorchHandlerLink:
                         _log.info("the rendezvous was not closed: %s", error)
             await self._thread.stop()
 
-    def _begin(self, tasks: TaskGroup, activity: Callable[..., Any], *args: Any) -> None:
+    def _begin(self, tasks: TaskGroup, activity: Callable[..., Awaitable[None]], *args: Any) -> None:
         self._activity.cancel()
-        self._activity = anyio.CancelScope()
-        tasks.start_soon(_within, self._activity, activity, *args, name="torch rendezvous")
+        self._activity = scope = anyio.CancelScope()
+
+        async def run() -> None:
+            with scope:
+                await activity(*args)
+
+        tasks.start_soon(run, name="torch rendezvous")
 
     def _is_current(self, round_: int) -> bool:
         return self._is_on and round_ == self._round
@@ -224,26 +223,16 @@ class TorchHandlerLink:
         self._is_on = False
         await anyio.sleep_until(self._joins_at)
         try:
-            place = await self._thread.call(self._calls.next_round, node)
+            assigned = await self._thread.call(self._calls.next_round, node, self._round + 1, self._restart_count)
         except NotAdmitted as error:
             deliver(m.Ended(m.Outcome.SUCCEEDED, f"the job ended without this node: {error}"))
             return
         except RendezvousError as error:
             deliver(self._without_a_round(error))
             return
-        self._round += 1
+        self._round = round_ = assigned.round
         self._is_on, self._why_over = True, None
-        deliver(
-            m.Assigned(
-                round=self._round,
-                restart_count=self._restart_count,
-                ranks=place.ranks,
-                master_addr=place.master_addr,
-                master_port=place.master_port,
-                store_server=place.store_server,
-            )
-        )
-        round_ = self._round
+        deliver(assigned)
         while not await self._interrupts(round_, deliver):  # noqa: ASYNC110  torch has no notifications
             await anyio.sleep(self._spec.monitor_interval)
 
@@ -312,8 +301,3 @@ class TorchHandlerLink:
                 reason, self._is_job_over = "every worker succeeded", True
         if self._is_current(round_):
             deliver(m.Ended(m.Outcome.SUCCEEDED, reason))
-
-
-async def _within(scope: anyio.CancelScope, activity: Callable[..., Any], *args: Any) -> None:
-    with scope:
-        await activity(*args)

@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from queue import SimpleQueue
@@ -20,7 +21,6 @@ from typing import Any, TypeVar
 
 import anyio
 
-from aelastic.core.record import Record
 from aelastic.errors import (
     AelasticError,
     InputError,
@@ -30,7 +30,7 @@ from aelastic.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from aelastic.rdzv.protocol.messages import Node
+from aelastic.rdzv.protocol.messages import Assigned, Node
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 
@@ -48,15 +48,6 @@ _BARRIER_PREFIX = f"{_AGENT}:_TERMINAL_STATE_SYNC_ID"
 _ENTER_BARRIER = "torch.distributed.elastic.utils.store:_barrier_nonblocking"
 
 
-class Place(Record):
-    """What a round means for this node."""
-
-    ranks: NodeRanks
-    master_addr: str
-    master_port: int
-    store_server: str  # as `Assigned` has it
-
-
 class HandlerCalls:
     """torch's blocking calls."""
 
@@ -70,7 +61,7 @@ class HandlerCalls:
         self._barrier_prefix = ""
         self._enter: Any = None
 
-    def next_round(self, node: Node) -> Place:
+    def next_round(self, node: Node, round_: int, restart_count: int) -> Assigned:
         """Blocks until a round is complete, and for as long as its nodes take to agree on their ranks."""
         with _errors_of("opened", InputError):
             # All of them now: a job that runs is not to fail for one that is missing.
@@ -96,7 +87,7 @@ class HandlerCalls:
             role_world_size=first.role_world_size,
             local_world_size=node.local_world_size,
         )
-        return Place(ranks, master_addr, master_port, store_server)
+        return Assigned(round_, restart_count, ranks, master_addr, master_port, store_server=store_server)
 
     def _master(self, info: Any) -> tuple[str, int, str]:
         where = info.bootstrap_store_info
@@ -240,25 +231,22 @@ class CallThread:
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Runs a function in the thread.  Cancelled, it goes on there; the next call waits for it."""
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[T] = loop.create_future()
+        answer: Future[T] = Future()
 
         def job() -> None:
-            if answer.cancelled():
+            if not answer.set_running_or_notify_cancel():
                 return
             try:
-                result = function(*args)
+                answer.set_result(function(*args))
             except Exception as error:  # noqa: BLE001  raised again in the waiting task
-                _post(loop, _settle, answer, None, error)
-            else:
-                _post(loop, _settle, answer, result, None)
+                answer.set_exception(error)
 
         self._jobs.put(job)
         if self._thread is None:
-            self._ended = anyio.Event()
+            self._ended, loop = anyio.Event(), asyncio.get_running_loop()
             self._thread = threading.Thread(target=self._main, args=(loop,), name="torch rendezvous", daemon=True)
             self._thread.start()
-        return await answer
+        return await asyncio.wrap_future(answer)
 
     async def stop(self) -> None:
         """Ends the thread, or leaves it behind if it blocks where Python cannot reach it."""
@@ -283,18 +271,5 @@ class CallThread:
                         self._is_busy = False
         finally:
             self._at_end()
-            _post(loop, self._ended.set)
-
-
-def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if answer.cancelled():
-        return  # no task waits any more
-    if error is None:
-        answer.set_result(result)
-    else:
-        answer.set_exception(error)
-
-
-def _post(loop: asyncio.AbstractEventLoop, *call: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed: no task waits any more
-        loop.call_soon_threadsafe(*call)
+            with suppress(RuntimeError):  # the loop is closed: no task waits any more
+                loop.call_soon_threadsafe(self._ended.set)
