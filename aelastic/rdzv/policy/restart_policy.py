@@ -134,7 +134,8 @@ class RestartPolicy(Record):
     def decide(self, end: End) -> Decision:
         """What follows from an end.  The same end has the same answer, however often it is asked for."""
         decision, host = self._judge(end), end.cause.culprit
-        if decision.is_final or not self._is_broken(host, end):
+        may_be_broken = host and end.hosts > 1 and not decision.is_final
+        if not may_be_broken or not end.ledger.is_broken(host, end.now, is_loss=end.cause.is_loss):
             return decision
         text = f"{decision.text}; again {host} is the cause: it has no seat while there are enough nodes"
         return self._without(host, decision, end, text).replace(for_s=BROKEN_S)
@@ -222,9 +223,9 @@ class RestartPolicy(Record):
         return root_of(failure) == end.ledger.root and (takes_any or is_certain(failure))
 
     def _follow(self, rule: Rule, place: int, end: End) -> Decision:
-        cause = end.cause
+        cause, failure = end.cause, end.cause.failure
         if rule.action == "stop":
-            failure, why = cause.failure, f"; {rule.text}"
+            why = f"; {rule.text}"
             if failure and any(each.word == "same-error" and self._holds(each, end) for each in rule.conditions):
                 what, (_, at, where) = failure.message.strip().partition("\n")[0], end.ledger.root.partition(" at ")
                 why = f": {what}{at}{where}, twice without progress: {PROOF}"
@@ -232,7 +233,10 @@ class RestartPolicy(Record):
         if rule.action == "ignore":
             return Decision(f"{cause.reason}; this restart costs none ({rule.text})")
         if rule.action == "elsewhere":
-            return self._elsewhere(end)
+            decision = self._charge(end)
+            if failure is None or decision.is_final:
+                return decision
+            return self._without(failure.host, decision, end, f"{decision.text}, without {failure.host}")
         times = 0 if end.has_advanced else min(end.ledger.still, 60)
         delay_s = min(rule.after[0] * 2.0**times, rule.after[1])
         if not rule.most:
@@ -243,14 +247,8 @@ class RestartPolicy(Record):
         budget = f"restart {number} of {rule.most} within {in_time(rule.window_s)}{_after(delay_s)}"
         return Decision(f"{cause.reason}; {budget}", False, False, delay_s, place, rule.window_s)
 
-    def _elsewhere(self, end: End) -> Decision:
-        """A restart without the culprit's host; where too many are without a seat already, the cause is another."""
-        decision, failure = self._charge(end), end.cause.failure
-        if failure is None or decision.is_final:
-            return decision
-        return self._without(failure.host, decision, end, f"{decision.text}, without {failure.host}")
-
     def _without(self, host: str, decision: Decision, end: End, text: str) -> Decision:
+        """A restart without a host; where too many are without a seat already, the cause is another."""
         if not self._room(host, end.ledger, end):
             absent = len(end.ledger.absent(end.now).keys() - {host})
             few = f"{host} keeps its seat: {absent} of {end.seats} are empty already, and all fail alike"
@@ -261,10 +259,6 @@ class RestartPolicy(Record):
     def _room(host: str, ledger: Ledger, end: End) -> bool:
         """Whether one host more may be without a seat."""
         return len(ledger.absent(end.now).keys() - {host}) < max(1, end.seats // SEATS_PER_ABSENT)
-
-    @staticmethod
-    def _is_broken(host: str, end: End) -> bool:
-        return bool(host) and end.hosts > 1 and end.ledger.is_broken(host, end.now, is_loss=end.cause.is_loss)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
         if end.restart_count < self.max_restarts:

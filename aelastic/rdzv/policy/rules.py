@@ -136,10 +136,11 @@ class _Reader:
         self._next += 1
         return self._tokens[self._next - 1]
 
-    def _error(self, at: int, what: str) -> RuleError:
+    def _error(self, where: int | _Token | None, what: str) -> RuleError:
+        """At a place in the text, or at a token; `None`: where a word is missing."""
+        at = where if isinstance(where, int) else (where or self._token).at
         line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
-        where = f"line {line}, column {column}" if "\n" in self._text else f"column {column}"
-        return RuleError(f"{where}: {what}")
+        return RuleError(f"line {line}, " * ("\n" in self._text) + f"column {column}: {what}")
 
     def _rule(self) -> Rule:
         start, conditions = self._token.at, [self._condition()]
@@ -170,9 +171,7 @@ class _Reader:
             case "error":
                 return Condition("error", pattern=self._pattern())
             case "no-progress":
-                return Condition(
-                    "no-progress", self._number("no-progress", "how often in a row, as in 'no-progress 3'")
-                )
+                return self._no_progress()
             case "same-error":
                 if not self._token.is_mark and self._token.text == "any":
                     self._next += 1
@@ -184,39 +183,36 @@ class _Reader:
                 named = "there is no condition here" if word is None else f"{word.text!r} is no condition"
                 raise self._error(at, f"{named}: use one of {', '.join(CONDITIONS)}")
 
-    def _number(self, word: str, what: str) -> int:
+    def _no_progress(self) -> Condition:
         token = self._word()
         if token is None or not token.text.isdecimal() or not 1 <= int(token.text) <= RESTARTS_MAX:
-            raise self._error((token or self._token).at, f"{word} needs a number from 1 to {RESTARTS_MAX}: {what}")
-        return int(token.text)
+            what = f"no-progress needs a number from 1 to {RESTARTS_MAX}: how often in a row, as in 'no-progress 3'"
+            raise self._error(token, what)
+        return Condition("no-progress", int(token.text))
 
     def _exit(self) -> Condition:
         token = self._word()
         match = None if token is None else re.fullmatch(r"(\d{1,3})(?:-(\d{1,3}))?", token.text)
         first, last = (0, 0) if match is None else (int(match[1]), int(match[2] or match[1]))
         if not 1 <= first <= last <= 255:
-            raise self._error(
-                (token or self._token).at, "exit needs a code from 1 to 255, or a range, as in 'exit 40-49'"
-            )
+            raise self._error(token, "exit needs a code from 1 to 255, or a range, as in 'exit 40-49'")
         return Condition("exit", first, last)
 
     def _signal(self) -> Condition:
         token = self._word()
         name = "" if token is None else f"SIG{token.text.upper().removeprefix('SIG')}"
         if name not in signal.Signals.__members__:
-            raise self._error((token or self._token).at, "signal needs a name, as in 'signal SEGV'")
+            raise self._error(token, "signal needs a name, as in 'signal SEGV'")
         return Condition("signal", signal.Signals[name].value)
 
     def _pattern(self) -> str:
         token = self._word()
         if token is None or not token.text:
-            raise self._error(
-                (token or self._token).at, "error needs a regular expression, as in 'error \"ECC|NVLink\"'"
-            )
+            raise self._error(token, "error needs a regular expression, as in 'error \"ECC|NVLink\"'")
         try:
             re.compile(token.text)
         except (re.error, OverflowError, RecursionError) as error:
-            raise self._error(token.at, f"{token.text!r} is no regular expression ({error})") from None
+            raise self._error(token, f"{token.text!r} is no regular expression ({error})") from None
         return token.text
 
     def _action(self) -> Rule:
@@ -250,10 +246,8 @@ class _Reader:
         low, dots, high = ("", "", "") if times is None else times.text.partition("..")
         first, most = _seconds(low), _seconds(high) if dots else _seconds(low)
         if first is None or most is None or not first <= most <= _UNITS["h"]:
-            at = (times or self._token).at
-            raise self._error(
-                at, "after needs times up to 1h, with units, the first before the last: as in 'after 1s..5m'"
-            )
+            what = "after needs times up to 1h, with units, the first before the last: as in 'after 1s..5m'"
+            raise self._error(times, what)
         return first, most
 
 

@@ -51,22 +51,14 @@ class Step(StrEnum):
     OVER = auto()  # all have, or the time is over
 
 
-class Leaving(Record):
-    """A node that is to go."""
+class Aim(Record):
+    """What a node is to do, to go; or all nodes: to begin another round, or to stop."""
 
     end_at: float  # when the round ends, at the latest
     kill_at: float
     reason: str
-
-
-class Aim(Record):
-    """What all nodes are to do: to begin another round, or to stop."""
-
-    end_at: float  # as of a node that is to go
-    kill_at: float
-    reason: str
-    verb: Verb
-    at_save: bool
+    verb: Verb = Verb.DRAIN
+    at_save: bool = True
 
 
 # How the job ends.
@@ -94,7 +86,7 @@ class Drain(Generic[T]):
     send: Callable[[str, Notice | Answer], T]
     step: Step = Step.OFF
     deadline: float | None = None
-    leaving: dict[str, Leaving] = field(default_factory=dict[str, Leaving])  # by node
+    leaving: dict[str, Aim] = field(default_factory=dict[str, Aim])  # of nodes that are to go
     aim: Aim | None = None  # of the whole job
     save_at: int = 0
     notice_id: int = 0
@@ -119,10 +111,10 @@ class Drain(Generic[T]):
         return self.step is Step.OVER
 
     @property
-    def _first(self) -> Leaving | Aim:
+    def _first(self) -> Aim:
         """What has to be first."""
-        aims: list[Leaving | Aim] = [*self.leaving.values(), *([] if self.aim is None else [self.aim])]
-        return min(aims, key=lambda each: each.end_at, default=Leaving(0.0, 0.0, "no node leaves"))
+        aims = [*self.leaving.values(), *([] if self.aim is None else [self.aim])]
+        return min(aims, key=lambda each: each.end_at, default=Aim(0.0, 0.0, "no node leaves"))
 
     @property
     def verdict(self) -> Ended | None:
@@ -221,7 +213,7 @@ class Drain(Generic[T]):
         margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
         text = f"{names} leaves within {ask.deadline_s:.0f} s" + (f" ({ask.reason})" if ask.reason else "")
         for node_id in nodes:
-            new = Leaving(until - margin_s, until - margin_s / 2, text)
+            new = Aim(until - margin_s, until - margin_s / 2, text)
             self.leaving[node_id] = min(new, self.leaving.get(node_id, new), key=lambda each: each.end_at)
         return True, text
 
@@ -319,9 +311,9 @@ class Drain(Generic[T]):
         notice = self._notice(stage, self._first, now)
         return [self.send(node_id, notice) for node_id in self._nodes]
 
-    def _notice(self, stage: Stage, leaving: Leaving | Aim, now: float) -> Notice:
-        left_s = max(0.0, leaving.kill_at - now)
-        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, leaving.reason)
+    def _notice(self, stage: Stage, aim: Aim, now: float) -> Notice:
+        left_s = max(0.0, aim.kill_at - now)
+        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.reason)
 
     def validate(self) -> None:
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
