@@ -93,8 +93,11 @@ class EtcdBoard(Board):
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._etcd.within_lease():
             entry, now = await self._look()
-            if entry.value and now is None:
-                return await self._claim_again(record, entry)
+            if entry.value and now is None:  # no agent of this job has written that over our record
+                floor = self._floor_key, await self._etcd.get(self._floor_key), None
+                written = await self._etcd.claim(self._key, entry, self._bytes_of(record), floor)
+                now = None if written is None else self._record_of(written)
+                return now if record.is_same_term(now) else None
             if not record.is_same_term(now):
                 return None
             if await self._etcd.keep(self._key, entry):
@@ -102,13 +105,6 @@ class EtcdBoard(Board):
             # Written meanwhile: by us, if the record is still ours; then only the answer was lost.
             _, now = await self._look()
             return now if record.is_same_term(now) else None
-
-    async def _claim_again(self, record: LeaderRecord, foreign: Entry) -> LeaderRecord | None:
-        """Writes over what no agent of this job has written over our record."""
-        floor = await self._etcd.get(self._floor_key)
-        written = await self._etcd.claim(self._key, foreign, self._bytes_of(record), (self._floor_key, floor, None))
-        now = None if written is None else self._record_of(written)
-        return now if record.is_same_term(now) else None
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._etcd.within_lease():

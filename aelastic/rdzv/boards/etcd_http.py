@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import anyio
@@ -65,11 +66,20 @@ class Refusal(Exception):
         self.code, self.message, self.index = code, message, index
 
 
+class Question(Record):
+    """A request of HTTP."""
+
+    method: str
+    path: str  # as it goes over the wire, with a query if there is one
+    body: Mapping[str, Any] = MappingProxyType({})  # the keywords of aiohttp's `request`: `json` or `data`
+    headers: Mapping[str, str] = MappingProxyType({})  # further ones
+
+
 class Answer(Record):
     """What an endpoint answered."""
 
     endpoint: Endpoint
-    what: str  # the question, for people
+    question: Question
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -77,7 +87,8 @@ class Answer(Record):
     def __str__(self) -> str:
         text = " ".join(self.body[: 4 * _SHOWN_OF_ANSWER].decode(errors="replace").split())[:_SHOWN_OF_ANSWER]
         server = f", Server: {self.headers['Server'][:_SHOWN_OF_ANSWER]}" if "Server" in self.headers else ""
-        return f"{self.endpoint} answers {self.what} with {self.status} ({text}{server})"
+        asked = f"{self.question.method} {self.question.path}"
+        return f"{self.endpoint} answers {asked} with {self.status} ({text}{server})"
 
 
 class Entry(Record):
@@ -178,23 +189,12 @@ class EtcdClient(ABC):
                 f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)"
             ) from None
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        understand: Callable[[Answer], T],
-        *,
-        body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> T:
+    async def _ask(self, question: Question, understand: Callable[[Answer], T]) -> T:
         """Asks one endpoint after the other until one answers, and gives what `understand` makes of it.
 
         Args:
-            method: of HTTP.
-            path: as it goes over the wire, with a query if there is one.
+            question: to each the same.
             understand: may raise `Elsewhere`: the next endpoint is asked; anything else is for the caller.
-            body: the keywords of aiohttp's `request` that say what is sent: `json` or `data`.
-            headers: further ones.
 
         Raises:
             RendezvousConnectionError: none of them answers; says why not, for each.
@@ -210,7 +210,7 @@ class EtcdClient(ABC):
             self._asked = endpoints[index]
             try:
                 with anyio.fail_after(self._limit_s):
-                    answer = await self._exchange(method, path, body or {}, headers or {})
+                    answer = await self._exchange(question)
                 self._first = index
                 return understand(answer)
             except TimeoutError:
@@ -223,30 +223,27 @@ class EtcdClient(ABC):
             f"no answer from etcd ({'; '.join(reasons)}): check its servers and the network"
         )
 
-    async def _exchange(self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def _exchange(self, question: Question) -> Answer:
         import aiohttp
 
         try:
             try:
-                return await self._request(method, path, body, headers)
+                return await self._request(question)
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if isinstance(error, aiohttp.ClientConnectorError):
                     raise
                 # A connection kept from before, to a server that has been restarted since: ask on a new one.
-                return await self._request(method, path, body, headers)
+                return await self._request(question)
         except (aiohttp.ClientError, OSError) as error:
             raise self._cause(error) from None
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    async def _request(self, question: Question) -> Answer:
         from yarl import URL
 
-        endpoint = self._asked
+        endpoint, method, path = self._asked, question.method, question.path
+        url, headers = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True), dict(question.headers)
         async with self._open_session().request(
-            method,
-            URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True),
-            headers=dict(headers),
-            allow_redirects=False,
-            **body,
+            method, url, headers=headers, allow_redirects=False, **question.body
         ) as response:
             received = bytearray()
             async for chunk in response.content.iter_any():
@@ -255,13 +252,7 @@ class EtcdClient(ABC):
                     raise RendezvousStateError(
                         f"{endpoint} answers {method} {path} with more than {MAX_ANSWER_BYTES} bytes"
                     )
-            return Answer(
-                endpoint=endpoint,
-                what=f"{method} {path}",
-                status=response.status,
-                headers=response.headers,
-                body=bytes(received),
-            )
+            return Answer(endpoint, question, response.status, response.headers, bytes(received))
 
     def _open_session(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -332,7 +323,7 @@ class EtcdClient(ABC):
         """What the endpoint asked last calls itself, if it is an etcd; else empty."""
         try:
             with anyio.fail_after(self._limit_s):
-                answer = await self._exchange("GET", "/version", {}, {})
+                answer = await self._exchange(Question("GET", "/version"))
             version = json.loads(answer.body)["etcdserver"]
         except (Elsewhere, TimeoutError, ValueError, LookupError, TypeError, RecursionError):
             return ""

@@ -63,7 +63,7 @@ def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
         InputError: a value that cannot work; says which and what to do.
     """
     config = settings.config
-    cert, key, cacert = _either(config, "cert"), _either(config, "key"), _either(config, "cacert")
+    cert, key, cacert = (config.get(name) or config.get(other, "") for name, other in _SPELLINGS)
     protocol = config.get("protocol", "").lower()
     if protocol not in {"", "http", "https"}:
         raise InputError(f"rendezvous setting protocol={config['protocol']}: use http or https")
@@ -84,11 +84,7 @@ def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
     )
 
 
-_NAMES = {"cert": ("cert", "ssl_cert"), "key": ("key", "ssl_cert_key"), "cacert": ("cacert", "ca_cert")}
-
-
-def _either(config: Mapping[str, str], name: str) -> str:
-    return next((config[spelling] for spelling in _NAMES[name] if config.get(spelling)), "")
+_SPELLINGS = (("cert", "ssl_cert"), ("key", "ssl_cert_key"), ("cacert", "ca_cert"))
 
 
 def _endpoint(text: str, protocol: str, default: str) -> Endpoint:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Refusal
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Question, Refusal
 
 # Documentation/v2/errorcode.md of etcd 3.4.
 KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS, UNAUTHORIZED = 100, 101, 105, 110
@@ -54,9 +54,9 @@ class EtcdV2(EtcdClient):
         headers = {}
         if settings.user:
             headers["Authorization"] = f"Basic {b64encode(f'{settings.user}:{settings.password}'.encode()).decode()}"
-        path = f"/v2/keys{quote(key, safe='/')}?{query}"
+        path, body = f"/v2/keys{quote(key, safe='/')}?{query}", {"data": form} if form else {}
         try:
-            return await self._ask(method, path, _understand, body={"data": form} if form else {}, headers=headers)
+            return await self._ask(Question(method, path, body, headers), _understand)
         except Refusal as refusal:
             if method == "GET" and refusal.code == KEY_NOT_FOUND:
                 return Entry(revision=refusal.index)
@@ -105,11 +105,6 @@ def _node(data: Any, index: int) -> Entry:
     value = data.get("value", "")
     if not all(isinstance(number, int) and number > 0 for number in numbers) or not isinstance(value, str):
         raise TypeError
+    lease = "ttl" if "expiration" in data else ""  # the `ttl` is left out when it has come down to 0
     # etcd's own index of a write is that of the node.
-    return Entry(
-        revision=max(index, modified),
-        value=value.encode(errors="surrogatepass"),
-        made=made,
-        modified=modified,
-        lease="ttl" if "expiration" in data else "",  # the `ttl` is left out when it has come down to 0
-    )
+    return Entry(max(index, modified), value.encode(errors="surrogatepass"), made, modified, lease)

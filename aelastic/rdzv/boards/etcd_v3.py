@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Refusal
+from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Question, Refusal
 from aelastic.rdzv.settings import RendezvousSettings
 
 # grpc/status: what went wrong.
@@ -47,14 +47,8 @@ class EtcdV3(EtcdClient):
             value = b64decode(kv.get("value", ""))
         except (TypeError, ValueError):
             value = b""  # which is none that an agent writes
-        numbers = {name: self._number(kv, name) for name in ("create_revision", "mod_revision", "lease")}
-        return Entry(
-            revision=revision,
-            value=value,
-            made=numbers["create_revision"],
-            modified=numbers["mod_revision"],
-            lease=str(numbers["lease"] or ""),
-        )
+        made, modified, lease = (self._number(kv, name) for name in ("create_revision", "mod_revision", "lease"))
+        return Entry(revision, value, made, modified, str(lease or ""))
 
     async def claim(self, key: str, seen: Entry, value: bytes, floor: tuple[str, Entry, bytes | None]) -> Entry | None:
         floor_key, floor_seen, raised = floor
@@ -108,7 +102,7 @@ class EtcdV3(EtcdClient):
                 self._token = await self._authenticate()
             headers = {"Authorization": self._token} if self._token else {}
             try:
-                return await self._ask("POST", f"/v3/{path}", _understand, body={"json": message}, headers=headers)
+                return await self._ask(Question("POST", f"/v3/{path}", {"json": message}, headers), _understand)
             except Refusal as refusal:
                 if refusal.code == or_no:
                     return None
@@ -123,7 +117,7 @@ class EtcdV3(EtcdClient):
             return ""
         message = {"name": settings.user, "password": settings.password}
         try:
-            answer = await self._ask("POST", "/v3/auth/authenticate", _understand, body={"json": message})
+            answer = await self._ask(Question("POST", "/v3/auth/authenticate", {"json": message}), _understand)
         except Refusal as refusal:
             if refusal.code == FAILED_PRECONDITION:  # "authentication is not enabled"
                 return ""
