@@ -164,7 +164,7 @@ class AgentLink:
             case ev.ReadBoard() if self._election.chosen is not None:
                 self._mailbox.post(ev.BoardRead(self._election.chosen))
             case ev.ReadBoard():
-                tasks.start_soon(self._read_board, name="read the board")
+                tasks.start_soon(self._ask, self._read, name="read the board")
             case ev.Campaign(seen, above) if seen is not None and self._is_chosen(seen):
                 self._campaigned_at = clock.now()
                 self._mailbox.post(ev.BoardRead(seen))
@@ -188,9 +188,6 @@ class AgentLink:
                 assert_never(action)
 
     # The board.
-
-    async def _read_board(self) -> None:
-        await self._ask(self._read)
 
     async def _read(self) -> ev.Event:
         record = await self._board.read()
@@ -227,7 +224,10 @@ class AgentLink:
     async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:
         try:
             if not self._is_reached:
-                await self._reach()
+                async with self._turn:
+                    if not self._is_reached:  # by another question meanwhile
+                        await self._board.open()
+                        self._is_reached = True
             with anyio.fail_after(self._member.leader.lease_s):
                 async with self._turn:
                     answer = await question()
@@ -240,12 +240,10 @@ class AgentLink:
             if isinstance(error, RefusedError):
                 self._tell_ballots(BoardSilent(clock.now(), is_refused=True))
             self._is_reached = False
-            is_hopeless = isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch
-            if is_hopeless:
-                raise
-            return ev.BoardFailed(
-                str(error) or f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
-            )
+            if isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch:
+                raise  # there is no hope
+            silence = f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
+            return ev.BoardFailed(str(error) or silence)
 
     async def _greet(self, candidate: Candidate) -> None:
         """Connects to what is not trusted, once: both ends say what differs."""
@@ -258,12 +256,6 @@ class AgentLink:
                 await stream.is_proved.wait()
             finally:
                 stream.abort()
-
-    async def _reach(self) -> None:
-        async with self._turn:
-            if not self._is_reached:  # by another question meanwhile
-                await self._board.open()
-                self._is_reached = True
 
     # Elections.
 
@@ -352,10 +344,10 @@ class AgentLink:
                 stream.abort()
                 raise
             if stream.refusal or stream.closed.is_set():  # before it had its number: the member was not told
-                why = f"no proof of the coordinator at {stream.peer}: {stream.refusal}" if stream.refusal else ""
-                self._mailbox.post(
-                    ev.ConnectFailed(conn, False, why or "the coordinator closed the connection at once")
-                )
+                why = "the coordinator closed the connection at once"
+                if stream.refusal:
+                    why = f"no proof of the coordinator at {stream.peer}: {stream.refusal}"
+                self._mailbox.post(ev.ConnectFailed(conn, False, why))
                 return
             self._proofs.warn_if_open(stream.peer)
             stream.conn, self._stream = conn, stream

@@ -184,17 +184,14 @@ class StoreProcess:
             self._drop_unsent()  # the child would drop them, too
         command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
         if self._unsent or not self._has_sent(command, descriptors):
-            self._keep_unsent(command, descriptors)
+            assert self._popen is not None
+            try:
+                self._unsent.append((command, [os.dup(each) for each in descriptors]))
+            except OSError:  # no more files may be opened
+                self._popen.kill()
+            if len(self._unsent) > UNSENT_MAX:
+                self._popen.kill()  # it hears nothing any more; another one is told all that counts
         return self._said
-
-    def _keep_unsent(self, command: bytes, descriptors: Sequence[int]) -> None:
-        assert self._popen is not None
-        try:
-            self._unsent.append((command, [os.dup(each) for each in descriptors]))
-        except OSError:  # no more files may be opened
-            self._popen.kill()
-        if len(self._unsent) > UNSENT_MAX:
-            self._popen.kill()  # it hears nothing any more; another one is told all that counts
 
     def _has_sent(self, command: bytes, descriptors: Sequence[int]) -> bool:
         """False where the socket takes no more for now."""
@@ -209,15 +206,15 @@ class StoreProcess:
 
     def _send_unsent(self) -> None:
         while self._unsent and self._has_sent(*self._unsent[0]):
-            _, descriptors = self._unsent.popleft()
-            for each in descriptors:
-                os.close(each)
+            self._drop_first_unsent()
 
     def _drop_unsent(self) -> None:
-        for _, descriptors in self._unsent:
-            for each in descriptors:
-                os.close(each)
-        self._unsent.clear()
+        while self._unsent:
+            self._drop_first_unsent()
+
+    def _drop_first_unsent(self) -> None:
+        for each in self._unsent.popleft()[1]:
+            os.close(each)
 
     async def hear(self) -> Answer:
         """What the child says next.

@@ -20,6 +20,7 @@ from aelastic.rdzv.protocol.messages import Seats
 
 # etcd takes 1.5 MiB by default (`--max-request-bytes`).  A candidate has a few hundred bytes, a verdict a few thousand.
 MAX_BYTES = 64 * 1024
+_OF_CANDIDATE = {"node_id": str, "addresses": list, "port": int, "token": str}  # what each agent writes of itself
 
 
 def record_to_bytes(record: LeaderRecord) -> bytes:
@@ -28,18 +29,10 @@ def record_to_bytes(record: LeaderRecord) -> bytes:
     Raises:
         ValueError: there are too many of them.
     """
-    candidate = record.candidate
-    seat = {"fence": candidate.fence, "group_rank": candidate.group_rank} if candidate.fence else {}
+    unset = () if record.candidate.fence else ("fence", "group_rank")
     data = {
         "epoch": record.epoch,
-        "candidate": {
-            "node_id": candidate.node_id,
-            "addresses": list(candidate.addresses),
-            "port": candidate.port,
-            "token": candidate.token,
-            "made_ms": candidate.made_ms,
-            **seat,
-        },
+        "candidate": {name: value for name, value in record.candidate.__dict__.items() if name not in unset},
         "verdict": record.verdict,
         **({"is_by_nodes": True} if record.is_by_nodes else {}),
         **_seats_field(record.seats),
@@ -65,21 +58,16 @@ def record_from_bytes(text: bytes) -> LeaderRecord:
     except (ValueError, RecursionError):
         raise ValueError("no JSON") from None
     candidate = _field(data, "candidate", dict)
-    addresses = _field(candidate, "addresses", list)
-    if not all(isinstance(address, str) for address in addresses):
+    known = {name: _field(candidate, name, kind) for name, kind in _OF_CANDIDATE.items()}
+    known |= {name: _field(candidate, name, int) for name in ("fence", "group_rank", "made_ms") if name in candidate}
+    if not all(isinstance(address, str) for address in known["addresses"]):
         raise ValueError("addresses are not text")
-    epoch, port = _field(data, "epoch", int), _field(candidate, "port", int)
+    epoch, port = _field(data, "epoch", int), known["port"]
     if epoch < 1 or not 0 < port < 2**16:
         raise ValueError(f"epoch {epoch:.9g}, port {port:.9g}" if max(epoch, port) < 2**63 else "numbers too large")
     return LeaderRecord(
-        epoch=epoch,
-        candidate=Candidate(
-            node_id=_field(candidate, "node_id", str),
-            addresses=tuple(addresses),
-            port=port,
-            token=_field(candidate, "token", str),
-            **{name: _field(candidate, name, int) for name in ("fence", "group_rank", "made_ms") if name in candidate},
-        ),
+        epoch,
+        Candidate(**known | {"addresses": tuple(known["addresses"])}),
         verdict=_field(data, "verdict", str),
         is_by_nodes="is_by_nodes" in data and _field(data, "is_by_nodes", bool),
         seats=_seats_in(data),

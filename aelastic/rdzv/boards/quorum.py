@@ -193,7 +193,9 @@ class QuorumBoard(KeyBoard):
                 self._gone.discard(name)
             except (RendezvousError, InputError) as error:
                 self._gone = self._gone - {name} | ({name} if isinstance(error, GoneError) else set())
-                state = _words(error, name)
+                # Why it does not answer, without its name.
+                state = str(error).partition(f"{name}: ")[2] or str(error)
+                state = REFUSED if isinstance(error, RefusedError) else state
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):
                     self._hopeless = self._hopeless or error
@@ -213,9 +215,8 @@ class QuorumBoard(KeyBoard):
     async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:
         part = self._parts[request.store]
         if isinstance(request, ev.Look):
-            return ev.Looked(
-                request.step, request.store, self._cell_of(await part.get(), self._endpoints[request.store])
-            )
+            cell = self._cell_of(await part.get(), self._endpoints[request.store])
+            return ev.Looked(request.step, request.store, cell)
         expected = cell_to_bytes(request.expected, self._endpoints) if request.expected else b""
         new = cell_to_bytes(request.cell, self._endpoints)
         return ev.Written(request.step, request.store, await part.compare_set(expected, new) == new)
@@ -276,10 +277,3 @@ class _Slot:
         assert self._request is not None
         request, self._request, self._is_there = self._request, None, anyio.Event()
         return request
-
-
-def _words(error: Exception, endpoint: str) -> str:
-    """Why an endpoint does not answer, without its name."""
-    if isinstance(error, RefusedError):
-        return REFUSED
-    return str(error).partition(f"{endpoint}: ")[2] or str(error)

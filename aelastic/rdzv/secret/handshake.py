@@ -102,14 +102,7 @@ class Handshake:
     """
 
     def __init__(
-        self,
-        keys: Sequence[Key],
-        protocol: int,
-        door: str,
-        nonce: bytes,
-        *,
-        is_client: bool,
-        source: str = "",
+        self, keys: Sequence[Key], protocol: int, door: str, nonce: bytes, *, is_client: bool, source: str = ""
     ) -> None:
         self._keys, self._door, self._is_client = keys, door.encode(), is_client
         self._source = f" in {source}" if source else ""
@@ -145,18 +138,14 @@ class Handshake:
         if len(self._buffer) < _HEAD:
             return None
         if size > UNPROVED_BYTES_MAX - _HEAD:
-            if len(self._buffer) < _HEAD + _PLAIN_HELLO_BYTES and self._may_be_hello():
+            begun, words = self._buffer[_HEAD:], b'["Hello",{'
+            if len(begun) < _PLAIN_HELLO_BYTES and (begun.startswith(words) or words.startswith(begun)):
                 return None
-            raise self._plain(self._buffer[_HEAD:])
+            raise self._plain(begun)
         if len(self._buffer) < _HEAD + size:
             return None
         body, self._buffer = self._buffer[_HEAD : _HEAD + size], self._buffer[_HEAD + size :]
         return body
-
-    def _may_be_hello(self) -> bool:
-        words = b'["Hello",{'
-        begun = self._buffer[_HEAD:]
-        return begun.startswith(words) or words.startswith(begun)
 
     def _plain(self, body: bytes) -> ProofError:
         """Why what begins so is no greeting."""
@@ -197,7 +186,8 @@ class Handshake:
             return _Greeting(int(found[1]), found[2], tuple(found[3].decode().split('","')))
         try:
             name, fields = json.loads(body)
-            refusal = _cleaned(fields["reason"]) if name == "Refused" else ""
+            reason = str(fields["reason"])[:UNPROVED_BYTES_MAX] if name == "Refused" else ""
+            refusal = "".join(each if each.isprintable() else "?" for each in reason)
         except (ValueError, LookupError, TypeError, RecursionError):
             refusal = ""
         raise ProofError(f"it refuses: {refusal}") if refusal else self._plain(body)
@@ -224,7 +214,3 @@ def _other_protocol(theirs: int, ours: int) -> str:
 
 def _frame(body: bytes) -> bytes:
     return len(body).to_bytes(_HEAD, "big") + body
-
-
-def _cleaned(text: object) -> str:
-    return "".join(each if each.isprintable() else "?" for each in str(text)[:UNPROVED_BYTES_MAX])
