@@ -93,14 +93,10 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.STEPPED_DOWN:
             return None
         times = [self.lease.renew_at, self._waiting_text_at, self.sessions.deadline, self.verdict.deadline]
-        if self.phase is Phase.LEADING:  # else decisions wait for the board
-            times.append(self._coordinator_deadline)
-        return min(time for time in times if time is not None)
-
-    @property
-    def _coordinator_deadline(self) -> float | None:
         due = self.coordinator.deadline
-        return due if due is not None and due <= self.lease.certain_until else None
+        if self.phase is Phase.LEADING and due is not None and due <= self.lease.certain_until:
+            times.append(due)  # else decisions wait for the board
+        return min(time for time in times if time is not None)
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  one case for each event
         match self.phase:
@@ -167,7 +163,10 @@ class Leader(Machine[ev.Event, ev.Action]):
         self._lead(now)
         if event.rival_epoch and self.is_blocked:
             return self._step_down(DISPLACED)  # most nodes may be there
-        told = self._heartbeat() + self._confirm(losses, now)
+        told = self._heartbeat()
+        if self.lease.is_certain(now) and not self.is_blocked:
+            # A round that has lost nodes may begin, if that was known when the board was asked.
+            told += self._tell_coordinator(Confirmed(losses), now)
         return told + self._reclaim_if_needed(now, event.rival_epoch)  # certain again, unless it took too long
 
     def _on_renew_failed(self, now: float) -> list[ev.Action]:
@@ -202,7 +201,10 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self._renew(now) or self._heartbeat(now - self.lease.lease_s / 2)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            actions += self._say_what_is_waited_for(now)
+            if self.phase is not Phase.LEADING and not self.sessions.inbox.is_empty:  # the board, whatever comes of it
+                actions += self.sessions.say_all(m.Waiting(doubt_text(self.lease.unconfirmed_s(now))))
+            else:
+                actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
         if have_slept:
             self.verdict.on_woken(now)
         if self.verdict.is_due(now):
@@ -211,20 +213,9 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     # Moves.
 
-    def _say_what_is_waited_for(self, now: float) -> list[ev.Action]:
-        if self.phase is not Phase.LEADING and not self.sessions.inbox.is_empty:  # the board, whatever comes of it
-            return self.sessions.say_all(m.Waiting(doubt_text(self.lease.unconfirmed_s(now))))
-        return self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
-
     def _heartbeat(self, heard_after: float = -math.inf) -> list[ev.Action]:
         """Without the board's answer not for nodes that are late: if this agent hears nothing, it is to be missed."""
         return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares), heard_after)
-
-    def _confirm(self, losses: int, now: float) -> list[ev.Action]:
-        """A round that has lost nodes may begin, if that was known when the board was asked."""
-        if not self.lease.is_certain(now) or self.is_blocked:
-            return []
-        return self._tell_coordinator(Confirmed(losses), now)
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
         self.coordinator.forming.on_inbox(is_empty=self.phase is not Phase.LEADING or self.sessions.inbox.is_empty)

@@ -80,19 +80,9 @@ class Resigned(Record):
     """This agent leaves, and has told the board."""
 
 
-Event: TypeAlias = (
-    Opened
-    | Received
-    | Garbled
-    | Closed
-    | Renewed
-    | RenewFailed
-    | Reclaimed
-    | Published
-    | PublishFailed
-    | Resigned
-    | DeadlinePassed
-)
+OfConnection: TypeAlias = Opened | Received | Garbled | Closed
+OfBoard: TypeAlias = Renewed | RenewFailed | Reclaimed | Published | PublishFailed
+Event: TypeAlias = OfConnection | OfBoard | Resigned | DeadlinePassed
 
 # Actions.
 

@@ -86,33 +86,58 @@ class Member(Machine[Event, Action]):
         self.leader.validate()
         self.search.validate()
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
-        if self.phase is Phase.OVER:
-            return []  # this node has left, or the job has ended
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901, PLR0912  one case for each event
+        match self.phase:
+            case Phase.OVER:
+                return []  # this node has left, or the job has ended
+            case Phase.IDLE | Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
+                pass
+            case Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:
+                pass
+            case _:
+                assert_never(self.phase)
         match event:
             case ev.Submitted():
                 return self._on_submitted(event, now)
-            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if self.leader.is_checking:
+            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if (
+                self.leader.is_checking and self.phase is not Phase.IDLE
+            ):
                 return self._on_checked(event, now)  # answers come in the order of the questions
-            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed():
+            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if self._is_asking:
                 return self._on_answer(event, now)
             case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if event.conn != self.conn:
                 return []  # an earlier connection's
-            case ev.Connected() | ev.ConnectFailed():
-                return self._on_attempted(event, now)
-            case ev.Received():
+            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if self._has_hung_up:
+                return []  # this node has hung up, or has given the attempt up
+            case ev.Connected() if self.phase is Phase.CONNECTING:
+                return self._on_connected(now)
+            case ev.ConnectFailed() if self.phase is Phase.CONNECTING:
+                return self._on_connect_failed(event, now)
+            case ev.Received() if self.phase in {Phase.GREETING, Phase.MEMBER}:
                 return self._on_received(event, now)
-            case ev.ConnectionLost():
+            case ev.ConnectionLost() if self.phase in {Phase.GREETING, Phase.MEMBER}:
                 return self._on_connection_lost(event, now)
-            case ev.LeadershipLost() if self.phase is Phase.IDLE:
-                raise self._impossible(event)
-            case ev.LeadershipLost():
+            case ev.LeadershipLost() if self.phase is not Phase.IDLE:
                 self.is_leader = False
                 return []  # this node's own connection to the coordinator says what follows
             case ev.DeadlinePassed():
-                return self._on_deadline_passed(event, now)
+                return self._on_deadline_passed(now)
+            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() | ev.LeadershipLost():
+                raise self._impossible(event)
+            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost():
+                raise self._impossible(event)
             case _:
                 assert_never(event)
+
+    @property
+    def _is_asking(self) -> bool:
+        """The board owes an answer that this node waits for."""
+        return self.phase in {Phase.READING, Phase.CAMPAIGNING}
+
+    @property
+    def _has_hung_up(self) -> bool:
+        """There is no connection, and none is on its way."""
+        return self.phase in {Phase.READING, Phase.CAMPAIGNING, Phase.PAUSING}
 
     # What the supervisor submits.
 
@@ -124,58 +149,42 @@ class Member(Machine[Event, Action]):
         self.state.submit(message, now)
         if isinstance(message, r.Request | r.Enquiry):
             return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the welcome
-        match self.phase:
-            case Phase.IDLE:
-                self.search.begin(now)
-                return self._read_board()
-            case Phase.MEMBER:
-                return [ev.Send(message)]
-            case Phase.GREETING:  # `Hello` said what was before
-                self.outbox.keep(message)
-                return []
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING | Phase.CONNECTING:
-                return []  # the next `Hello` says it
-            case Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+        if self.phase is Phase.IDLE:
+            self.search.begin(now)
+            return self._read_board()
+        if self.phase is Phase.MEMBER:
+            return [ev.Send(message)]
+        if self.phase is Phase.GREETING:  # `Hello` said what was before
+            self.outbox.keep(message)
+        return []  # the welcome is followed by it, or the next `Hello` says it
 
     # What the board says.
 
-    def _on_answer(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardRead):
-                return self._stop_if_given_up(event.record, now) + self._on_record(event.record, now)
-            case Phase.READING | Phase.CAMPAIGNING if isinstance(event, ev.BoardFailed):
-                self.search.blame(event.reason, is_of_board=True)
+    def _on_answer(self, event: ev.OfBoard, now: float) -> list[Action]:
+        match event:
+            case ev.BoardRead(record):
+                return self._stop_if_given_up(record, now) + self._on_record(record, now)
+            case ev.NotEligible():
+                self.search.blame("the coordinator has not started yet")
+            case ev.BoardFailed(reason):
+                self.search.blame(reason, is_of_board=True)
                 if self.record is not None and self.leader.may_reconnect(self.record):
                     return self._connect(self.record, now)
-                return self._pause(now)
-            case Phase.READING | Phase.CAMPAIGNING:
-                self.search.blame("the coordinator has not started yet")
-                return self._pause(now)
-            case Phase.IDLE | Phase.PAUSING | Phase.CONNECTING | Phase.GREETING | Phase.MEMBER | Phase.OVER:
-                raise self._impossible(event)
             case _:
-                assert_never(self.phase)
+                assert_never(event)
+        return self._pause(now)
 
-    def _on_checked(self, event: ev.BoardRead | ev.NotEligible | ev.BoardFailed, now: float) -> list[Action]:
+    def _on_checked(self, event: ev.OfBoard, now: float) -> list[Action]:
         self.leader.on_checked()
         if not isinstance(event, ev.BoardRead):
             return []  # no answer: the board is checked again when it is due
-        match self.phase:
-            case Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:  # another agent may have been elected, or has to be
-                assert self.record is not None
-                if not self.leader.is_replaced(event.record, self.record, now):
-                    return self._stop_if_given_up(event.record, now)  # the leader is the same
-                self._lose_leader("the coordinator has changed", now)
-                return [ev.Disconnect(), *self._on_record(event.record, now)]
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
-                return self._stop_if_given_up(event.record, now)  # the connection that was checked may be closed
-            case Phase.IDLE | Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+        if self._has_hung_up:
+            return self._stop_if_given_up(event.record, now)  # the connection that was checked may be closed
+        assert self.record is not None  # another agent may have been elected, or has to be
+        if not self.leader.is_replaced(event.record, self.record, now):
+            return self._stop_if_given_up(event.record, now)  # the leader is the same
+        self._lose_leader("the coordinator has changed", now)
+        return [ev.Disconnect(), *self._on_record(event.record, now)]
 
     def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
         was_campaigning, before, self.record = self.phase is Phase.CAMPAIGNING, self.record, record
@@ -206,60 +215,40 @@ class Member(Machine[Event, Action]):
 
     # What happens on the connection.
 
-    def _on_attempted(self, event: ev.Connected | ev.ConnectFailed, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.CONNECTING:
-                assert self.record is not None
-                if isinstance(event, ev.Connected):
-                    self.phase = Phase.GREETING
-                    self.leader.on_connected(now)
-                    return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
-                self.search.blame(event.reason)
-                token = self.record.candidate.token
-                if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
-                    self.state.on_coordinator_ended(self.record.candidate.node_id)
-                    return self._read_board()
-                return self._pause(now)
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
-                return []  # this node has given the attempt up, while the answer was on its way
-            case Phase.IDLE | Phase.GREETING | Phase.MEMBER | Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+    def _on_connected(self, now: float) -> list[Action]:
+        assert self.record is not None
+        self.phase = Phase.GREETING
+        self.leader.on_connected(now)
+        return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
+
+    def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
+        assert self.record is not None
+        self.search.blame(event.reason)
+        token = self.record.candidate.token
+        if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
+            self.state.on_coordinator_ended(self.record.candidate.node_id)
+            return self._read_board()
+        return self._pause(now)
 
     def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.GREETING | Phase.MEMBER if event.is_garbage:
-                return self._distrust(event.reason, now)
-            case Phase.MEMBER:
-                assert self.record is not None
-                self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
-                return self._connect(self.record, now)
-            case Phase.GREETING:
-                self._lose_leader(event.reason, now, is_lost=True)
-                return self._pause(now)
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
-                return []  # this node has hung up
-            case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+        if event.is_garbage:
+            return self._distrust(event.reason, now)
+        if self.phase is Phase.GREETING:
+            self._lose_leader(event.reason, now, is_lost=True)
+            return self._pause(now)
+        assert self.record is not None
+        self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
+        return self._connect(self.record, now)
 
     def _on_received(self, event: ev.Received, now: float) -> list[Action]:
-        match self.phase:
-            case Phase.GREETING | Phase.MEMBER:
-                assert self.record is not None
-                self.leader.on_heard(now)
-                why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
-                return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
-            case Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
-                return []  # this node has hung up
-            case Phase.IDLE | Phase.CONNECTING | Phase.OVER:
-                raise self._impossible(event)
-            case _:
-                assert_never(self.phase)
+        assert self.record is not None
+        self.leader.on_heard(now)
+        why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
+        return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
 
-    def _on_message(self, message: m.Downward, record: LeaderRecord, now: float) -> list[Action]:
+    def _on_message(  # noqa: C901  one case for each message
+        self, message: m.Downward, record: LeaderRecord, now: float
+    ) -> list[Action]:
         match message:
             case m.Welcome():
                 return self._on_welcome(message, record, now)
@@ -275,7 +264,8 @@ class Member(Machine[Event, Action]):
             case m.Goodbye(reason, is_gone):
                 self._lose_leader(reason, now)
                 self.leader.on_goodbye(record.candidate.token, is_gone=is_gone)
-                self.state.on_goodbye(record.candidate.node_id, is_gone=is_gone)
+                if is_gone:
+                    self.state.on_coordinator_ended(record.candidate.node_id)
                 return [ev.Disconnect(), *self._read_board()]
             case m.Heartbeat(renewals, has_spares):
                 self.state.on_spares(has_spares)
@@ -287,8 +277,11 @@ class Member(Machine[Event, Action]):
             case m.Departed() | m.Seats():
                 self.state.on_news(message)
                 return []
-            case _:
-                return self._on_decision(message, now) if self.phase is Phase.MEMBER else []
+            case m.Ended() if self.phase is Phase.MEMBER:
+                self.phase = Phase.OVER
+                return [ev.Deliver(message), ev.Disconnect()]
+            case _:  # what it decides
+                return [ev.Deliver(message)] if self.phase is Phase.MEMBER and self.state.on_told(message, now) else []
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
@@ -303,36 +296,23 @@ class Member(Machine[Event, Action]):
         unsent = self.outbox.take_unsent()
         return [ev.Send(each) for each in [*([] if unsent is None else [unsent]), *self.state.requests(now)]]
 
-    def _on_decision(self, message: m.CoordinatorMessage, now: float) -> list[Action]:
-        if isinstance(message, m.Ended):
-            self.phase = Phase.OVER
-            return [ev.Deliver(message), ev.Disconnect()]
-        return [ev.Deliver(message)] if self.state.on_told(message, now) else []
-
     # Time.
 
-    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[Action]:
+    def _on_deadline_passed(self, now: float) -> list[Action]:
         due = self.deadline
-        if due is None or now < due:
+        if self.phase is Phase.IDLE or due is None or now < due:
             return []  # disarmed or moved while the event was in the mailbox
-        match self.phase:
-            case Phase.MEMBER:
-                if self.leader.on_woken(due, now):
-                    self.contact.on_woken(now)
-                return self._watch_leader(now)
-            case Phase.IDLE | Phase.OVER:
-                raise self._impossible(event)
-            case _ if self.search.is_over(now):
-                self.phase = Phase.OVER
-                return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
-            case Phase.READING | Phase.CAMPAIGNING | Phase.CONNECTING:  # what this node waits for
-                return self._wait(now)
-            case Phase.PAUSING:
-                return self._wait(now) + (self._read_board() if now >= self.search.read_at else [])
-            case Phase.GREETING:
-                return self._wait(now) + self._watch_leader(now)
-            case _:
-                assert_never(self.phase)
+        if self.phase is Phase.MEMBER:
+            if self.leader.on_woken(due, now):
+                self.contact.on_woken(now)
+            return self._watch_leader(now)
+        if self.search.is_over(now):
+            self.phase = Phase.OVER
+            return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
+        told = self._wait(now)  # what this node waits for
+        if self.phase is Phase.PAUSING and now >= self.search.read_at:
+            return told + self._read_board()
+        return told + (self._watch_leader(now) if self.phase is Phase.GREETING else [])
 
     def _watch_leader(self, now: float) -> list[Action]:
         if now >= self.leader.silent_at:

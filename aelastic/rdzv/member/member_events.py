@@ -85,18 +85,9 @@ class LeadershipLost(Record):
     """The coordinator in this agent has ended: another agent leads, or none."""
 
 
-Event: TypeAlias = (
-    Submitted
-    | BoardRead
-    | NotEligible
-    | BoardFailed
-    | Connected
-    | ConnectFailed
-    | Received
-    | ConnectionLost
-    | LeadershipLost
-    | DeadlinePassed
-)
+OfBoard: TypeAlias = BoardRead | NotEligible | BoardFailed
+OfConnection: TypeAlias = Connected | ConnectFailed | Received | ConnectionLost
+Event: TypeAlias = Submitted | OfBoard | OfConnection | LeadershipLost | DeadlinePassed
 
 
 # Actions.

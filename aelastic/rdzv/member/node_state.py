@@ -185,11 +185,6 @@ class NodeState:
         """Its process has ended, or it has left the job."""
         self.ended_nodes |= {node_id}
 
-    def on_goodbye(self, node_id: str, *, is_gone: bool) -> None:
-        """The coordinator leads no longer; `is_gone`: its agent has left the job."""
-        if is_gone:
-            self.on_coordinator_ended(node_id)
-
     def on_coordinator_lives(self, node_id: str) -> None:
         self.ended_nodes -= {node_id}
 

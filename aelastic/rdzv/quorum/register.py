@@ -91,7 +91,7 @@ class Register(Machine[ev.Event, ev.Action]):
     def majority(self) -> int:
         return self.size // 2 + 1
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:
+    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
         match event:
             case ev.Asked() if self.phase is Phase.IDLE:  # the first try
                 self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
@@ -107,8 +107,13 @@ class Register(Machine[ev.Event, ev.Action]):
                 return self._on_looked(event, now)
             case ev.Written():
                 return self._on_written(event, now)
-            case ev.Unanswered():
-                return self._on_unanswered(event, now)
+            case ev.Unanswered(step, store) if step != self._step or self._try.has_heard_of(store):
+                return []  # of an earlier step, or told twice
+            case ev.Unanswered() if self.phase in {Phase.IDLE, Phase.PAUSING}:
+                return []  # too late for its try
+            case ev.Unanswered(_, store, reason):  # the try goes on without that store
+                self._try.leave_out(store, reason)
+                return self._go_on(now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(now)
             case _:
@@ -125,44 +130,26 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
         attempt, store = self._try, event.store
-        match self.phase:
-            case Phase.LOCKING | Phase.WRITING if event.step != self._step or attempt.has_heard_of(store):
-                return []  # of an earlier step, or told twice
-            case Phase.LOCKING | Phase.WRITING if not event.is_done:  # another try came between
-                attempt.leave_out(store, CAME_BETWEEN)
-                return self._go_on(now)
-            case Phase.LOCKING:
-                attempt.locked[store] = attempt.lock_of(store)
-                return self._go_on(now)
-            case Phase.WRITING:
-                attempt.written.add(store)
-                return self._go_on(now)
-            case Phase.IDLE | Phase.LOOKING | Phase.PAUSING:
-                return []  # too late for its try
-            case _:
-                assert_never(self.phase)
-
-    def _on_unanswered(self, event: ev.Unanswered, now: float) -> list[ev.Action]:
-        is_of_step = event.step == self._step and not self._try.has_heard_of(event.store)
-        if self.phase in {Phase.IDLE, Phase.PAUSING} or not is_of_step:
+        if self.phase not in {Phase.LOCKING, Phase.WRITING}:
+            return []  # too late for its try
+        if event.step != self._step or attempt.has_heard_of(store):
             return []  # of an earlier step, or told twice
-        self._try.leave_out(event.store, event.reason)
-        return self._go_on(now)  # without that store
+        if not event.is_done:
+            attempt.leave_out(store, CAME_BETWEEN)
+        elif self.phase is Phase.LOCKING:
+            attempt.locked[store] = attempt.lock_of(store)
+        else:
+            attempt.written.add(store)
+        return self._go_on(now)  # which may have to wait for more
 
     def _on_deadline_passed(self, now: float) -> list[ev.Action]:
-        if self.deadline is None or now < self.deadline:
+        if self.phase is Phase.IDLE or self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was on its way
-        match self.phase:
-            case Phase.PAUSING if now < self._until:
-                return self._look(now)
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING if now < self._until:
-                return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
-            case Phase.LOOKING | Phase.LOCKING | Phase.WRITING | Phase.PAUSING:
-                return self._give_up()
-            case Phase.IDLE:
-                raise self._impossible(ev.DeadlinePassed())
-            case _:
-                assert_never(self.phase)
+        if now >= self._until:
+            return self._give_up()
+        if self.phase is Phase.PAUSING:
+            return self._look(now)
+        return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
 
     # The steps.
 

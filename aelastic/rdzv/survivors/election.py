@@ -65,7 +65,7 @@ class Election(Machine[Event, Action]):
         assert self.phase is Phase.FOLLOWING or self.seats is not None, "a node that knows no other elects none"
         assert self.record is None or self.record.epoch <= self.newest, "the newest epoch is known"
 
-    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901  one case for each event
+    def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901, PLR0912  one case for each event
         match event:
             case ev.Followed(leader, epoch):
                 self._follow(leader.replace(epoch=epoch, verdict="", seats=None))
@@ -80,7 +80,11 @@ class Election(Machine[Event, Action]):
                 self.silent = None
                 return []  # a node that is due to ask waits longer
             case ev.BoardSilent():
-                return self._on_board_silent(event, now)
+                if self.silent is None or (event.is_refused and not self.silent.is_refused):
+                    self.silent = event
+                if self.phase is Phase.ALONE:
+                    self._wait_for_turn(now)
+                return []  # noted
             case ev.Asked():
                 return self._on_asked(event, now)
             case ev.Answered():
@@ -120,35 +124,19 @@ class Election(Machine[Event, Action]):
 
     def _on_lost(self, event: ev.Lost, now: float) -> list[Action]:
         match self.phase:
-            case Phase.FOLLOWING if not self.has_vote:
-                return []  # it has no part in the round
-            case Phase.FOLLOWING:
+            case Phase.FOLLOWING if self.has_vote:
                 if self.record is not None and self._is_after_an_election(self.record):
                     self._elected_epoch, self._elected_until = self.record.epoch, event.since + self.lease_s
                 self.phase, self.record, self.lost = Phase.ALONE, None, event
-                self._wait_for_turn(now)
-                return []
             case Phase.ALONE:
                 assert self.lost is not None
                 self.lost = self.lost.replace(is_dead=event.is_dead or self.lost.is_dead)
-                self._wait_for_turn(now)
-                return []
-            case Phase.ASKING | Phase.CHOSEN:
-                return []  # it is known well enough
-            case _:
-                assert_never(self.phase)
-
-    def _on_board_silent(self, event: ev.BoardSilent, now: float) -> list[Action]:
-        if self.silent is None or (event.is_refused and not self.silent.is_refused):
-            self.silent = event
-        match self.phase:
-            case Phase.ALONE:
-                self._wait_for_turn(now)
-                return []
             case Phase.FOLLOWING | Phase.ASKING | Phase.CHOSEN:
-                return []  # noted
+                return []  # it has no part in the round, or this is known well enough
             case _:
                 assert_never(self.phase)
+        self._wait_for_turn(now)
+        return []
 
     @property
     def _may_vote_at(self) -> float | None:
@@ -175,11 +163,10 @@ class Election(Machine[Event, Action]):
         reason = self._objection(vote, now)
         if reason:
             leader = self.record if self.phase is Phase.FOLLOWING else None
-            if leader is not None and not self._is_after_an_election(leader):
-                leader = None  # the endpoint says which that is
-            if self.seats is None or vote.secret != self.seats.secret:
-                leader = None  # it may be anything
-            told = None if leader is None else _told(leader)
+            may_ask = self.seats is not None and vote.secret == self.seats.secret  # else it may be anything
+            # Where there was no election the endpoint says which that is.
+            is_told = leader is not None and may_ask and self._is_after_an_election(leader)
+            told = _told(leader) if leader is not None and is_told else None
             return [ev.Answer(event.conn, m.Voted(False, self.newest, reason, told))]
         self._choose(_heard(vote.leader), now)
         return [ev.Answer(event.conn, m.Voted(True, self.newest))]
