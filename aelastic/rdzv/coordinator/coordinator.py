@@ -20,7 +20,7 @@ from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, Step
 from aelastic.rdzv.coordinator.inquiry import Inquiry
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
-from aelastic.rdzv.coordinator.takeover import TAKEN, Return, Takeover, credible, has_seat, how_it_returns
+from aelastic.rdzv.coordinator.takeover import TAKEN, Takeover, credible, has_seat
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -137,34 +137,34 @@ class Coordinator(Machine[ev.Event, Send]):
         """A node reconnects that this coordinator may know: it hears what it has missed, or has news."""
         if self.phase is not Phase.TAKING_OVER and (ended := self.forming.proposed.of(self.roster.fence)):
             return self._close(ended)
-        departed = [Send(node.node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
-        how = how_it_returns(node.node_id, past, self.roster, self.roster.fence, is_running=self.phase is Phase.RUNNING)
-        match how:
-            case Return.WAITS:
-                excuse = self.forming.tell_excuse_again(node, past) if past.fence == self.roster.fence else []
-                return excuse + self._join(node, now)
-            case Return.MISSED_ASSIGNMENT:
-                return [Send(node.node_id, each) for each in (self.roster.participants[node.node_id],) if each]
-            case Return.NOT_MISSED:
-                self.roster.put(node, Standing.FINISHED)
+        node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
+        departed = [Send(node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
+        if past.standing is Standing.READY:  # it has no workers
+            if is_running and (assigned := self.roster.participants.get(node_id)) and past.fence < self.roster.fence:
+                return [Send(node_id, assigned)]  # it has missed that
+            return (self.forming.tell_excuse_again(node, past) if is_last else []) + self._join(node, now)
+        has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
+        if has_place and member is None and past.standing is Standing.FINISHED and is_running:
+            self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
+            return departed
+        if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
+            was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
+            return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
+        if not is_running:  # it has workers of the last round, which is over; it may be told with the others
+            over = f"round {past.round} has ended; rejoining"
+            is_told = node_id not in self.forming.end.untold
+            return [self.forming.interrupted(node_id, past.round, over)] if is_told else self._form(now)
+        match past.standing:  # in the round that runs
+            case Standing.BUSY:
                 return departed
-            case Return.STRAY:
-                was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
-                return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
-            case Return.MISSED_END if node.node_id in self.forming.end.untold:  # it is told with the others
-                return self._form(now)
-            case Return.MISSED_END:
-                return [self.forming.interrupted(node.node_id, past.round, f"round {past.round} has ended; rejoining")]
-            case Return.RUNS:
-                return departed
-            case Return.RESTARTED:
+            case Standing.STOPPING:  # it has stopped its workers, and not because it was told to
                 return self._end_round(now, RESTARTED.format(node.host))
-            case Return.FAILED:  # that is noted
+            case Standing.FAILED:  # that is noted
                 return self._end_round(now)
-            case Return.FINISHED:
-                return departed + self._on_succeeded(m.Succeeded(node.node_id, past.round), now)
+            case Standing.FINISHED:
+                return departed + self._on_succeeded(m.Succeeded(node_id, past.round), now)
             case _:
-                assert_never(how)
+                assert_never(past.standing)
 
     def _replace_previous_agent(self, node: m.Node, now: float) -> list[Send]:
         """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""

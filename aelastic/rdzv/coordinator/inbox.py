@@ -84,16 +84,13 @@ class Inbox:
         before it was told.  And while a board stays away, the queue would grow with each connection.
         """
         if isinstance(event, Registered):
-            self._drop_outdated(node_id)
+            for number in self._numbers_of.get(node_id, ())[:]:
+                if not isinstance(self._queue[number][1], m.Left):
+                    self._drop(number)
             self._registrations[node_id] = event
         self._number += 1
         self._queue[self._number] = node_id, event, now
         self._numbers_of.setdefault(node_id, []).append(self._number)
-
-    def _drop_outdated(self, node_id: str) -> None:
-        for number in self._numbers_of.get(node_id, ())[:]:
-            if not isinstance(self._queue[number][1], m.Left):
-                self._drop(number)
 
     def pop(self, now: float) -> Event | None:
         """What is to be heard next."""

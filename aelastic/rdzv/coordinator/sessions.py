@@ -25,7 +25,6 @@ from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Probed, Stage
 from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.sense import objection_to
 from aelastic.rdzv.survivors.absent import Absent
@@ -218,12 +217,8 @@ class Sessions:
             case m.Left():
                 connection.stage = Stage.LEFT
                 self.electorate.on_dead(node_id)
-            case m.Failed() | m.Succeeded() | m.Prepared() | m.Hangs() | m.Saw() | r.Ask() | r.Frozen() | r.Saved():
-                pass
-            case r.Fetch() | r.Fetched():
-                pass
             case _:
-                assert_never(message)
+                pass  # that is for the coordinator alone
         self.inbox.add(node_id, message, now)
         return []
 
@@ -246,19 +241,14 @@ class Sessions:
     # Two agents with one node rank.
 
     def _admit_unless_rivalled(self, conn: int, hello: m.Hello, now: float, *, dead: int | None = None) -> list[Action]:
-        rival = self._rival_of(hello.node)
-        if rival is None or rival == dead:
+        # The session of another node that came with the same node rank.
+        rank = hello.node.preferred_rank
+        rival = -1 if rank is None else self._conn_of_rank.get(rank, -1)
+        other = self._connections.get(rival)
+        if other is None or not other.is_session or other.node_id == hello.node.node_id or rival == dead:
             return self._admit(conn, hello, now)
         self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).hellos.append((conn, hello))
         return [Say(rival, m.Probe())]
-
-    def _rival_of(self, node: m.Node) -> int | None:
-        """The session of another node that came with the same node rank."""
-        if node.preferred_rank is None:
-            return None
-        conn = self._conn_of_rank.get(node.preferred_rank, -1)
-        rival = self._connections.get(conn)
-        return conn if rival is not None and rival.is_session and rival.node_id != node.node_id else None
 
     def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
         """Agents that waited to hear whether another lives are admitted: in its place, or beside it."""

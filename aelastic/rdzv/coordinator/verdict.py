@@ -119,7 +119,9 @@ class VerdictGate:
         if not self._may_go_on(now, sessions):
             return self.release()
         if self._is_awaited and now >= self._give_up_at:
-            unknown = m.Ended(m.Outcome.TIMED_OUT, unknown_text(uninformed(sessions, is_on_board=False)))
+            hosts = some_of([seat.host for seat in uninformed(sessions, is_on_board=False)])
+            text = f"the job's outcome is not known here: no contact with {hosts}, which may have gone on: look there"
+            unknown = m.Ended(m.Outcome.TIMED_OUT, text)
             self._held, self._again_at = [send.replace(message=unknown) for send in self._held], None
             return self.release()
         self._look_at = now + PUBLISH_TIMEOUT_S
@@ -130,7 +132,8 @@ class VerdictGate:
         if self._has_stopped or core.verdict is None or core.verdict.outcome is m.Outcome.SUCCEEDED:
             return []
         self._has_stopped = True
-        text = stop_text(uninformed(sessions, is_on_board=False))
+        hosts = some_of([seat.host for seat in uninformed(sessions, is_on_board=False)])
+        text = f"the job's outcome is not known here: {hosts} have not confirmed it, and may go on; waiting for them"
         return sessions.say_all(m.Interrupted(core.round, text, core.forming.next_count))
 
     def _may_go_on(self, now: float, sessions: Sessions) -> bool:
@@ -161,18 +164,6 @@ class VerdictGate:
 def uninformed(sessions: Sessions, *, is_on_board: bool) -> list[m.Seat]:
     """Nodes that could go on with another coordinator, and hear of no verdict from any of them."""
     return sessions.electorate.missing(sessions.electorate.knows_verdict, is_on_board=is_on_board)
-
-
-def stop_text(missing: list[m.Seat]) -> str:
-    """Why workers stop though there is no verdict."""
-    hosts = some_of([seat.host for seat in missing])
-    return f"the job's outcome is not known here: {hosts} have not confirmed it, and may go on; waiting for them"
-
-
-def unknown_text(missing: list[m.Seat]) -> str:
-    """How the job ends for a side that has waited in vain."""
-    hosts = some_of([seat.host for seat in missing])
-    return f"the job's outcome is not known here: no contact with {hosts}, which may have gone on: look there"
 
 
 def _shortened(verdict: m.Ended) -> m.Ended:
