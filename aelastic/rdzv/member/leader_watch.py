@@ -67,8 +67,8 @@ class LeaderWatch:
     check_at: float = 0.0
     _check_s: float = 0.0
     _token: str = ""  # of the leader that welcomed this node last
-    _refused_token: str = ""  # its port, which accepted this node before, refuses connections
-    _closed_token: str = ""  # it has closed its connection with this node, without a goodbye
+    _is_refused: bool = False  # its port, which accepted this node before, refuses connections
+    _is_closed: bool = False  # it has closed its connection with this node, without a goodbye
     _goodbye_token: str = ""  # it said that it leads no longer
     renewals: int = -1  # the last count heard from the coordinator
     _still: tuple[int, str, int, float] = NOTHING_SEEN  # epoch, token and renewals, as last read on the board; when
@@ -94,11 +94,11 @@ class LeaderWatch:
         return self.heard_at + self.lease_s * LATE_LEASES if is_awaited else math.inf
 
     def validate(self) -> None:
-        known = {"", self._token}
-        assert {self._refused_token, self._closed_token} <= known, "only a leader that welcomed this node can refuse it"
+        is_known = bool(self._token) or not (self._is_refused or self._is_closed)
+        assert is_known, "only a leader that welcomed this node can refuse it"
         if self.phase is WatchPhase.FOLLOWING:
             assert self._token, "this node follows a leader that welcomed it"
-            assert not self._refused_token, "a leader that this node is connected to does not refuse it"
+            assert not self._is_refused, "a leader that this node is connected to does not refuse it"
             assert not self.is_takeover, "a leader that this node follows has not gone away"
 
     # The connection.
@@ -118,13 +118,12 @@ class LeaderWatch:
         answered, and later something in between refuses in the leader's name.
         """
         if not is_refused:
-            self._closed_token = ""
-        if not is_refused or token != self._token or token == self._refused_token:
+            self._is_closed = False
+        if not is_refused or not token or token != self._token or self._is_refused:
             return False
-        self._refused_token = token
-        if is_here:
-            self._closed_token = token
-        return self._is_dead(token)
+        self._is_refused = True
+        self._is_closed |= is_here
+        return self.is_dead
 
     def on_heard(self, now: float) -> None:
         """A message has come."""
@@ -141,15 +140,12 @@ class LeaderWatch:
 
     def forget_refusal(self) -> None:
         """A port that refused is asked again."""
-        self._refused_token = ""
+        self._is_refused = False
 
     @property
     def is_dead(self) -> bool:
         """The process of the leader that this node followed last has ended."""
-        return bool(self._token) and self._is_dead(self._token)
-
-    def _is_dead(self, token: str) -> bool:
-        return token == self._refused_token == self._closed_token
+        return self._is_refused and self._is_closed
 
     def on_welcome(self, record: LeaderRecord, epoch: int, now: float) -> bool:
         """The coordinator has taken this node in, or goes on in a newer epoch.
@@ -171,9 +167,9 @@ class LeaderWatch:
         self.phase = WatchPhase.FOLLOWING
         self._check_s = CHECK_LEASES * self.lease_s
         self.check_at = now + self._check_s
-        self.epoch, self._token, self._refused_token = epoch, token, ""
-        self._closed_token = ""
-        self.is_takeover, self._still = False, NOTHING_SEEN
+        self.epoch, self._token = epoch, token
+        self.is_takeover = self._is_refused = self._is_closed = False
+        self._still = NOTHING_SEEN
         return is_new
 
     def on_heartbeat(self, renewals: int, now: float) -> None:
@@ -189,7 +185,7 @@ class LeaderWatch:
             is_closed: the coordinator has closed it.
         """
         if is_closed and self.phase is WatchPhase.FOLLOWING:
-            self._closed_token = self._token
+            self._is_closed = True
         self.phase = WatchPhase.AWAY
         self.is_takeover |= is_lost
 
@@ -239,14 +235,13 @@ class LeaderWatch:
 
     def is_gone(self, record: LeaderRecord, now: float) -> bool:
         """True if the coordinator is known to be dead: its port refuses, or its count of renewals stands still."""
-        token = record.candidate.token
-        if self._is_dead(token):
+        is_last = record.candidate.token == self._token  # that this node followed
+        if is_last and self.is_dead:
             return True
         if record.renewals is None:
             return False  # the board itself forgets a dead coordinator
-        return now - self._still_since(record, now) >= self.lease_s * (
-            DOUBTED_LEASES if token == self._refused_token else 1
-        )
+        leases = DOUBTED_LEASES if is_last and self._is_refused else 1
+        return now - self._still_since(record, now) >= self.lease_s * leases
 
     def _still_since(self, record: LeaderRecord, now: float) -> float:
         """Since when the count of renewals has stood still, for all that this node knows."""
