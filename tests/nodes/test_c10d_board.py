@@ -763,7 +763,7 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
         async def is_new(mine: bytes = b"%d" % visit) -> bool:
             # The process that serves it hears of the round a moment later; till then keys of an earlier one are there.
             try:
-                await one._connect()  # the connection to the last round's store ended with that store
+                await one.open()  # the connection to the last round's store ended with that store
                 return await one._store.compare_set("visit", b"", mine) == mine
             except RendezvousConnectionError:
                 return False

@@ -2,7 +2,7 @@
 
 All that is said about a run id is one text (`encoding.py`), changed by compare-and-set only and never deleted.  So of a
 renewal and a candidate, or of two candidates, one comes first, and the epoch rises as long as the key lives.
-`c10d` keeps it in one store, `quorum` in several.
+`c10d` keeps it in one store, `quorum` in several, `static` in the memory of the one agent that writes.
 """
 
 from __future__ import annotations

@@ -8,23 +8,28 @@ connect again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
-from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.errors import RendezvousConnectionError
 from aelastic.host.listeners import LOOPBACKS, is_loopback
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import state_of, text_of, text_without_leader
+from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.encoding import text_of
 from aelastic.rdzv.boards.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
+from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, run_key
 from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
 from aelastic.tcpstore.host import StoreHost
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-class StaticBoard(Board):
+
+class StaticBoard(KeyBoard):
     """One run id, as one node sees it (torch: `StaticTCPRendezvous`).
 
     Args:
@@ -47,7 +52,7 @@ class StaticBoard(Board):
         host: StoreHost,
         secret: SecretFile | None = None,
     ) -> None:
-        self._writing = Writing(secret, settings.lease_s)
+        super().__init__(Writing(secret, settings.lease_s))
         self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
         self._is_master = settings.node_rank == 0
         self._is_on_loopback = settings.is_on_loopback and is_loopback(self._endpoint.host)
@@ -59,11 +64,11 @@ class StaticBoard(Board):
         self._local_address: str | None = None  # of the endpoint, if that is this machine
         self._text = b""  # node 0's part: what the key holds
 
-    async def open(self) -> None:
-        if not self._is_master:
-            await self._connect()
-            return
-        if self._is_open:
+    async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  node 0 serves, and no other node
+        if not self._is_master and not self._store.is_connected:
+            self._local_address = first_of(await local_addresses_of(self._endpoint))
+            await self._store.connect()
+        if self._is_open or not self._is_master:
             return
         local: list[str] = []
         try:
@@ -79,60 +84,50 @@ class StaticBoard(Board):
         self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")
         self._is_open = True
 
-    async def _connect(self) -> None:
-        if not self._store.is_connected:
-            self._local_address = first_of(await local_addresses_of(self._endpoint))
-            await self._store.connect()
-
-    async def read(self) -> LeaderRecord | None:
+    async def _read(self) -> LeaderRecord | None:
         if self._is_master:
-            return state_of(self._text).record
-        text = await self._store.insist(self._get)  # a new round is a new store
-        where = f"key {self._key} at {self._endpoint}"
-        if (verified := self._writing.verify(text, where)) is None:
-            raise RendezvousConnectionError(f"{where} was not written with this agent's secret")
-        try:
-            record = state_of(verified).record
-        except ValueError as error:
-            raise RendezvousStateError(
-                f"{where} was not written by an aelastic agent ({error}): choose another run id"
-            ) from None
+            return await super()._read()
+        await self.open()
+        state = await self._look()
+        if state.is_foreign:
+            raise RendezvousConnectionError(f"{self._where} was not written with this agent's secret")
+        if state.record is None:
+            await self._check_run_id()
         # The other nodes see no count of renewals: no node can take node 0's place.
-        return None if record is None else record.replace(renewals=None)
-
-    async def _get(self) -> bytes:
-        await self._connect()
-        text = await self._store.get(self._key)
-        if text is None:
-            await self._store.check_run_id()  # an agent that began to serve just now may have set it too late
-        return text or b""
+        return None if state.record is None else state.record.replace(renewals=None)
 
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        if not self._is_master:
-            return await self.read()
-        state = state_of(self._text)
-        if state.record != seen:
-            return state.record
-        await self.open()
-        return self._write(text_of(LeaderRecord(candidate.epoch_after(above, state.epoch), candidate, renewals=0)))
+        return await (super().campaign(candidate, seen, above) if self._is_master else self.read())
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        if not self._is_ours(record):
+        if not record.is_same_term((await self._look()).record):
             return None
         # The other nodes do not look at the count: what they read need not change.
         renewed = record.renewed()
         self._text = text_of(renewed)
         return renewed
 
-    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        if self._is_ours(record):
-            self._write(text_of(record.replace(verdict=verdict)))
-            return True
-        return False
+    async def _get(self) -> bytes:
+        if self._is_master:
+            return self._writing.sign(self._text) if self._text else b""
+        return await self._store.get(self._key) or b""
 
-    async def resign(self, record: LeaderRecord) -> None:
-        if self._is_ours(record):
-            self._write(text_without_leader(record))
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:  # noqa: ARG002  nothing else writes it
+        assert self._is_master, "only node 0 writes"
+        self._text = claimed(text)  # proved anew with each secret
+        self._host.preset(self._key, text.decode())
+        return text
+
+    async def _check_run_id(self) -> None:
+        if not self._is_master:
+            await self._store.check_run_id()
+
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        return await self._store.insist(do)  # a new round is a new store
+
+    @property
+    def _where(self) -> str:
+        return f"key {self._key} at {self._endpoint}"
 
     async def aclose(self) -> None:
         await self._store.aclose()
@@ -150,11 +145,3 @@ class StaticBoard(Board):
     @property
     def endpoint_host(self) -> str:
         return self._endpoint.host if self._is_master or self._local_address is not None else ""
-
-    def _is_ours(self, record: LeaderRecord) -> bool:
-        return self._is_master and record.is_same_term(state_of(self._text).record)
-
-    def _write(self, text: bytes) -> LeaderRecord | None:
-        self._text = text
-        self._host.preset(self._key, self._writing.sign(text).decode())
-        return state_of(text).record
