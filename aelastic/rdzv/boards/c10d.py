@@ -12,8 +12,7 @@ import errno
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.host.listeners import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
@@ -22,15 +21,11 @@ from aelastic.rdzv.boards.endpoints import (
     Endpoint,
     GoneError,
     RefusedError,
-    first_of,
     local_addresses_of,
     other_hosts_of,
     told_elsewhere,
-    useful_elsewhere,
 )
-from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
-from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.boards.key_board import OneStoreBoard
 from aelastic.rdzv.quorum.cells import cell_from_bytes
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
@@ -38,10 +33,8 @@ from aelastic.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class C10dBoard(KeyBoard):
+class C10dBoard(OneStoreBoard):
     """One run id in a TCPStore (torch: `C10dRendezvousBackend`).
 
     Args:
@@ -70,26 +63,18 @@ class C10dBoard(KeyBoard):
         fork: Fork | None = None,
         secret: SecretFile | None = None,
     ) -> None:
-        super().__init__(Writing(secret, settings.lease_s))
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
+        super().__init__(endpoint, settings, run_id, env, secret, fork)
         self._is_host = _switch(settings, "is_host")
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
         if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
             raise InputError(
                 "rendezvous setting is_host=true is for one endpoint: leave it out, each host knows its own"
             )
-        self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
-        self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork)
-        self._key = run_key(run_id, "leader")
         self._has_looked_around = False
         self._is_bind_all, self._has_others = settings.bind_all, settings.max_nodes > 1
-        self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
-
-    @property
-    def _local_address(self) -> str | None:
-        return first_of(self._local_addresses)
 
     def is_at(self, endpoint: Endpoint) -> None:
         """Takes an endpoint in place of the name that was given, before the first operation."""
@@ -105,46 +90,12 @@ class C10dBoard(KeyBoard):
         await self._reach(may_serve=False)
         return await self._compare_set(expected, text)
 
-    async def _get(self) -> bytes:
-        return await self._store.get(self._key) or b""
-
-    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
-        return await self._store.compare_set(self._key, expected, text)
-
-    async def _check_run_id(self) -> None:
-        await self._store.check_run_id()
-
-    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        return await self._store.insist(do)
-
     def _state_of(self, text: bytes) -> KeyState:
         try:
             endpoints = cell_from_bytes(text)[1]
         except ValueError:
             return super()._state_of(text)
         raise other_list([str(self._store.endpoint)], endpoints)
-
-    @property
-    def _where(self) -> str:
-        return f"key {self._key} at {self._store.endpoint}"
-
-    async def aclose(self) -> None:
-        await self._store.aclose()
-
-    @property
-    def name(self) -> str:
-        return f"c10d at {self._store.endpoint}"
-
-    @property
-    def own_address(self) -> str:
-        if not self._store.is_serving:
-            return self._store.own_address
-        return useful_elsewhere(self._local_address or "")
-
-    @property
-    def endpoint_host(self) -> str:
-        is_here = self._store.is_serving or self._local_address is not None
-        return self._store.endpoint.host if is_here else ""
 
     @property
     def is_serving(self) -> bool:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
+from aelastic.host.listeners import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
-from aelastic.rdzv.boards.endpoints import GoneError
-from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, first_of, useful_elsewhere
+from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, run_key
 from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 
@@ -161,3 +165,72 @@ class KeyBoard(Board):
                 f"{self._where} was not written by an aelastic agent ({error}): "
                 "choose another run id, or another endpoint"
             ) from None
+
+
+class OneStoreBoard(KeyBoard):
+    """One run id in the key of one TCPStore.
+
+    Args:
+        endpoint: where the store is.
+        settings: `backend`, `lease_s`, and `read_timeout` of `config`.
+        run_id: the job's name.
+        env: the environment of the child process.
+        secret: of the job, if it has one.
+        fork: as `StoreProcess` takes it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: RendezvousSettings,
+        run_id: str,
+        env: Mapping[str, str],
+        secret: SecretFile | None,
+        fork: Fork | None = None,
+    ) -> None:
+        super().__init__(Writing(secret, settings.lease_s))
+        self._backend = settings.backend
+        self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
+        self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork)
+        self._key = run_key(run_id, "leader")
+        self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
+
+    @property
+    def _local_address(self) -> str | None:
+        return first_of(self._local_addresses)
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether this agent serves the store."""
+        return self._store.is_serving
+
+    async def _get(self) -> bytes:
+        return await self._store.get(self._key) or b""
+
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        return await self._store.compare_set(self._key, expected, text)
+
+    async def _check_run_id(self) -> None:
+        await self._store.check_run_id()
+
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        return await self._store.insist(do)
+
+    @property
+    def _where(self) -> str:
+        return f"key {self._key} at {self._store.endpoint}"
+
+    async def aclose(self) -> None:
+        await self._store.aclose()
+
+    @property
+    def name(self) -> str:
+        return f"{self._backend} at {self._store.endpoint}"
+
+    @property
+    def own_address(self) -> str:
+        return useful_elsewhere(self._local_address or "") if self._is_here else self._store.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._store.endpoint.host if self._is_here or self._local_address is not None else ""

@@ -8,17 +8,15 @@ connect again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.host.listeners import LOOPBACKS, is_loopback
+from aelastic.host.listeners import LOOPBACKS
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import text_of
-from aelastic.rdzv.boards.endpoints import Endpoint, first_of, local_addresses_of, told_elsewhere, useful_elsewhere
-from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.tcp_store import SERVED_FOR, TcpStore, printable, run_key
-from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
+from aelastic.rdzv.boards.key_board import OneStoreBoard
+from aelastic.rdzv.boards.tcp_store import SERVED_FOR, printable
 from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
@@ -26,10 +24,8 @@ from aelastic.tcpstore.host import StoreHost
 
 _log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
-
-class StaticBoard(KeyBoard):
+class StaticBoard(OneStoreBoard):
     """One run id, as one node sees it (torch: `StaticTCPRendezvous`).
 
     Args:
@@ -52,36 +48,30 @@ class StaticBoard(KeyBoard):
         host: StoreHost,
         secret: SecretFile | None = None,
     ) -> None:
-        super().__init__(Writing(secret, settings.lease_s))
-        self._endpoint = Endpoint(*split_endpoint(settings.endpoint))
+        super().__init__(Endpoint(*split_endpoint(settings.endpoint)), settings, run_id, env, secret)
         self._is_master = settings.node_rank == 0
-        self._is_on_loopback = settings.is_on_loopback and is_loopback(self._endpoint.host)
         self._run_id = run_id
         self._host = host
         self._is_open = False  # node 0's part
-        self._store = TcpStore(self._endpoint, run_id, env, settings.read_timeout_s)
-        self._key = run_key(run_id, "leader")
-        self._local_address: str | None = None  # of the endpoint, if that is this machine
         self._text = b""  # node 0's part: what the key holds
 
     async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  node 0 serves, and no other node
+        endpoint = self._store.endpoint
         if not self._is_master and not self._store.is_connected:
-            self._local_address = first_of(await local_addresses_of(self._endpoint))
+            self._local_addresses = await local_addresses_of(endpoint)
             await self._store.connect()
         if self._is_open or not self._is_master:
             return
-        local: list[str] = []
         try:
-            local = await local_addresses_of(self._endpoint)
+            self._local_addresses = await local_addresses_of(endpoint)
         except RendezvousConnectionError as error:
             _log.warning("%s; only the other nodes need it", error)
-        self._local_address = first_of(local)
         if not self._is_on_loopback:
-            self._host.hold(self._endpoint.port)
-            told = told_elsewhere(local)
+            self._host.hold(endpoint.port)
+            told = told_elsewhere(self._local_addresses)
             self._host.listen_at([*told, *LOOPBACKS] if told else [])
         self._host.preset(SERVED_FOR, printable(self._run_id))
-        self._host.open(self._endpoint.port, self._endpoint.host if self._is_on_loopback else "")
+        self._host.open(endpoint.port, endpoint.host if self._is_on_loopback else "")
         self._is_open = True
 
     async def _read(self) -> LeaderRecord | None:
@@ -110,7 +100,7 @@ class StaticBoard(KeyBoard):
     async def _get(self) -> bytes:
         if self._is_master:
             return self._writing.sign(self._text) if self._text else b""
-        return await self._store.get(self._key) or b""
+        return await super()._get()
 
     async def _compare_set(self, expected: bytes, text: bytes) -> bytes:  # noqa: ARG002  nothing else writes it
         assert self._is_master, "only node 0 writes"
@@ -120,28 +110,8 @@ class StaticBoard(KeyBoard):
 
     async def _check_run_id(self) -> None:
         if not self._is_master:
-            await self._store.check_run_id()
-
-    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        return await self._store.insist(do)  # a new round is a new store
+            await super()._check_run_id()
 
     @property
-    def _where(self) -> str:
-        return f"key {self._key} at {self._endpoint}"
-
-    async def aclose(self) -> None:
-        await self._store.aclose()
-
-    @property
-    def name(self) -> str:
-        return f"static at {self._endpoint}"
-
-    @property
-    def own_address(self) -> str:
-        if not self._is_master:
-            return self._store.own_address
-        return useful_elsewhere(self._local_address or "")
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._endpoint.host if self._is_master or self._local_address is not None else ""
+    def _is_here(self) -> bool:
+        return self._is_master
