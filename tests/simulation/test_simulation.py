@@ -929,13 +929,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_whatever_goes_wrong_every_promise_is_kept(seeds: range) -> None:
     worlds = [simulate(seed) for seed in seeds]
     if len(worlds) == SEEDS_IN_A_TEST:
-        assert_reach_what_they_are_for(worlds, is_first=0 in seeds)
+        assert_reach_what_they_are_for(worlds, has_failed=20 in seeds)
 
 
-def assert_reach_what_they_are_for(worlds: list[Simulation], *, is_first: bool) -> None:
+def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool) -> None:
     """A simulation in which nothing happens would pass."""
     outcomes = {verdict.outcome for world in worlds for verdict in world.checks.verdicts}
-    assert outcomes >= ({Outcome.SUCCEEDED, Outcome.FAILED} if is_first else {Outcome.SUCCEEDED})
+    assert outcomes >= ({Outcome.SUCCEEDED, Outcome.FAILED} if has_failed else {Outcome.SUCCEEDED})
     assert sum(len(world.board.elections) for world in worlds) > 1.2 * len(worlds)
     assert sum(len(world.checks.rounds) for world in worlds) > 1.8 * len(worlds)
     assert any(world.checks.failed_in for world in worlds)

@@ -25,7 +25,6 @@ from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
-from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -52,7 +51,6 @@ from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
 from kit.simulated.board import Board
 from kit.simulated.process import Clock, CoreShell, SimulatedProcess
-from kit.simulated.proved import ProvedEnd
 from kit.simulated.training import Holds, Rank, Training
 from kit.simulated.world import FIN, End, Listener, World
 
@@ -159,8 +157,7 @@ class Agent(SimulatedProcess):
         self.round_of_workers: Assigned | None = None
         self._spawned_at = 0.0  # of the world, the last
         self.server: Server | None = None
-        self.stream: End | ProvedEnd | None = None
-        self.proving: ProvedEnd | None = None  # what is to be the stream
+        self.stream: End | None = None
         self.listener: Listener | None = None
         self.campaigned_at = 0.0
         self.started_at = world.now
@@ -226,10 +223,7 @@ class Agent(SimulatedProcess):
         if self.alive and how != "dark":  # the kernel closes their connections
             self.watcher.workers_gone(self)
         self.alive = {}
-        for stream in [
-            *(self.server.streams.values() if self.server else ()),
-            *filter(None, (self.stream, self.proving)),
-        ]:
+        for stream in [*(self.server.streams.values() if self.server else ()), *filter(None, [self.stream])]:
             if how == FIN:
                 stream.close()
             stream.end(how)
@@ -528,20 +522,15 @@ class Agent(SimulatedProcess):
                 self.welcomed_at = min(self.welcomed_at, self.world.now)
             self.mail(self._member_shell, m.Received(conn, message))
 
-        def take(end: End | ProvedEnd) -> None:
-            self.stream, self.proving = end, None
-            end.on_message = heard
-            end.on_closed = lambda: self.mail(self._member_shell, m.ConnectionLost(conn, "it is gone", end.is_reset))
-            self.mail(self._member_shell, m.Connected(conn))
-
         def connected(end: End) -> None:
             if is_cancelled[0]:
                 end.is_told = True
                 end.close()
-            elif not self.world.keys:
-                take(end)
-            else:
-                self._prove(end, lambda proved: end.close() if is_cancelled[0] else take(proved), failed)
+                return
+            self.stream = end
+            end.on_message = heard
+            end.on_closed = lambda: self.mail(self._member_shell, m.ConnectionLost(conn, "it is gone", end.is_reset))
+            self.mail(self._member_shell, m.Connected(conn))
 
         def failed(is_refused: bool, reason: str) -> None:
             if not is_cancelled[0]:
@@ -549,19 +538,13 @@ class Agent(SimulatedProcess):
 
         self.world.connect(self, record.candidate.addresses[0], record.candidate.port, connected, failed)
 
-    def _prove(self, end: End, take: Callable[[ProvedEnd], None], failed: Callable[[bool, str], None]) -> None:
-        proved = ProvedEnd(self.world, end, DOWNWARD, lambda: take(proved), is_client=True)
-        proved.on_closed = lambda: failed(False, "it hung up before it had proved anything")
-        self.proving = proved
-        end.hear_early()
-
 
 class Server:
     """The coordinator on the wire (`rdzv/coordinator_server.py`)."""
 
     def __init__(self, agent: Agent, leader: Leader, record: LeaderRecord, listener: Listener) -> None:
         self.agent, self.leader, self.record, self.listener = agent, leader, record, listener
-        self.streams: dict[int, End | ProvedEnd] = {}
+        self.streams: dict[int, End] = {}
         self._count = 0
         self._is_claiming = self._is_displaced = False
         self._rival: LeaderRecord | None = None
@@ -578,21 +561,13 @@ class Server:
         is_here = end.peer.host == self.agent.host
         peer, way = ("127.0.0.1", "127.0.0.1") if is_here else (end.peer.host, self.agent.host)
 
-        def message(message: Any) -> None:
-            mail(self.shell, c.Received(conn, message))
-
         def closed() -> None:
             self.streams.pop(conn, None)
-            mail(self.shell, c.Closed(conn, ours.is_reset))
+            mail(self.shell, c.Closed(conn, end.is_reset))
 
-        def opened() -> None:
-            mail(self.shell, c.Opened(conn, peer, way))
-
-        ours = end if not self.agent.world.keys else ProvedEnd(self.agent.world, end, UPWARD, opened, is_client=False)
-        self.streams[conn] = ours
-        ours.on_message, ours.on_closed = message, closed
-        if ours is end:
-            opened()
+        self.streams[conn] = end
+        end.on_message, end.on_closed = lambda message: mail(self.shell, c.Received(conn, message)), closed
+        mail(self.shell, c.Opened(conn, peer, way))
 
     def carry_out(self, action: c.Action) -> None:  # noqa: C901  one case for each action
         agent = self.agent

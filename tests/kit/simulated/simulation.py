@@ -17,7 +17,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.agent import Agent, Work
 from kit.simulated.board import BOARD, Board, BoardFaults
@@ -79,7 +78,6 @@ class Size:
     join_timeout_s: float = 120.0
     last_call_timeout_s: float = 2.0
     survivor: str = "majority"  # as `--rdzv-conf` has it
-    has_secret: bool = False
 
 
 class Simulation:
@@ -87,7 +85,6 @@ class Simulation:
         self.seed, self.size, self.faults = seed, size, faults
         self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s)
         self.random = self.world.random
-        self.world.keys = [Key(b"of the simulation, 32 bytes of it", "run")] if size.has_secret else []
         if size.endpoints > 1:
             self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
         else:
@@ -538,7 +535,6 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         endpoints=endpoints,
         has_ranks=dice.random() < 0.4,
         works_s=dice.choice((None, None, None, 8.0, 25.0)),
-        has_secret=seed % 2 == 1,
     )
 
     busy = dice.choice((0.2, 0.4, 0.7))

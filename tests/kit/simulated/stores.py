@@ -15,12 +15,10 @@ from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
-from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
 from kit.simulated.board import Asking, Board, Question
 from kit.simulated.process import SimulatedProcess
-from kit.simulated.proved import AsInTheFile
 from kit.simulated.world import World
 
 
@@ -54,8 +52,7 @@ class Stores(Board):
 
     def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
         self._clients += 1
-        secret: Any = AsInTheFile(self._world.keys) if self._world.keys else None
-        return _Key(Writing(secret, LEASE_S)), _AskingStores(self._world, self, process, f"{process} {self._clients}")
+        return _Key(Writing(None, LEASE_S)), _AskingStores(self._world, self, process, f"{process} {self._clients}")
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -130,7 +127,7 @@ class Stores(Board):
         if not held or held[0].text == self._newest:
             return
         self._newest, before = held[0].text, self._record
-        record = self._record = state_of(claimed(self._newest)).record
+        record = self._record = state_of(self._newest).record
         if record is None:
             return
         if not record.is_same_term(before):

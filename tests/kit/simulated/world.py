@@ -17,8 +17,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aelastic.rdzv.secret.keys import Key
-
 CONNECT_TIMEOUT_S = 2.5
 # The kernel sends again what was not acknowledged, after longer and longer pauses.
 RESEND_MAX_S = 3.0
@@ -45,8 +43,6 @@ class World:
         self.trace: deque[tuple[float, str, Any, Any]] = deque(maxlen=TRACE_MAX)
         self.ports: dict[tuple[str, int], Listener] = {}
         self.cut: set[tuple[str, str]] = set()  # from host, to host
-        self.keys: list[Key] = []  # of the job, if it has a secret
-        self.nonces = 0
         self.dark: set[str] = set()  # hosts that are switched off
         self.voters: dict[int, Any] = {}  # agents by the port at which they are asked for votes
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
