@@ -16,7 +16,7 @@ SIMULATION_SEEDS = (100, 500, 5000)[_OF]
 ENDPOINTS_SEEDS = (20, 100, 5000)[_OF]
 BAD_NODE_JOBS = (300, 10_000, 10_000)[_OF]
 SPENT_JOBS = (40, 200, 2000)[_OF]
-QUORUM_SEEDS = (75, 400, 100_000)[_OF]
+QUORUM_SEEDS = (50, 400, 100_000)[_OF]
 ADVERSARY_S = (2.0, 60.0, 600.0)[_OF]  # of attacks, over all kinds of boards
 EVERYWHERE_S = (0.15, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
 # Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm.interpreters`).

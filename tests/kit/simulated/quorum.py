@@ -1,36 +1,29 @@
 # ruff: noqa: T201  a program says what it found
-"""A quorum of stores, simulated: the real core in some clients, among faults that one seed brings.
+"""A quorum of stores, simulated: the real core in some clients that write when they can, among faults of one seed.
 
-In some worlds the clients elect a leader, as agents do; in others each writes whenever it can, and all is faster.
-
-`PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened; `FIRST LAST` runs many.
-Stores freeze, forget everything, answer late, twice or never, and are cut off from clients, one way or both; requests
-may reach a store in a later life of it.  Two promises are checked: no two clients are certain at once that they
-lead, and the register's history is linearizable.  They hold as long as a majority of the stores remembers; a seed in
-which a majority forgets need only come to one leader again.
+`PYTHONPATH=tests python -m kit.simulated.quorum SEED` replays a seed and prints what happened.  Stores freeze, forget everything, answer late,
+twice or never, and are cut off from clients, one way or both; requests may reach a store in a later life of it.  The promise is that
+the register's history is linearizable, as long as a majority of the stores remembers; and that clients have answers once all is calm.
 """
 
 from __future__ import annotations
 
-import heapq
 import math
-import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from typing import Any
 
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Cell
 from aelastic.rdzv.quorum.register import Register
+from kit.simulated import world
 from kit.simulated.linearizability import Op, is_linearizable
 
-LEASE_S = 3.0
-TRUSTED_S = 0.9 * LEASE_S
 FAULTS_UNTIL_S = 20.0
-CALM_S = 12.0  # then there is a leader
-BUSY_SHARE, BUSY_CALM_S = 0.1, 2.5  # of the time, where all is faster
+CALM_S = 12.0  # then each client has had an answer
+SOON_S = 0.1  # when all is calm, a majority answers what is asked then
+BUSY_SHARE = 0.1  # of the time, where all is faster
 
 
 class BrokenPromiseError(AssertionError): ...
@@ -59,37 +52,29 @@ def may_forget(stores: Sequence[Store], index: int) -> bool:
     return stores[index].cell is None if members is None else len(members - {index}) > len(stores) // 2
 
 
-class World:
+class World(world.World):
     def __init__(self, seed: int) -> None:
-        self.random = random.Random(seed)
+        super().__init__(seed)
         roll = self.random.random
         self.size = self.random.choice((3, 3, 3, 4, 5))
-        self.now = 0.0
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
         self.stores = [Store() for _ in range(self.size)]
-        self.cut: set[tuple[int, int]] = set()  # client, store
-        self.deaf: set[tuple[int, int]] = set()  # answers only
+        self.unheard: set[tuple[int, int]] = set()  # client, store
+        self.unanswered: set[tuple[int, int]] = set()
         self.history: list[Op] = []
         self.log: list[str] = []
-        self.is_calm = False
+        self.calm_at = math.inf
         self.is_lost = False  # a majority has forgotten: nothing is promised of its history
         # How bad this world is.
         self.late, self.twice, self.never = roll() * 0.1, roll() * 0.1, roll() * 0.05
-        self.zombies = roll() * 0.5  # of the requests that are late: they reach a later life
-        self.may_lose = self.random.random() < 0.1
-        self.is_busy = self.random.random() < 0.5
-        self.share = BUSY_SHARE if self.is_busy else 1.0
-        make = Writer if self.is_busy else Agent
-        self.clients = [make(self, index) for index in range(self.random.choice((2, 3, 5)))]
+        self.may_lose = roll() < 0.1
+        self.share = self.random.choice((1.0, BUSY_SHARE))
+        self.clients = [Client(self, index) for index in range(self.random.choice((2, 3, 5)))]
 
-    def at(self, when: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (when, next(self._numbers), do))
+    @property
+    def is_calm(self) -> bool:
+        return self.now >= self.calm_at
 
-    def after(self, delay_s: float, do: Callable[[], None]) -> None:
-        self.at(self.now + delay_s, do)
-
-    def note(self, *words: Any) -> None:
+    def tell(self, *words: Any) -> None:
         self.log.append(f"{self.now:7.3f} {' '.join(str(word) for word in words)}")
 
     # The way to a store.
@@ -107,7 +92,7 @@ class World:
 
     def arrive(self, client: Client, life: int, action: ev.Look | ev.Write) -> None:
         store, way = self.stores[action.store], (client.index, action.store)
-        if way in self.cut or (not self.is_calm and self.random.random() < self.never):
+        if way in self.unheard or (not self.is_calm and self.random.random() < self.never):
             return
         if store.is_down:
             self.after(self.delay(), lambda: client.hear(life, ev.Unanswered(action.step, action.store, "refused")))
@@ -123,7 +108,7 @@ class World:
                 if is_done:
                     store.cell = cell
                 answer = ev.Written(step, index, is_done)
-        if way not in self.deaf:
+        if way not in self.unanswered:
             for _ in range(2 if not self.is_calm and self.random.random() < self.twice else 1):
                 self.after(self.delay(), lambda: client.hear(life, answer))
 
@@ -131,18 +116,17 @@ class World:
 
     def plan(self) -> None:
         kinds = (self.freeze, self.forget, self.freeze_and_forget, self.cut_one, self.isolate, self.restart_client)
-        until_s = FAULTS_UNTIL_S * self.share
         for _ in range(self.random.choice((0, 3, 8, 20, 40))):
-            self.at(self.random.uniform(0, until_s), self.random.choice(kinds))
+            self.at(self.random.uniform(0, FAULTS_UNTIL_S * self.share), self.random.choice(kinds))
         for index, store in enumerate(self.stores):  # hosts start one after the other
             store.is_down = True
             delay_s = self.random.choice((0, 0, 0.5, 4.0)) * self.random.random() * self.share
             self.at(delay_s, partial(self.come_up, index))
-        self.at(until_s, self.calm_down)
+        self.at(FAULTS_UNTIL_S * self.share, self.calm_down)
 
     def come_up(self, index: int) -> None:
         self.stores[index].is_down = False
-        self.note("store", index, "is up")
+        self.tell("store", index, "is up")
 
     def a_while(self) -> float:
         return self.random.choice((0.05, 0.5, 2.0, 6.0)) * self.random.uniform(0.5, 1.5) * self.share
@@ -150,7 +134,7 @@ class World:
     def freeze(self) -> None:
         index = self.random.randrange(self.size)
         self.stores[index].frozen_until = self.now + self.a_while()
-        self.note("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
+        self.tell("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
 
     def forget(self) -> None:
         index = self.random.randrange(self.size)
@@ -159,7 +143,7 @@ class World:
             if not self.may_lose:
                 return
             self.is_lost = True
-        self.note("store", index, "forgets", "and so a majority has" if not is_safe else "")
+        self.tell("store", index, "forgets", "and so a majority has" if not is_safe else "")
         store.cell, store.is_down, store.frozen_until = None, True, 0.0
         self.after(self.random.choice((0, 0.3, 4.0)) * self.random.random() * self.share, partial(self.come_up, index))
 
@@ -170,14 +154,14 @@ class World:
 
     def cut_one(self) -> None:
         ways = {(self.random.randrange(len(self.clients)), self.random.randrange(self.size))}
-        self._cut(self.random.choice((self.cut, self.deaf)), ways)
+        self._cut(self.random.choice((self.unheard, self.unanswered)), ways)
 
     def isolate(self) -> None:
         host = self.random.randrange(len(self.clients))
-        self._cut(self.random.choice((self.cut, self.deaf)), {(host, store) for store in range(self.size)})
+        self._cut(self.random.choice((self.unheard, self.unanswered)), {(host, store) for store in range(self.size)})
 
     def _cut(self, kind: set[tuple[int, int]], ways: set[tuple[int, int]]) -> None:
-        self.note("cut", sorted(ways))
+        self.tell("cut", sorted(ways))
         kind |= ways
         self.after(self.a_while(), lambda: kind.difference_update(ways))
 
@@ -185,49 +169,37 @@ class World:
         self.random.choice(self.clients).restart()
 
     def calm_down(self) -> None:
-        self.note("calm")
-        self.is_calm = True
-        self.cut.clear()
-        self.deaf.clear()
+        self.tell("calm")
+        self.calm_at = self.now
+        self.unheard.clear()
+        self.unanswered.clear()
         for store in self.stores:
             store.frozen_until, store.is_down = 0.0, False
 
     # The run.
 
-    def run(self) -> None:
+    def play(self) -> None:
         self.plan()
         for client in self.clients:
             client.start()
-        until_s = FAULTS_UNTIL_S * self.share + (BUSY_CALM_S if self.is_busy else CALM_S)
-        while self._queue and self._queue[0][0] <= until_s:
-            self.now, _, do = heapq.heappop(self._queue)
-            do()
+        self.run(lambda: False, FAULTS_UNTIL_S * self.share + max(CALM_S * self.share, 2.5))
         for client in self.clients:
             client.forget_op()
-        if not self.is_busy and len(leaders := [each for each in self.clients if each.certain_until >= self.now]) != 1:
-            raise BrokenPromiseError(f"{leaders} lead when all has been calm for {CALM_S} s")
-        if self.is_busy and not all(each.answered_at > FAULTS_UNTIL_S * self.share for each in self.clients):
+        if not all(client.answered_at > FAULTS_UNTIL_S * self.share for client in self.clients):
             raise BrokenPromiseError("a client has no answer when all has been calm")
         if not self.is_lost and not is_linearizable(self.history):
             raise BrokenPromiseError("the history is not linearizable")
 
-    def certain(self, client: Client, until: float) -> None:
-        for other in self.clients:
-            if other is not client and other.certain_until >= self.now and not self.is_lost:
-                raise BrokenPromiseError(f"{client} and {other} are certain at {self.now:.3f}")
-        client.certain_until = until
-
 
 class Client:
-    """Asks the register for one thing after the other."""
+    """Replaces what it reads in the register, whenever it can."""
 
     def __init__(self, world: World, index: int) -> None:
         self.world, self.index = world, index
         self.life = 0
         self.core = Register(world.size, f"c{index}.0")
         self.rings_at: float | None = None
-        self.certain_until = -1.0
-        self.seen, self.seen_at = b"?", 0.0
+        self.writes = 0
         self.answered_at = 0.0
         self.op: tuple[float, ev.Asked, Callable[[bytes | None], None]] | None = None
         self.may_have_written = False
@@ -239,12 +211,11 @@ class Client:
         self.world.after(self.world.random.random(), partial(self.look, self.life))
 
     def restart(self) -> None:
-        self.world.note(self, "restarts")
+        self.world.tell(self, "restarts")
         self.forget_op()
         self.life += 1
         self.core = Register(self.world.size, f"c{self.index}.{self.life}")
         self.rings_at = None
-        self.certain_until, self.seen = -1.0, b"?"
         self.start()
 
     # The register.
@@ -299,11 +270,13 @@ class Client:
 
     def end_op(self, text: bytes | None) -> None:
         assert self.op is not None
-        self.world.note(self, self.op[1], "->", text)
+        self.world.tell(self, self.op[1], "->", text)
         self.record(text)
-        then, self.op = self.op[2], None
+        (called, _, then), self.op = self.op, None
         if text is not None:
             self.answered_at = self.world.now
+        elif called > self.world.calm_at + SOON_S:
+            raise BrokenPromiseError(f"{self} has no majority when all has been calm")
         then(text)
 
     def look(self, life: int) -> None:
@@ -311,100 +284,29 @@ class Client:
             self.ask(ev.Asked(), self.on_read)
 
     def on_read(self, text: bytes | None) -> None:
-        raise NotImplementedError
-
-    def again(self, delay_s: float) -> None:
-        delay_s *= self.world.random.uniform(0.7, 1.3)
-        self.world.after(delay_s, partial(self.look, self.life))
-
-
-class Writer(Client):
-    """Replaces what it reads, whenever it can."""
-
-    writes = 0
-
-    def on_read(self, text: bytes | None) -> None:
         if text is None or self.world.random.random() < 0.5:
-            self.again(0.01)
+            self.again(0.1)
             return
         self.writes += 1
         new = f"{self} {self.writes}".encode()
-        self.ask(ev.Asked(text, new), lambda _: self.again(self.world.random.choice((0.001, 0.01, 0.1))))
+        self.ask(ev.Asked(text, new), lambda _: self.again(self.world.random.choice((0.01, 0.1, 1.0))))
 
-
-class Agent(Client):
-    """Campaigns when the leader's count has stood still for a lease, and renews."""
-
-    def on_read(self, text: bytes | None) -> None:
-        now = self.world.now
-        if text is not None and text != self.seen:
-            self.seen, self.seen_at = text, now
-        if text is not None and (not text or now - self.seen_at > LEASE_S):
-            epoch = int(text.split()[0]) if text else 0
-            mine = b"%d %s 0" % (epoch + 1, repr(self).encode())
-            asked_at = now
-            self.ask(ev.Asked(text, mine), lambda answer: self.on_campaign(answer, mine, asked_at))
-        else:
-            self.again(0.25)
-
-    def on_campaign(self, text: bytes | None, mine: bytes, asked_at: float) -> None:
-        if text == mine:
-            self.lead(mine, asked_at)
-        else:
-            self.again(0.25)
-
-    def lead(self, mine: bytes, asked_at: float) -> None:
-        self.world.certain(self, asked_at + TRUSTED_S)
-        self.world.after(LEASE_S / 3 * self.world.random.uniform(0.9, 1.1), partial(self.renew, self.life, mine))
-
-    def renew(self, life: int, mine: bytes) -> None:
-        if life != self.life:
-            return
-        epoch, name, renewals = mine.split()
-        asked_at, new = self.world.now, b"%s %s %d" % (epoch, name, int(renewals) + 1)
-        self.ask(ev.Asked(mine, new), lambda answer: self.on_renewed(answer, mine, new, asked_at))
-
-    def on_renewed(self, text: bytes | None, mine: bytes, new: bytes, asked_at: float) -> None:
-        if text == new:
-            self.lead(new, asked_at)
-        elif text is None:  # it may have taken effect: to say the same again would be no renewal
-            self.world.after(0.3, partial(self.look_again, self.life, mine))
-        elif text.split()[:2] == mine.split()[:2]:  # an earlier try had taken effect
-            self.renew(self.life, text)
-        else:
-            self.certain_until = -1.0
-            self.again(0.25)
-
-    def look_again(self, life: int, mine: bytes) -> None:
-        if life == self.life:
-            self.ask(ev.Asked(), lambda text: self.on_renewed(text, mine, b"? ?", 0.0))
+    def again(self, delay_s: float) -> None:
+        delay_s *= self.world.random.uniform(0.7, 1.3) * self.world.share
+        self.world.after(delay_s, partial(self.look, self.life))
 
 
 def simulate(seed: int) -> World:
     world = World(seed)
     try:
-        world.run()
+        world.play()
     except Exception as error:
-        error.add_note(f"seed {seed}\n" + "\n".join(world.log[-200:]))
+        error.add_note(
+            f"replay: PYTHONPATH=tests python -m kit.simulated.quorum {seed}\n" + "\n".join(world.log[-200:])
+        )
         raise
     return world
 
 
-def main() -> None:
-    first, last = int(sys.argv[1]), int(sys.argv[-1])
-    bad = 0
-    for seed in range(first, last + 1):
-        try:
-            world = simulate(seed)
-            if first == last:
-                print("\n".join(world.log))
-        except AssertionError as error:
-            bad += 1
-            print(seed, error)
-            if first == last:
-                raise
-    print(f"{last - first + 1} seeds, {bad} bad")
-
-
 if __name__ == "__main__":
-    main()
+    print("\n".join(simulate(int(sys.argv[1])).log))
