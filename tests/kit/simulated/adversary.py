@@ -1,4 +1,3 @@
-# ruff: noqa: T201  a program says what it found
 """An adversary beside the seeds: faults at any step of a simulated job, chosen by looking ahead.
 
 The world's state is copied by `os.fork()`: a copy meets a fault and runs on, and says what came of it.
@@ -7,13 +6,12 @@ The world's state is copied by `os.fork()`: a copy meets a fault and runs on, an
   that makes nodes disagree most comes about.  Then all faults stop, as after a seed, and the job has to agree and end.
 - `everywhere` puts each of some faults at each step of a job that begins, and lets each copy run to its end.
 
-`PYTHONPATH=tests python -m kit.simulated.adversary SEED [UNTIL]` attacks; a run that fails prints the smallest part of its path that fails as
-well, which `--replay` plays again, and what its coordinator was told as a story that `tests/core/stories` can hold.
+A run that fails tells the smallest part of its path that fails as well, which `PYTHONPATH=tests python -m kit.simulated.adversary --replay PATH`
+plays again, and what its coordinator was told as a story that `tests/core/stories` can hold.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
@@ -22,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from kit.simulated.agent import Agent
 from kit.simulated.board import BOARD
@@ -311,31 +309,10 @@ def attacks(first: int, seconds: float, boards: Sequence[str] = BOARDS) -> int:
     return (seed - first) * len(boards)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Attacks simulated jobs.")
-    parser.add_argument("seed", type=int, nargs="?", default=0)
-    parser.add_argument("until", type=int, nargs="?", help="run all seeds up to this one")
-    parser.add_argument("--board", choices=BOARDS, action="append")
-    parser.add_argument("--replay", metavar="JSON")
-    options = parser.parse_args()
-    if options.replay:
-        told = json.loads(options.replay)
-        faults = tuple((at, Fault(**fault)) for at, fault in told["faults"])
-        Path(told["seed"], Size(**told["size"]), faults).run()
-        return 0
-    began, runs, failures = time.monotonic(), 0, 0
-    for seed in range(options.seed, options.until or options.seed + 1):
-        for board in options.board or BOARDS:
-            runs += 1
-            try:
-                attack(seed, board)
-            except Exception as error:  # noqa: BLE001  the last line of a program
-                failures += 1
-                print(f"{board} {seed}: {type(error).__name__}: {str(error)[:300]}")
-                print(error.__notes__[-1])
-    print(f"{failures} of {runs} failed, {time.monotonic() - began:.1f} s")
-    return 1 if failures else 0
+def main(told: Any) -> None:
+    faults = tuple((at, Fault(**fault)) for at, fault in told["faults"])
+    Path(told["seed"], Size(**told["size"]), faults).run()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(json.loads(sys.argv[2]))

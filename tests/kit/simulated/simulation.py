@@ -1,15 +1,13 @@
 # ruff: noqa: T201  a program says what it found
 """The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
 
-`PYTHONPATH=tests python -m kit.simulated.simulation SEED [--trace]` replays a seed; with `--trace` it prints what happened even if all went well.
-A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
+`PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
 has happened shortly before (`bounds.py`).
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 from collections.abc import Callable
@@ -25,7 +23,7 @@ from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
 from kit.simulated.process import Clock
 from kit.simulated.stores import Stores
 from kit.simulated.words import in_words, without_repetition
-from kit.simulated.world import FIN, RST, World
+from kit.simulated.world import FIN, RST, TRACE_MAX, World
 
 LEASE_S = 5.0
 END_WITHIN_S = 120.0
@@ -507,9 +505,8 @@ class Simulation:
         ]
         told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
-        return "\n".join(
-            [head, *told[-lines:], f"replay: PYTHONPATH=tests python -m kit.simulated.simulation {self.seed} --trace"]
-        )
+        replay = f"replay: PYTHONPATH=tests python -m kit.simulated.simulation {self.seed} {self.size.endpoints}"
+        return "\n".join([head, *told[-lines:], replay])
 
 
 def _changed(values: Any) -> str:
@@ -586,31 +583,13 @@ def simulate(seed: int, endpoints: int = 1) -> Simulation:
     return simulation
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Replays seeds of the simulation.")
-    parser.add_argument("seed", type=int)
-    parser.add_argument("until", type=int, nargs="?", help="run all seeds up to this one")
-    parser.add_argument("--endpoints", type=int, default=1, help="so many stores are the board")
-    parser.add_argument("--trace", action="store_true", help="print what happened, even if all went well")
-    options = parser.parse_args()
-    failures = 0
-    for seed in range(options.seed, options.until or options.seed + 1):
-        simulation = simulation_of(seed, options.endpoints)
-        try:
-            simulation.run()
-        except Exception as error:  # noqa: BLE001  the last line of a program
-            failures += 1
-            print(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}")
-            if options.until is None:
-                print(simulation.story(4000 if options.trace else LINES))
-                print(f"{type(error).__name__}: {error}")
-        else:
-            if options.trace:
-                print(simulation.story(4000))
-    if options.until is not None:
-        print(f"{failures} of {options.until - options.seed} failed")
-    return 1 if failures else 0
+def main(seed: int, endpoints: int = 1) -> None:
+    simulation = simulation_of(seed, endpoints)
+    try:
+        simulation.run()
+    finally:
+        print(simulation.story(TRACE_MAX))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*map(int, sys.argv[1:]))
