@@ -53,10 +53,10 @@ crowded: $(CROWDED)  ## run jobs beside the oldest versions we allow, what train
 soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interpreter started anew; takes an hour or more
 	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(RING) $(ARGS)
 
-coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by folder; 95 % of the cores at least
+coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by file; 95 % of the cores at least
 	@mkdir -p build
 	$(PYTEST) $(QUIET_RINGS) --cov=aelastic --cov-report= $(ARGS)
-	$(BIN)/python tests/kit/coverage_by_folder.py
+	$(BIN)/python tests/kit/coverage_of_cores.py
 
 matrix: $(INSTALLED)  ## run the tests on other versions of Python and torch; takes hours, and 5 GB of disk at a time
 	$(BIN)/python tools/matrix.py $(ARGS)
