@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
@@ -54,6 +54,9 @@ from kit.simulated.process import Clock, CoreShell, SimulatedProcess
 from kit.simulated.training import Holds, Rank, Training
 from kit.simulated.world import FIN, End, Listener, World
 
+if TYPE_CHECKING:
+    from kit.simulated.checks import Checks
+
 FAREWELL_S = 1.0
 
 
@@ -82,21 +85,6 @@ WAYS_TO_FAIL = {
 VICTIMS = ("lost its peer", "lost its peer", "lost its peer, and says so in its own words")
 
 
-class Watcher(Protocol):
-    """Checks that look on, and object (`checks.py`)."""
-
-    def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None: ...
-    def renewed(self, token: str, connected: set[str]) -> None: ...
-    def spawns(self, agent: Agent, assigned: Assigned) -> None: ...
-    def worker_failed(self, agent: Agent, rank: int) -> None: ...
-    def workers_gone(self, agent: Agent) -> None: ...
-    def ends(self, agent: Agent) -> None: ...
-    def falls_silent(self, agent: Agent) -> None: ...
-    def goes_on(self, agent: Agent) -> None: ...
-    def clock_differs(self, agent: Agent) -> None: ...
-    def heard(self, agent: Agent, message: CoordinatorMessage) -> None: ...
-
-
 class Agent(SimulatedProcess):
     """One agent, from its start to its end.
 
@@ -118,7 +106,7 @@ class Agent(SimulatedProcess):
         self,
         world: World,
         board: Board,
-        watcher: Watcher,
+        watcher: Checks,
         settings: RendezvousSettings,
         max_restarts: int,
         host: str,

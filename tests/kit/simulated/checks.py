@@ -10,6 +10,7 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from aelastic.rdzv.coordinator.coordinator_events import ALONE
@@ -27,6 +28,7 @@ LEASE_S = 5.0
 # Ends of agents that say nothing about the job.
 NOT_KNOWN = "the job's outcome is not known here"
 UNACCOUNTED = "the endpoint knows of a round"
+_BEGAN, _FENCE = attrgetter("began_at"), attrgetter("fence")
 
 
 class BrokenPromiseError(AssertionError):
@@ -216,7 +218,7 @@ class Checks:
         """Two coordinators have begun a round of other nodes after the same one."""
         known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
         known = [each for each in known if each is not round_]  # whoever is in it already came from another
-        round_.before = max(known, default=None, key=_began)
+        round_.before = max(known, default=None, key=_BEGAN)
         self._check_accounted(round_)
         for other in self.rounds.values():
             is_fork = other.token != round_.token and other.before is round_.before
@@ -263,7 +265,7 @@ class Checks:
                 self.fail(f"rounds {fork} follow the same one, and have run side by side since {since:.1f}")
 
     def _last_before(self, number: int) -> Round | None:
-        return max((each for each in self.rounds.values() if each.number < number), key=_began, default=None)
+        return max((each for each in self.rounds.values() if each.number < number), key=_BEGAN, default=None)
 
     def _check_charge(self, round_: Round, restart_count: int) -> None:
         """What was paid for is a worker's own failure, and the first cause: no loss came before it, or a moment after.
@@ -273,7 +275,7 @@ class Checks:
         """
         earlier = [each for each in self.rounds.values() if each.number < round_.number]
         if earlier:
-            lasts = {max(earlier, key=key) for key in (_began, _fence, _number)}
+            lasts = {max(earlier, key=key) for key in (_BEGAN, _FENCE, attrgetter("number"))}
             objections = [self._objection(round_, restart_count, last) for last in lasts]
             if all(objections):
                 self.fail(objections[0])
@@ -318,7 +320,7 @@ class Checks:
         """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
-        last = max(self.rounds.values(), key=_fence)
+        last = max(self.rounds.values(), key=_FENCE)
         are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
         if are_dark or self.charges.legal_names(last, self._world.now) is None:
             return
@@ -457,7 +459,7 @@ class Checks:
         """
         running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
         rounds = list(running.values())
-        newest = max(rounds, key=_fence, default=None)
+        newest = max(rounds, key=_FENCE, default=None)
         beside = {node for node, round_ in running.items() if round_ is not newest and self._is_beside(round_, newest)}
         for node_id in self._beside_since.keys() - beside:
             del self._beside_since[node_id]
@@ -527,15 +529,3 @@ class Checks:
     def fail(self, what: str) -> None:
         self._world.note("PROMISE", what)
         raise BrokenPromiseError(what)
-
-
-def _fence(round_: Round) -> int:
-    return round_.fence
-
-
-def _began(round_: Round) -> float:
-    return round_.began_at
-
-
-def _number(round_: Round) -> int:
-    return round_.number

@@ -16,18 +16,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-STATUS = (
-    "Umask",
-    "SigBlk",
-    "SigIgn",
-    "SigCgt",
-    "NoNewPrivs",
-    "Seccomp",
-    "Cpus_allowed_list",
-    "NSsid",
-    "Threads",
-    "Name",
-)
+STATUS = ("Umask", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "Seccomp", "Cpus_allowed_list", "Threads", "Name")
 
 
 def text(name: str) -> str:
@@ -64,7 +53,7 @@ def told() -> dict[str, Any]:
         "env": dict(os.environ),
         "cwd": os.getcwd(),
         "leads a session": os.getsid(0) == os.getpid() == os.getpgid(0),
-        "status": {name: status[name].strip() for name in STATUS if name != "NSsid"},
+        "status": {name: status[name].strip() for name in STATUS},
         "limits": [resource.getrlimit(number) for number in range(16)],
         "scheduling": [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))],
         "oom": text("oom_score_adj"),
