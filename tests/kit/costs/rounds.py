@@ -1,4 +1,4 @@
-"""What happens to a whole job, or to all workers of a node: these events may cost as much as they change, and no more."""
+"""What happens to a whole job, or to all workers of a node: events that may cost as much as they change, no more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has happened before an event that is measured, in a job or on a node of any size; and how such events come about."""
+"""What has happened before an event that is measured, in a job or on a node of any size; how such events come about."""
 
 from __future__ import annotations
 
