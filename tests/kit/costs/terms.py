@@ -115,9 +115,9 @@ def greets(term: Job, name: str, rank: int | None = None, starts: m.Starts = m.S
     return said(term, name, greeting.replace(node=node(name, rank).replace(starts=starts)))
 
 
-def comes_back(term: Job, name: str, standing: m.Standing = m.Standing.BUSY, restarts: int = 0) -> Act:
+def comes_back(term: Job, name: str) -> Act:
     """A node of the round connects anew."""
-    return greets(term, name, past=m.Past(standing, 1, restarts, number_of(name), term.size))
+    return greets(term, name, past=m.Past(m.Standing.BUSY, 1, 0, number_of(name), term.size))
 
 
 def takes_its_seat(term: Job, name: str) -> Act:

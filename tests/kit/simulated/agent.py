@@ -113,7 +113,6 @@ class Agent(SimulatedProcess):
         number: int,
         work: Callable[[Agent], Work],
         clock: Clock,
-        local_world_size: int = 1,
         prepares_s: float = 0.0,
         has_board: bool = False,
     ) -> None:
@@ -122,10 +121,7 @@ class Agent(SimulatedProcess):
         self.node_id, self.work = f"{host}#{number}", work
         self.policy = RestartPolicy(max_restarts)
         terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts, LEASE_S)
-        spec = WorkerSpec(
-            entrypoint="x", local_world_size=local_world_size, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
-        )
-        self.group = WorkerGroup(spec)
+        self.group = WorkerGroup(WorkerSpec(entrypoint="x", shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0))
         self.holds = Holds(self, self._tell)
         self.training: Training | None = None
         self.answers: list[Answer] = []
@@ -141,23 +137,21 @@ class Agent(SimulatedProcess):
         self.is_leaving = False  # as it was asked to
         self.end = ""  # how it ended
         self.starts = Starts.PREPARING if prepares_s else Starts.COLD
-        self.alive: dict[int, int] = {}  # local rank to generation, of workers that run
+        self.alive = 0  # the generation of its worker, if that runs
         self.round_of_workers: Assigned | None = None
         self._spawned_at = 0.0  # of the world, the last
         self.server: Server | None = None
         self.stream: End | None = None
         self.listener: Listener | None = None
         self.campaigned_at = 0.0
-        self.started_at = world.now
         self.board, self.asking = board.reached_by(self)
         self._connecting: list[bool] = [True]  # whether it is cancelled
         self._ports = 1000 * number
         self._tokens = 0
         self._group_shell = self.open_shell("group", self.group, self._carry_out_for_group, g.DeadlinePassed())
         self._member_shell = self.open_shell("member", self.member, self._carry_out_for_member, m.DeadlinePassed())
-        self._election_shell = self.open_shell(
-            "election", self.election, self._carry_out_for_election, e.DeadlinePassed()
-        )
+        for_election = self._carry_out_for_election
+        self._election_shell = self.open_shell("election", self.election, for_election, e.DeadlinePassed())
         self.mail(self._group_shell, g.Start())
         self.drain()
         if prepares_s:
@@ -210,7 +204,7 @@ class Agent(SimulatedProcess):
         self.is_alive, self.end = False, end
         if self.alive and how != "dark":  # the kernel closes their connections
             self.watcher.workers_gone(self)
-        self.alive = {}
+        self.alive = 0
         for stream in [*(self.server.streams.values() if self.server else ()), *filter(None, [self.stream])]:
             if how == FIN:
                 stream.close()
@@ -230,8 +224,8 @@ class Agent(SimulatedProcess):
         match action:
             case g.Join():
                 assert not self.alive, "ready, and workers run"
-                size, port = self.group.spec.local_world_size, self.ballot_port
-                node = Node(self.node_id, self.host, "", size, "", 29500, self.preferred, ballot_port=port)
+                preferred, port = self.settings.node_rank, self.ballot_port
+                node = Node(self.node_id, self.host, "", 1, "", 29500, preferred, ballot_port=port)
                 is_late = self.starts is Starts.PREPARING and self.group.generation > 0
                 self._tell(Ready(node.replace(starts=Starts.COLD if is_late else self.starts)))
             case g.Spawn(generation, assigned):
@@ -243,18 +237,15 @@ class Agent(SimulatedProcess):
             case g.TellLeft(reason):
                 self._tell(Left(self.node_id, reason))
             case g.Stop(generation, local_ranks, signum):
-                for rank in local_ranks:
-                    self._signal(generation, rank, signum)
+                if local_ranks and (signum == signal.SIGKILL or not self._work.ignores_term):
+                    stops_in_s = self.world.random.uniform(0, self._work.stops_within_s)
+                    self.world.after(stops_in_s, partial(self.worker_exits, generation))
             case g.Finish():
                 pass
 
     def _prepare(self) -> None:
         self.starts = Starts.WARM
         self._tell(Prepared(self.node_id, self.starts))
-
-    @property
-    def preferred(self) -> int | None:
-        return self.settings.node_rank
 
     def _tell(self, message: NodeMessage) -> None:
         self.mail(self._member_shell, m.Submitted(message))
@@ -293,29 +284,24 @@ class Agent(SimulatedProcess):
         assert not self.alive, "two generations alive at once"
         self.watcher.spawns(self, assigned)
         work = self._work = self.work(self)
-        ranks = range(self.group.spec.local_world_size)
-        self.alive, self.round_of_workers = dict.fromkeys(ranks, generation), assigned
+        self.alive, self.round_of_workers = generation, assigned
         self._train(generation, assigned)
         spawning_s = self.world.random.uniform(0, 0.1)
         self._spawned_at = self.world.now + spawning_s
-        self._mail_later(spawning_s, g.Spawned(generation, {rank: rank for rank in ranks}))
-        for rank in ranks:
-            if work.fails_after_s is not None and rank == 0:
-                self.world.after(0.1 + work.fails_after_s, partial(self._fail, generation, rank, work.fails_of))
-            elif work.succeeds_after_s is not None:
-                done = partial(self.worker_exits, generation, rank, None, is_done=True)
-                self.world.after(0.1 + work.succeeds_after_s, done)
+        self._mail_later(spawning_s, g.Spawned(generation, {0: 0}))
+        if work.fails_after_s is not None:
+            self.world.after(0.1 + work.fails_after_s, partial(self._fail, generation, work.fails_of))
+        elif work.succeeds_after_s is not None:
+            self.world.after(0.1 + work.succeeds_after_s, partial(self.worker_exits, generation, is_done=True))
 
     def _train(self, generation: int, assigned: Assigned) -> None:
-        """Its workers take steps together with those of the other nodes, where the simulation is about that."""
+        """Its worker takes steps together with those of the other nodes, where the simulation is about that."""
         self.holds.begin()
         if self.world.step_s is None:
             return
-        of_round = self.world.trainings.setdefault(assigned.fence, Training(self.world, assigned.ranks.world_size))
-        self.training = of_round
-        for local_rank in range(self.group.spec.local_world_size):
-            step_s = self.world.random.uniform(*self.world.step_s)
-            of_round.join(assigned.ranks.first_rank + local_rank, Rank(self, generation, local_rank, step_s))
+        ranks, step_s = assigned.ranks, self.world.random.uniform(*self.world.step_s)
+        self.training = self.world.trainings.setdefault(assigned.fence, Training(self.world, ranks.world_size))
+        self.training.join(ranks.first_rank, Rank(self, generation, step_s))
 
     def leaves_in_order(self) -> None:
         """It was drained."""
@@ -329,60 +315,49 @@ class Agent(SimulatedProcess):
     def _mail_later(self, delay_s: float, event: g.Event) -> None:
         self.world.after(delay_s, lambda: self.post("workers", lambda: self.mail(self._group_shell, event)))
 
-    def _failure(self, rank: int, why: str) -> ProcessFailure:
+    def _failure(self, why: str) -> ProcessFailure:
         exitcode, message = WAYS_TO_FAIL[why]
-        return ProcessFailure.from_elsewhere(
-            self.host, self.group.workers[rank].global_rank, rank, 1, exitcode, message, "", 0
-        )
+        rank = self.group.workers[0].global_rank
+        return ProcessFailure.from_elsewhere(self.host, rank, 0, 1, exitcode, message, "", 0)
 
-    def _fail(self, generation: int, rank: int, why: str) -> None:
-        if self.alive.get(rank) == generation:
-            self.watcher.worker_failed(self, self.group.workers[rank].global_rank)
-            self.worker_exits(generation, rank, self._failure(rank, why))
+    def _fail(self, generation: int, why: str) -> None:
+        if self.alive == generation:
+            self.watcher.worker_failed(self, self.group.workers[0].global_rank)
+            self.worker_exits(generation, self._failure(why))
 
-    def lose_peer(self, generation: int, rank: int) -> None:
+    def lose_peer(self, generation: int) -> None:
         """A worker of another node is gone that this one talks to."""
-        why = self.world.random.choice(VICTIMS)
-        self.worker_exits(generation, rank, self._failure(rank, why))
+        self.worker_exits(generation, self._failure(self.world.random.choice(VICTIMS)))
 
-    def _exit_later(self, delay_s: float, generation: int, rank: int, failure: ProcessFailure | None) -> None:
-        self.world.after(delay_s, lambda: self.worker_exits(generation, rank, failure))
-
-    def worker_exits(
-        self, generation: int, rank: int, failure: ProcessFailure | None, *, is_done: bool = False
-    ) -> None:
-        if self.alive.get(rank) != generation:
+    def worker_exits(self, generation: int, failure: ProcessFailure | None = None, *, is_done: bool = False) -> None:
+        if self.alive != generation:
             return
         leftover_s = self._work.leaves_something_s
         if not is_done:
             self.watcher.workers_gone(self)
-        del self.alive[rank]
+        self.alive = 0
 
         def notice() -> None:
-            exited = g.Exited(generation, rank, failure, self.now)
+            exited = g.Exited(generation, 0, failure, self.now)
             spawning_s = max(0.0, self._spawned_at - self.world.now)  # an end is looked for when all have begun
             self._mail_later(spawning_s + self.world.random.uniform(0, POSTMORTEM_S), exited)
-            self._mail_later(spawning_s + POSTMORTEM_S + leftover_s, g.Cleared(generation, rank))
+            self._mail_later(spawning_s + POSTMORTEM_S + leftover_s, g.Cleared(generation, 0))
 
         self.post(object(), notice)  # an agent that is frozen looks when it goes on
 
     @property
     def has_spawned(self) -> bool:
-        """Whether all workers of this generation have begun, here."""
+        """Whether the worker of this generation has begun."""
         return self.world.now >= self._spawned_at
 
     def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""
-        rank, generation = next(iter(self.alive.items()))
-        self._fail(generation, rank, why)
+        assert self.alive
+        self._fail(self.alive, why)
 
     def succeed_now(self) -> None:
-        for rank, generation in list(self.alive.items()):
-            self.worker_exits(generation, rank, None, is_done=True)
-
-    def _signal(self, generation: int, rank: int, signum: int) -> None:
-        if signum == signal.SIGKILL or not self._work.ignores_term:
-            self._exit_later(self.world.random.uniform(0, self._work.stops_within_s), generation, rank, None)
+        if self.alive:
+            self.worker_exits(self.alive, is_done=True)
 
     # The link.
 

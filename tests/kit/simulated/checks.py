@@ -405,9 +405,7 @@ class Checks:
         for peer in self.agents:
             is_peer = peer is not agent and peer.alive and self._round_of.get(peer.node_id) is of
             if is_peer and not self._world.is_cut(agent.host, peer.host):
-                for rank, generation in peer.alive.items():
-                    delay_s = self._world.random.uniform(0.02, 0.05)
-                    self._world.after(delay_s, partial(peer.lose_peer, generation, rank))
+                self._world.after(self._world.random.uniform(0.02, 0.05), partial(peer.lose_peer, peer.alive))
 
     def broke(self, agent: Agent) -> None:
         """A connection of its node breaks; if no agent has the other end any more, it was of no use before."""

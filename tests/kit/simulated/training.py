@@ -29,14 +29,13 @@ class Rank:
 
     agent: Agent
     generation: int
-    local_rank: int
     step_s: float
     calls: int = 0
     saved_at: int = 0
 
     @property
     def lives(self) -> bool:
-        return self.agent.alive.get(self.local_rank) == self.generation
+        return self.agent.alive == self.generation
 
 
 @dataclass

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 CONNECT_TIMEOUT_S = 2.5
+DELAY_S = 0.002  # of a message that is not late, at most
 # The kernel sends again what was not acknowledged, after longer and longer pauses.
 RESEND_MAX_S = 3.0
 # What a trace keeps; a seed that goes wrong is looked at from its end.
@@ -36,10 +37,10 @@ class Process(Protocol):
 
 
 class World:
-    def __init__(self, seed: int, *, delay_s: float = 0.002, slow: float = 0.0, slow_s: float = 0.0) -> None:
+    def __init__(self, seed: int, *, slow: float = 0.0, slow_s: float = 0.0) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
-        self.delay_s, self.slow, self.slow_s = delay_s, slow, slow_s
+        self.slow, self.slow_s = slow, slow_s
         self.trace: deque[tuple[float, str, Any, Any]] = deque(maxlen=TRACE_MAX)
         self.ports: dict[tuple[str, int], Listener] = {}
         self.cut: set[tuple[str, str]] = set()  # from host, to host
@@ -88,7 +89,7 @@ class World:
     def delay(self) -> float:
         if self.slow and self.random.random() < self.slow:
             return self.random.uniform(0, self.slow_s)
-        return self.random.uniform(0.1, 1.0) * self.delay_s
+        return self.random.uniform(0.1, 1.0) * DELAY_S
 
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self.cut
