@@ -68,7 +68,7 @@ class Fault:
             case "reset":
                 job._reject(self.host, self.other, self.seconds)
             case "board down":
-                job.take_board_down_for(self.seconds)
+                job.take_board_down(self.seconds)
             case _ if agent is not None:
                 self._happen_to(agent, job)
             case _:
@@ -81,10 +81,9 @@ class Fault:
             if agent.alive and agent.has_spawned:  # before that, workers do not know each other, nor die of each other
                 agent.fail_now()
         elif self.kind == "freeze":
-            agent.freeze()
-            job.world.after(self.seconds, agent.thaw)
+            job.freeze(agent, self.seconds)
         elif self.kind == "suspend":
-            job._suspend(agent, self.seconds)
+            job.suspend(agent, self.seconds)
         else:
             if self.kind == "leave":
                 agent.ask_to_leave()

@@ -357,7 +357,7 @@ class Checks:
         leaders = [agent.server.leader for agent in self.agents if agent.is_alive and agent.server is not None]
         missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
         if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
-            raise DeadVotersError(f"{missing} have died, which may go on for all that is known: the rest waits")
+            raise DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits")
 
     @property
     def _is_forgotten(self) -> bool:

@@ -183,11 +183,11 @@ class Simulation:
             (self.faults.cuts, self.cut),
             (self.faults.isolations, self.isolate),
             (self.faults.breaks, self.break_one),
-            (self.faults.freezes, self.freeze),
-            (self.faults.suspends, self.suspend),
-            (self.faults.crashes, self.crash),
-            (self.faults.leaves, self.leave),
-            (self.faults.jumps, self.jump),
+            (self.faults.freezes, self.on_some(self.freeze)),
+            (self.faults.suspends, self.on_some(self.suspend)),
+            (self.faults.crashes, self.on_some(self.crash)),
+            (self.faults.leaves, self.on_some(self.leave)),
+            (self.faults.jumps, self.on_some(self.jump)),
             (self.faults.board_downs, self.take_board_down),
             (self.faults.board_wipes, self.wipe_board),
             (self.faults.rejections, self.reject),
@@ -207,6 +207,15 @@ class Simulation:
     def some(self) -> Agent | None:
         living = [agent for agent in self.living if not agent.is_frozen]
         return self.random.choice(living) if living else None
+
+    def on_some(self, do: Callable[[Agent], None]) -> Callable[[], None]:
+        """Happens to one of the agents."""
+
+        def strike() -> None:
+            if (agent := self.some()) is not None:
+                do(agent)
+
+        return strike
 
     def cut(self) -> None:
         one, other = self.random.sample([*self.hosts, BOARD], 2)
@@ -236,14 +245,14 @@ class Simulation:
         agent = self.on("node0")
         if agent is not None and not agent.is_frozen:
             agent.freeze()
-            self._hold_machine(agent, self.a_while())
+            self._hold_machine(agent)
 
-    def _suspend(self, agent: Agent, seconds: float | None = None) -> None:
+    def suspend(self, agent: Agent, seconds: float | None = None) -> None:
         """A machine, its clock, and the board that is on it."""
         agent.suspend()
-        self._hold_machine(agent, self.a_while() if seconds is None else seconds)
+        self._hold_machine(agent, seconds)
 
-    def _hold_machine(self, agent: Agent, seconds: float) -> None:
+    def _hold_machine(self, agent: Agent, seconds: float | None = None) -> None:
         host = agent.host
         self.board.on_host_frozen(host)
 
@@ -252,7 +261,11 @@ class Simulation:
             if host in self.board.hosts:
                 self.take_board_up()
 
-        self.world.after(seconds, thaw)
+        self._after(seconds, thaw)
+
+    def _after(self, seconds: float | None, do: Callable[[], None]) -> None:
+        """After so long, or a while."""
+        self.world.after(self.a_while() if seconds is None else seconds, do)
 
     def _cut(self, ways: list[tuple[str, str]], seconds: float | None = None) -> None:
         """For a while, or so long."""
@@ -267,7 +280,7 @@ class Simulation:
             for way in ways:
                 self.heal(*way)
 
-        self.world.after(self.a_while() if seconds is None else seconds, heal)
+        self._after(seconds, heal)
 
     def _of_machines(self, ways: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """With those of what is on the same machine, as the board on node0 is."""
@@ -296,7 +309,7 @@ class Simulation:
             self.world.note("NETWORK", f"carries connections between {one} and {other}")
             self.world.rejecting -= ways
 
-        self.world.after(self.a_while() if seconds is None else seconds, end)
+        self._after(seconds, end)
 
     def break_one(self) -> None:
         self._break(self.some())
@@ -307,25 +320,15 @@ class Simulation:
             self.checks.broke(agent)
             agent.stream.break_off()
 
-    def freeze(self) -> None:
-        agent = self.some()
-        if agent is not None:
-            agent.freeze()
-            self.world.after(self.a_while(), agent.thaw)
+    def freeze(self, agent: Agent, seconds: float | None = None) -> None:
+        agent.freeze()
+        self._after(seconds, agent.thaw)
 
-    def suspend(self) -> None:
-        agent = self.some()
-        if agent is not None:
-            self._suspend(agent)
-
-    def crash(self) -> None:
-        agent = self.some()
-        if agent is not None:
-            how = self.random.choice((FIN, FIN, RST, "dark"))
-            agent.crash(how)
-            self.gone(agent.host)
-            if self.random.random() < 0.7:
-                self.restart_after(self.random.uniform(0.3, 12), agent.host)
+    def crash(self, agent: Agent) -> None:
+        agent.crash(self.random.choice((FIN, FIN, RST, "dark")))
+        self.gone(agent.host)
+        if self.random.random() < 0.7:
+            self.restart_after(self.random.uniform(0.3, 12), agent.host)
 
     def restart_after(self, delay_s: float, host: str) -> None:
         """Or when faults stop, if that is sooner."""
@@ -342,29 +345,22 @@ class Simulation:
         if self.checks.verdict_at is None:
             self.start(host)
 
-    def leave(self) -> None:
-        agent = self.some()
-        if agent is not None:
-            self.world.note(agent.node_id, "is asked to leave")
-            agent.ask_to_leave()
-            if self.random.random() < 0.3:
-                self.world.after(self.random.uniform(0, 2), agent.ask_to_leave)
-            if self.random.random() < 0.7:
-                self.restart_after(self.random.uniform(1, 15), agent.host)
+    def leave(self, agent: Agent) -> None:
+        self.world.note(agent.node_id, "is asked to leave")
+        agent.ask_to_leave()
+        if self.random.random() < 0.3:
+            self.world.after(self.random.uniform(0, 2), agent.ask_to_leave)
+        if self.random.random() < 0.7:
+            self.restart_after(self.random.uniform(1, 15), agent.host)
 
-    def jump(self) -> None:
-        agent = self.some()
-        if agent is not None:
-            agent.jump(self.random.choice((0.5, 3.0, 8.0)))
+    def jump(self, agent: Agent) -> None:
+        agent.jump(self.random.choice((0.5, 3.0, 8.0)))
 
-    def take_board_down(self) -> None:
-        self.take_board_down_for(None)
-
-    def take_board_down_for(self, seconds: float | None) -> None:
+    def take_board_down(self, seconds: float | None = None) -> None:
         self.world.note(BOARD, "is down")
         self.checks.charges.add("board", self.world.now, BOARD)
         self.board.go_down()
-        self.world.after(self.a_while() if seconds is None else seconds, self.take_board_up)
+        self._after(seconds, self.take_board_up)
 
     def take_board_up(self) -> None:
         self.world.note(BOARD, "is up again")
