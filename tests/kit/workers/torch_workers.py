@@ -49,14 +49,7 @@ if __name__ == "__main__":
 """
 
 
-def start(
-    launch: Launcher,
-    launcher: str,
-    script: str,
-    *options: str,
-    python: str = "",
-    **env: str,
-) -> Job:
+def start(launch: Launcher, launcher: str, script: str, *options: str, python: str = "", **env: str) -> Job:
     """Starts two workers, in a folder that is named by the launcher's module; warm ones, if `python` names no other."""
     if not python:
         python = sys.executable if launcher == AELASTIC else launch.warm.python
