@@ -173,11 +173,11 @@ class Agent(Job):
         """Whether its own words have it (not its workers')."""
         return len(re.findall(pattern, self.stderr)) >= count
 
-    def wait_said(self, pattern: str, count: int = 1, limit_s: float = DEADLINE_S) -> None:
+    def wait_said(self, pattern: str, limit_s: float = DEADLINE_S) -> None:
         def said() -> bool:
-            if self.has_said(pattern, count):
+            if self.has_said(pattern):
                 return True
-            if self.is_over and not self.has_said(pattern, count):
+            if self.is_over and not self.has_said(pattern):
                 pytest.fail(f"{self} ended (code {self.process.returncode}) without {pattern!r}:\n{self.story}")
             return False
 
@@ -287,10 +287,11 @@ class Team:
     @property
     def coordinator(self) -> Agent:
         """The live agent that was the last to say that it coordinates."""
+        epoch = rf"{COORDINATES}.*epoch (\d+)\)"
 
         def found() -> Agent | None:
             here = [agent for agent in self.live if agent.has_said(COORDINATES)]
-            return max(here, key=_last_epoch, default=None)
+            return max(here, key=lambda agent: int(re.findall(epoch, agent.stderr)[-1]), default=None)
 
         agent: Agent = wait_for("a coordinator", found)
         return agent
@@ -352,10 +353,6 @@ class Team:
             agent.wait_nothing_left()
         said = {agent: NEVER_SAID.search(agent.stderr) for agent in self.agents}
         assert not any(said.values()), f"{said}\n{self.story}"
-
-
-def _last_epoch(agent: Agent) -> int:
-    return int(re.findall(rf"{COORDINATES}.*epoch (\d+)\)", agent.stderr)[-1])
 
 
 @contextmanager

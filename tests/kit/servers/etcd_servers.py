@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import urllib.request
@@ -96,8 +95,7 @@ class EtcdServer:
         pytest.fail(f"etcd does not start: {(self.folder / 'log').read_text()[-2000:]}")
 
     def _run(self, peer_port: int) -> None:
-        scheme = "https" if self.tls else "http"
-        client, peer = f"{scheme}://{self.host}:{self.port}", f"http://127.0.0.1:{peer_port}"
+        client, peer = f"{self._scheme}://{self.host}:{self.port}", f"http://127.0.0.1:{peer_port}"
         tls = []
         if self.tls:
             tls = [f"--cert-file={self.tls / 'server.pem'}", f"--key-file={self.tls / 'server.key'}"]
@@ -135,25 +133,26 @@ class EtcdServer:
         return "" if self._popen.poll() is None else "ended"
 
     def health(self) -> str:
-        """Whether it takes a connection, or, where we may ask, has a leader."""
+        """Whether it has a leader."""
         if self.prefix:
             return "healthy" if '"health":"true"' in self.ask_there("GET", "/health") else ""
         try:
-            if self.tls:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-                context = ssl.create_default_context(cafile=self.tls / "ca.pem")
-                context.load_cert_chain(self.tls / "client.pem", self.tls / "client.key")
-                opener = urllib.request.build_opener(
-                    urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-                )
-                url = f"https://{self.endpoint}/health"
-            else:
-                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-                url = f"http://{self.endpoint}/health"
-            with opener.open(url, timeout=1) as answer:
+            with self._open(urllib.request.Request(f"{self._scheme}://{self.endpoint}/health"), 1) as answer:
                 return "healthy" if json.load(answer)["health"] == "true" else ""
         except OSError:
             return ""
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
+
+    def _open(self, request: urllib.request.Request, timeout_s: float) -> Any:
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self.tls:
+            context = ssl.create_default_context(cafile=self.tls / "ca.pem")
+            context.load_cert_chain(self.tls / "client.pem", self.tls / "client.key")
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        return urllib.request.build_opener(*handlers).open(request, timeout=timeout_s)
 
     def ask_there(self, method: str, path: str) -> str:
         """Its answer to a question that is asked in its own network; empty if there is none."""
@@ -193,8 +192,7 @@ class EtcdServer:
         kind = "application/x-www-form-urlencoded" if isinstance(message, bytes) else "application/json"
         headers = {"Content-Type": kind, **({"Authorization": token} if token else {})}
         request = urllib.request.Request(f"http://{self.endpoint}{path}", data, headers, method=method)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=30) as answer:
+        with self._open(request, 30) as answer:
             return json.loads(answer.read() or b"{}")
 
 

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +135,8 @@ class Cluster(Team):
             self.publish()
         name = f"{self.name}-{len(self.agents)}"
         folder = self.launcher.folder / name
-        env = {**injected(self.kind, index), **self._environment()}
+        env = injected(self.kind, index)
+        env |= {each["name"]: each.get("value") or _field(each) for each in self.container["env"]}
         script = self.launcher.write(f"{name}/train.py", self.worker, preamble=PREAMBLE)
         words = [*self.container["command"], *self.container.get("args", ()), *self.more_args]
         assert words[0] == "aelastic"
@@ -159,8 +159,7 @@ class Cluster(Team):
         return pod
 
     def finish(self, round_: Round) -> None:
-        for pod in self.live:
-            wait_for(f"{pod} talks", partial(_talks, pod))
+        wait_for("all pods talk", lambda: all(pod.lines[-1].startswith("talks ") for pod in self.live))
         super().finish(round_)
 
     def publish(self) -> None:
@@ -168,9 +167,6 @@ class Cluster(Team):
         self._has_dns = True
         names = [f"{address} {dns}" for dns, address in self._addresses.items()]
         self._hosts.write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
-
-    def _environment(self) -> dict[str, str]:
-        return {each["name"]: each.get("value") or _field(each) for each in self.container["env"]}
 
     def delete(self, pod: Agent) -> None:
         """As kubelet ends a pod that is deleted or evicted: preStop, SIGTERM to the container's process."""
@@ -204,10 +200,6 @@ def _mounted(folder: Path) -> Path:
 def _field(variable: dict[str, Any]) -> str:
     """What the kubelet has for a field of the pod: the names of the TrainJob and its JobSet are one."""
     return "llm" if "jobset-name" in str(variable["valueFrom"]) else UID
-
-
-def _talks(pod: Agent) -> bool:
-    return pod.lines[-1].startswith("talks ")
 
 
 def _expanded(word: str, env: Mapping[str, str]) -> str:

@@ -141,8 +141,14 @@ class TorchOn:
         with self._monkeypatch.context() as patched:
             # Names of that module only: no other module reads elsewhere.
             patched.setattr(self._binding, "open", self._open, raising=False)
-            patched.setattr(self._binding, "os", self._os())
-            patched.setattr(self._binding, "torch", self._torch())
+            system = types.SimpleNamespace(
+                path=os.path,
+                listdir=lambda path: os.listdir(self._there(path)),
+                sched_getaffinity=lambda _: set(self._machine.allowed_cpus),
+            )
+            patched.setattr(self._binding, "os", system)
+            torch = types.SimpleNamespace(cuda=self, accelerator=self, get_device_module=lambda _: self)
+            patched.setattr(self._binding, "torch", torch)
             patched.setattr(self._binding, "shutil", types.SimpleNamespace(which=lambda name: name))
             find = self._binding._get_validated_logical_cpus_to_bind_to
             # It was called so until torch 2.13, which knew CUDA only.
@@ -153,9 +159,6 @@ class TorchOn:
                 return None
 
     # What it asks of torch.
-
-    def _torch(self) -> Any:
-        return types.SimpleNamespace(cuda=self, accelerator=self, get_device_module=lambda _: self)
 
     def is_available(self) -> bool:
         return bool(self._machine.gpu_nodes)
@@ -181,13 +184,6 @@ class TorchOn:
 
     def _there(self, path: str) -> str:
         return str(self._sysfs) + path.removeprefix("/sys")
-
-    def _os(self) -> Any:
-        return types.SimpleNamespace(
-            path=os.path,
-            listdir=lambda path: os.listdir(self._there(path)),
-            sched_getaffinity=lambda _: set(self._machine.allowed_cpus),
-        )
 
 
 FAKE_TORCH = """\
