@@ -265,7 +265,12 @@ class Supervisor:
             await self._open_health()
             await self._open_exports()
             if self.spec.numa_binding is not None:
-                await self._find_cpus()
+                from aelastic.workers.topology import cpus_of_workers
+
+                with anyio.CancelScope() as self._finding_cpus:  # that takes seconds, which `stop` need not wait for
+                    cpus = await cpus_of_workers(self.spec, self._settings.env)
+                    self._settings = self._settings.replace(cpus=cpus)
+                self._finding_cpus = None
             run = Run(self._settings, self._group, self._mailbox, self._observers, self._asked)
             await run.open()
         except BaseException as error:
@@ -299,14 +304,6 @@ class Supervisor:
         if cancelled is not None:
             raise cancelled
         return run.result
-
-    async def _find_cpus(self) -> None:
-        """Finds out which CPUs each worker may run on.  That takes seconds, which `stop` need not wait for."""
-        from aelastic.workers.topology import cpus_of_workers
-
-        with anyio.CancelScope() as self._finding_cpus:
-            self._settings = self._settings.replace(cpus=await cpus_of_workers(self.spec, self._settings.env))
-        self._finding_cpus = None
 
     async def _open_health(self) -> None:
         """Listens for requests about this agent's health, where somebody may ask."""

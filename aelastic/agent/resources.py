@@ -229,8 +229,8 @@ class Resources:
 
 
 @dataclass
-class GenerationContext:
-    """What follows the workers of one generation, and what is known of them, by local rank."""
+class RunContext:
+    """What the parts of a run share while it runs."""
 
     settings: AgentSettings
     held: Resources
@@ -238,6 +238,12 @@ class GenerationContext:
     tasks: TaskGroup  # takes what is done meanwhile
     post: Callable[[Event], None]  # takes what the group is to hear
     tell: Callable[[RunEvent], None]  # takes what observers are to hear
+
+
+@dataclass
+class GenerationContext(RunContext):
+    """What follows the workers of one generation, and what is known of them, by local rank."""
+
     starts: dict[int, WorkerStart] = field(default_factory=dict[int, WorkerStart])  # how they were started
     asked_at: dict[int, float] = field(default_factory=dict[int, float])  # when those that were asked to end were
     ended: set[int] = field(default_factory=set[int])  # those whose own process has ended

@@ -18,7 +18,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
 from aelastic.agent.node_offer import node_offer
-from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources
+from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
@@ -124,10 +124,9 @@ class Run:
         """What this node does about an interruption that is announced; made where there is one."""
         from aelastic.agent.requests.notices import Notices
 
-        held, node_id = self.resources, self._settings.node_id
-        post, tell = self._mailbox.post, self._tell
-        notices = Notices(node_id, self._group, held.pages, say=held.link.tell, post=post, tell=tell)
         assert self._tasks is not None  # none is asked for, or told, while nothing runs
+        post, tell = self._mailbox.post, self._tell
+        notices = Notices(RunContext(self._settings, self.resources, self._group, self._tasks, post, tell))
         self._tasks.start_soon(notices.run, name="notices")
         return notices
 

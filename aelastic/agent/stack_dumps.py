@@ -54,7 +54,7 @@ class StackDumps:
     def __init__(self, context: GenerationContext) -> None:
         self._context, self._group = context, context.group
         self._is_local, self._scratch = context.settings.is_local, context.held.logs.scratch
-        self._collection: _Collection | None = None  # the one that is under way
+        self._collected: anyio.Event | None = None  # set when the collection that is under way is over
         self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
         self._dumped: set[int] = set()  # local ranks that were dumped before a kill
@@ -137,14 +137,13 @@ class StackDumps:
         """Takes the stacks of all workers that are alive; callers at the same time get the same."""
         if self._group.is_done:
             return StacksTaken(self._group.generation, why, {}, "")
-        if self._collection is None:
-            self._collection = _Collection(self._group.generation, why)
-            self._context.tasks.start_soon(self._run, self._collection, name="stacks")
-        collection = self._collection
-        await collection.is_done.wait()
-        return collection.taken
+        if (collected := self._collected) is None:
+            collected = self._collected = anyio.Event()
+            self._context.tasks.start_soon(self._run, self._group.generation, why, name="stacks")
+        await collected.wait()
+        return self.taken
 
-    async def _run(self, collection: _Collection) -> None:
+    async def _run(self, generation: int, why: str) -> None:
         found: dict[int, Stack | str] = {}
         written: dict[int, Path] = {}
         try:
@@ -155,21 +154,21 @@ class StackDumps:
 
             with anyio.move_on_after(TIMEOUT_S - REAP_TIMEOUT_S):
                 await self._dump(found)
-                texts = self._texts(found, collection.why)
+                texts = self._texts(found, why)
                 await run_sync(_append, texts, written, abandon_on_cancel=True)
         except Exception:  # noqa: BLE001  a stack dump is never the reason why a job ends
             _log.exception("cannot collect the workers' stacks")
         finally:
-            self._collection = None
-            if collection.generation == self._group.generation:
+            if generation == self._group.generation:
                 kept = {rank: path for rank, path in written.items() if self._scratch not in path.parents}
                 self._seen |= {rank: _Seen(each, kept.get(rank)) for rank, each in found.items()}
             sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
             folder = _folder_of(written.values())
-            collection.taken = StacksTaken(collection.generation, collection.why, sources, folder)
-            self.taken = collection.taken
-            collection.is_done.set()
-        self._context.tell(collection.taken)
+            self.taken = StacksTaken(generation, why, sources, folder)
+            assert self._collected is not None
+            self._collected.set()
+            self._collected = None
+        self._context.tell(self.taken)
 
     async def warn_unless_seen(self) -> None:
         """Says so if the stack of a worker that has begun cannot be taken here: after a hang that is too late."""
@@ -223,15 +222,6 @@ class StackDumps:
                 # A folder of its own; or one that ranks share, in a layout of the user's.
                 return file.with_name(NAME if file.parent.name == str(rank) else f"stack_{rank}.txt")
         return self._scratch / "stacks" / str(rank) / NAME
-
-
-class _Collection:
-    """A collection of the stacks of all workers."""
-
-    def __init__(self, generation: int, why: str) -> None:
-        self.generation, self.why = generation, why
-        self.is_done = anyio.Event()
-        self.taken = StacksTaken(generation, why, {}, "")
 
 
 class _Seen:

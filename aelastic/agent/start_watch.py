@@ -16,7 +16,6 @@ import anyio
 
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
-from aelastic.core.record import Record
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.usage import usage_of
@@ -38,13 +37,6 @@ INTERVAL_MIN_S = 0.025
 INTERVAL_PART, IDLE_INTERVAL_PART = 0.1, 1.0
 LIMIT_S = 600.0
 IDLE_S = 2.0  # at least: a disk that imports wait for holds them up for less, as a rule
-
-
-class _Look(Record):
-    """What one look at the workers showed, by local rank."""
-
-    reached: Mapping[int, frozenset[StartPhase]]
-    cpu_s: Mapping[int, float]
 
 
 class StartWatch(Observer):
@@ -106,22 +98,24 @@ class StartWatch(Observer):
             if not self._missing or self._changed.is_set():
                 return
             places = {rank: started.ids[rank] for rank in self._missing}
-            look = await run_sync(self._look, places, connections, abandon_on_cancel=True, limiter=self._limiter)
+            seen, used = await run_sync(self._look, places, connections, abandon_on_cancel=True, limiter=self._limiter)
             if self._started is not started:
                 return
-            for local_rank, reached in sorted(look.reached.items()):
+            for local_rank, reached in sorted(seen.items()):
                 self._on_reached(started, local_rank, reached)
             passed_s = clock.now() - self.run_state.formed_at
-            is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in look.cpu_s.items())
-            busy_s = passed_s if is_busy or not look.cpu_s else busy_s
+            is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in used.items())
+            busy_s = passed_s if is_busy or not used else busy_s
             if passed_s - busy_s >= max(IDLE_S, passed_s / 2):
                 return
             interval_s = max(INTERVAL_MIN_S, passed_s * (INTERVAL_PART if is_busy else IDLE_INTERVAL_PART))
             interval_s = min(interval_s, LIMIT_S - passed_s)
-            cpu_s.update(look.cpu_s)
+            cpu_s.update(used)
 
-    def _look(self, ids: Mapping[int, object], connections: Connections) -> _Look:
-        """Looks at workers, by what the back end calls them.  In a thread."""
+    def _look(
+        self, ids: Mapping[int, object], connections: Connections
+    ) -> tuple[dict[int, frozenset[StartPhase]], dict[int, float]]:
+        """What workers have reached, and their CPU time, by what the back end calls them.  In a thread."""
         from aelastic.host.session_activity import bytes_in  # not before workers are started, which need the CPUs
 
         pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
@@ -131,7 +125,7 @@ class StartWatch(Observer):
             output: set[StartPhase] = {"output"} if bytes_in(self._files.get(rank, ())) else set()
             reached[rank] = frozenset(output | ({"process_group"} if pids.get(rank) in connected else set()))
         usages = {rank: usage_of(pid, pid) for rank, pid in pids.items()}
-        return _Look(reached, {rank: usage.cpu_s for rank, usage in usages.items() if usage is not None})
+        return reached, {rank: usage.cpu_s for rank, usage in usages.items() if usage is not None}
 
     def _on_reached(self, started: WorkersStarted, local_rank: int, reached: frozenset[StartPhase]) -> None:
         missing = self._missing.get(local_rank, set())

@@ -42,6 +42,13 @@ _NOT_CALLED = frozenset({
 })  # fmt: skip
 
 
+# Fields that torch's spec and ours have in common.
+_SAME = (
+    "role", "local_world_size", "max_restarts", "monitor_interval", "rdzv_handler", "master_addr", "master_port",
+    "virtual_local_rank", "event_log_handler",
+)  # fmt: skip
+
+
 class _HookedSupervisor(Supervisor):
     """A supervisor that starts workers by `starter`, which is given the back end's `start`."""
 
@@ -169,17 +176,9 @@ class LocalElasticAgent:
         return WorkerSpec(
             entrypoint=entrypoint,
             args=args,
-            role=spec.role,
-            local_world_size=spec.local_world_size,
-            max_restarts=spec.max_restarts,
-            monitor_interval=spec.monitor_interval,
-            rdzv_handler=spec.rdzv_handler,
-            master_addr=spec.master_addr,
-            master_port=spec.master_port,
+            **{name: getattr(spec, name) for name in _SAME},
             duplicate_stdout_filters=tuple(spec.duplicate_stdout_filters or ()),
             duplicate_stderr_filters=tuple(spec.duplicate_stderr_filters or ()),
-            virtual_local_rank=spec.virtual_local_rank,
-            event_log_handler=spec.event_log_handler,
             env={**self._environ, **({} if timeout is None else {STUCK_VARIABLE: str(timeout)})},
             **numa_fields(spec.numa_options),
             **self._how,

@@ -106,10 +106,11 @@ class ForkServer:
         """Whether workers that start now have what they need."""
         return self._core.phase is preload.Phase.READY and not self._core.is_learning
 
-    async def wait_decided(self) -> None:
-        """Returns when its first imports are over, or have taken too long."""
-        with anyio.move_on_after(FIRST_TIMEOUT_S):
+    async def wait_decided(self) -> bool:
+        """Returns when its first imports are over, or have taken too long; whether they are over."""
+        with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
             await self._decided.wait()
+        return not waited.cancelled_caught
 
     async def run(self) -> None:
         """Follows the process.  Runs until cancelled."""
@@ -201,7 +202,8 @@ class ForkServer:
         Args:
             begin: starts one worker through a function that takes the place of an exec.
         """
-        await self._be_ready()
+        if not self._count and not await self.wait_decided():  # before the first workers; later ones cannot wait
+            self._warn(f"imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
         self._count = len(starts)
         self._has_forked.set()
         self._park(len(starts))
@@ -242,14 +244,6 @@ class ForkServer:
                 priority.restore(self._process.pid, os.sched_getscheduler(0))
         if imports.are_whole and self.is_warm:  # without what was left out
             await run_sync(self._kept.write, self._core.modules, abandon_on_cancel=True)
-
-    async def _be_ready(self) -> None:
-        """Waits for imports before the first workers; later ones cannot wait."""
-        if not self._count:
-            with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
-                await self._decided.wait()
-            if waited.cancelled_caught:
-                self._warn(f"imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
 
     async def _park_later(self) -> None:
         await anyio.sleep(PARK_DELAY_S)

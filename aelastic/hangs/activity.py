@@ -52,25 +52,21 @@ def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
     Raises:
         InputError: the variable is no number.
     """
+    text = env.get(STUCK_VARIABLE, "")
+    try:
+        stuck_s = float(text or "0")
+    except ValueError:
+        stuck_s = math.nan
+    if math.isnan(stuck_s):
+        raise InputError(f"{STUCK_VARIABLE}={text}: use seconds; 0 is off")
     return Rules(
         spec.hang_timeout_s,
         spec.hang_timeout_steps,
         spec.hang_signals,
         spec.hang_action,
         spec.expect_output,
-        _stuck_timeout_s(env),
+        stuck_s if 0 < stuck_s < math.inf else None,
     )
-
-
-def _stuck_timeout_s(env: Mapping[str, str]) -> float | None:
-    text = env.get(STUCK_VARIABLE, "")
-    try:
-        timeout_s = float(text or "0")
-    except ValueError:
-        timeout_s = math.nan
-    if math.isnan(timeout_s):
-        raise InputError(f"{STUCK_VARIABLE}={text}: use seconds; 0 is off")
-    return timeout_s if 0 < timeout_s < math.inf else None
 
 
 class ActivitySampler(Watch):

@@ -204,8 +204,15 @@ class Timers:
     def _on_deadline_passed(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while self._due and self._due[0][0][0] <= now:
-            timer, key = self._due[0]
-            actions += self._expire(*key, timer, now)
+            timer, (pid, scope) = self._due[0]
+            del self._timers[pid, scope]
+            local_rank = self._owners[pid]
+            expires_at, set_for_s, signum = timer
+            if signum <= 0:
+                self._told[local_rank] += 1
+            if signum > 0 or self._told[local_rank] <= TOLD_MAX:
+                late_s, stopped_with = now - expires_at, signum if signum > 0 else None
+                actions.append(Expired(self._generation, local_rank, pid, scope, set_for_s, late_s, stopped_with))
             self._drop_stale()
         return actions
 
@@ -217,17 +224,6 @@ class Timers:
         if len(due) > 2 * len(timers) + STALE_MAX:
             due[:] = [(timer, key) for key, timer in timers.items()]
             heapify(due)
-
-    def _expire(self, pid: int, scope: str, timer: _Timer, now: float) -> list[Action]:
-        del self._timers[pid, scope]
-        local_rank = self._owners[pid]
-        expires_at, set_for_s, signum = timer
-        if signum <= 0:
-            self._told[local_rank] += 1
-            if self._told[local_rank] > TOLD_MAX:
-                return []
-        late_s = now - expires_at
-        return [Expired(self._generation, local_rank, pid, scope, set_for_s, late_s, signum if signum > 0 else None)]
 
     # Lines.
 

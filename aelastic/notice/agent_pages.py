@@ -17,41 +17,8 @@ _WORD = struct.Struct("q")
 _WORDS = struct.Struct("8q")
 
 
-class NoticePage:
-    """One worker's.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        os.ftruncate(self._fd, BYTES)
-        self._write(FORM, FORM_1)
-
-    def look(self) -> Sequence[int]:
-        """All words; none if the script has destroyed them."""
-        data = os.pread(self._fd, BYTES, 0)
-        words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
-        return words if words[FORM] == FORM_1 else ()
-
-    def set_phase(self, phase: int, save_at: int = 0) -> None:
-        if phase == SAVE:
-            self._write(SAVE_AT, save_at)
-        self._write(PHASE, phase)
-
-    def _write(self, word: int, value: int) -> None:
-        with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it
-            os.pwrite(self._fd, _WORD.pack(value), word * _WORD.size)
-
-    def close(self) -> None:
-        os.close(self._fd)
-        self.path.unlink(missing_ok=True)
-
-
 class NoticePages:
-    """Those of the present generation.
+    """Those of the present generation, by local rank.
 
     Args:
         folder: where their files lie.
@@ -59,7 +26,8 @@ class NoticePages:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._pages: dict[int, NoticePage] = {}  # by local rank
+        self._paths: dict[int, Path] = {}
+        self._fds: dict[int, int] = {}
         self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
@@ -67,9 +35,13 @@ class NoticePages:
         self.close()
         self.generation = generation
         for rank in local_ranks:
+            path = self._folder / f"notice_{generation}_{rank}"
             with suppress(OSError):
-                self._pages[rank] = NoticePage(self._folder / f"notice_{generation}_{rank}")
-        return {rank: str(page.path) for rank, page in self._pages.items()}
+                self._fds[rank] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                self._paths[rank] = path
+                os.ftruncate(self._fds[rank], BYTES)
+                self._write(rank, FORM, FORM_1)
+        return {rank: str(path) for rank, path in self._paths.items()}
 
     def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
         """Holds all ranks at their next call, names the call at which they save, or lets them go on.
@@ -80,25 +52,38 @@ class NoticePages:
         """
         self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
         self.kill_at = kill_at
-        for page in self._pages.values():
-            page.set_phase(phase, save_at)
+        for rank in self._fds:
+            if phase == SAVE:
+                self._write(rank, SAVE_AT, save_at)
+            self._write(rank, PHASE, phase)
 
     def calls(self) -> Mapping[int, int]:
         """How often ranks have asked, of those that have, by local rank."""
-        seen = {rank: page.look() for rank, page in self._pages.items()}
+        seen = {rank: self._look(rank) for rank in self._fds}
         return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
 
     def saved(self) -> set[int]:
         """Local ranks that have acknowledged the call at which they were to save."""
-        seen = {rank: page.look() for rank, page in self._pages.items()}
+        seen = {rank: self._look(rank) for rank in self._fds}
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
 
     def is_saving(self, rank: int) -> bool:
         """Whether a local rank is at the call at which it is to save, or has ended there."""
-        words = self._pages[rank].look() if rank in self._pages and self.phase == SAVE else ()
+        words = self._look(rank) if rank in self._fds and self.phase == SAVE else ()
         return bool(words) and words[CALLS] == self.save_at > 0
 
+    def _look(self, rank: int) -> Sequence[int]:
+        """All words; none if the script has destroyed them."""
+        data = os.pread(self._fds[rank], BYTES, 0)
+        words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
+        return words if words[FORM] == FORM_1 else ()
+
+    def _write(self, rank: int, word: int, value: int) -> None:
+        with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it
+            os.pwrite(self._fds[rank], _WORD.pack(value), word * _WORD.size)
+
     def close(self) -> None:
-        for page in self._pages.values():
-            page.close()
-        self._pages, self.phase, self.save_at = {}, NONE, 0
+        for rank, fd in self._fds.items():
+            os.close(fd)
+            self._paths[rank].unlink(missing_ok=True)
+        self._paths, self._fds, self.phase, self.save_at = {}, {}, NONE, 0

@@ -86,7 +86,10 @@ def find(older: Standing, newer: Standing) -> Layout:
     """
     memory = Memory(os.getpid())
     parts: dict[str, Any] = _of_frames(memory, older, newer) | _of_threads(memory, older, newer)
-    return Layout(**parts, **_of_code(memory), **_of_bytes(memory), **_of_text(memory))
+    data = b"abc" * 13
+    parts["bytes_size"] = _first(_where(memory, id(data), _HEAD_BYTES, len(data)), "the size of bytes")
+    parts["bytes_data"] = _first([memory.read(id(data), sys.getsizeof(data)).find(data)], "bytes")
+    return Layout(**parts, **_of_code(memory), **_of_text(memory))
 
 
 class Standing:
@@ -255,14 +258,6 @@ def _of_code(memory: Memory) -> dict[str, Any]:
     }
     return parts | {
         "first_line": 4 * _first([at for at, number in enumerate(numbers) if number == first_line], "its line")
-    }
-
-
-def _of_bytes(memory: Memory) -> dict[str, Any]:
-    data = b"abc" * 13
-    return {
-        "bytes_size": _first(_where(memory, id(data), _HEAD_BYTES, len(data)), "the size of bytes"),
-        "bytes_data": _first([memory.read(id(data), sys.getsizeof(data)).find(data)], "bytes"),
     }
 
 

@@ -82,12 +82,6 @@ class Memory:
 def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.process_vm_readv.restype = ctypes.c_ssize_t
-    libc.process_vm_readv.argtypes = [
-        ctypes.c_int,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_void_p,
-        ctypes.c_ulong,
-        ctypes.c_ulong,
-    ]
+    pieces, count = ctypes.c_void_p, ctypes.c_ulong
+    libc.process_vm_readv.argtypes = [ctypes.c_int, pieces, count, pieces, count, ctypes.c_ulong]
     return libc

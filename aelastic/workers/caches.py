@@ -131,23 +131,15 @@ def key() -> str:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch = "none"
-    parts = [torch, sys.implementation.cache_tag or "", platform.machine(), _cpu(), *_driver(), *_gpus()]
+    # Name and features of the first CPU: code for one may not run on another.
+    lines = text_of("/proc/cpuinfo").partition("\n\n")[0].splitlines()
+    cpu = "\n".join(line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part")))
+    found = [text_of(path).splitlines() for path in Path("/proc/driver/nvidia/gpus").glob("*/information")]
+    gpus = sorted({line for lines in found for line in lines if line.startswith("Model")})
+    parts = [torch, sys.implementation.cache_tag or "", platform.machine(), cpu, *_driver(), *gpus]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
     return f"torch-{torch}-{sys.implementation.cache_tag}-{digest}"
 
 
-def _cpu() -> str:
-    """Name and features of the first CPU: code for one may not run on another."""
-    wanted = ("model name", "flags", "Features", "CPU part")
-    lines = text_of("/proc/cpuinfo").partition("\n\n")[0].splitlines()
-    return "\n".join(line for line in lines if line.startswith(wanted))
-
-
 def _driver() -> list[str]:
     return [text_of(path).partition("\n")[0] for path in _DRIVERS]
-
-
-def _gpus() -> list[str]:
-    found = Path("/proc/driver/nvidia/gpus").glob("*/information")
-    models = {line for path in found for line in text_of(path).splitlines() if line.startswith("Model")}
-    return sorted(models)

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -113,27 +114,21 @@ class GuardProcess:
 
     async def aclose(self) -> None:
         """Has all that belongs to the agent killed, and waits until it is gone."""
-        if self._popen is not None and await self._has_swept(self._popen):
-            self._forget()
-            return
-        if self._popen is not None:
-            self._popen.kill()
+        if (popen := self._popen) is not None:
+            with suppress(BrokenPipeError):  # else it has died; the pipe's reader is gone with it
+                os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
+            with anyio.move_on_after(GUARD_TIMEOUT_S):
+                await wait_ended(popen.pid)
+            if popen.poll() == 0:  # it has done its work
+                return self._forget()
+            popen.kill()
         await run_sync(guard.sweep, self._sessions, os.fsencode(self._mark))
-        if self._popen is not None:
+        if popen is not None:
             with anyio.move_on_after(END_TIMEOUT_S):
-                await wait_ended(self._popen.pid)
-            self._popen.poll()
+                await wait_ended(popen.pid)
+            popen.poll()
             self._forget()
-
-    async def _has_swept(self, popen: subprocess.Popen[bytes]) -> bool:
-        """Tells the guard that the run is over; whether it has done its work, and ended."""
-        try:
-            os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
-        except BrokenPipeError:
-            pass  # it has died; the pipe's reader is gone with it
-        with anyio.move_on_after(GUARD_TIMEOUT_S):
-            await wait_ended(popen.pid)
-        return popen.poll() == 0
+        return None
 
     def _forget(self) -> None:
         assert self._popen is not None

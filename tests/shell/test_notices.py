@@ -45,9 +45,10 @@ class Node:
         self.said: list[Any] = []
         self.posted: list[ev.Event] = []
         self.told: list[Any] = []
-        self.notices = Notices(
-            "n1", group, self.pages, say=self.said.append, post=self.posted.append, tell=self.told.append
-        )
+        held = SimpleNamespace(pages=self.pages, link=SimpleNamespace(tell=self.said.append))
+        context = SimpleNamespace(settings=SimpleNamespace(node_id="n1"), held=held, group=group)
+        context.post, context.tell = self.posted.append, self.told.append
+        self.notices = Notices(cast(Any, context))
 
     def begin(self) -> memoryview:
         words = attach(self.pages.begin(2, [0])[0])

@@ -36,8 +36,7 @@ async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
     async def look(_: object, places: Mapping[int, object], *__: object, **___: object) -> Any:
         await anyio.lowlevel.checkpoint()
         looked_at.append(anyio.current_time() - began)
-        cpu_s = dict.fromkeys(places, min(looked_at[-1], computes_until_s)) if is_seen else {}
-        return SimpleNamespace(reached={}, cpu_s=cpu_s)
+        return {}, dict.fromkeys(places, min(looked_at[-1], computes_until_s)) if is_seen else {}
 
     monkeypatch.setattr(start_watch, "run_sync", look)
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1))

@@ -7,21 +7,17 @@ workers share with their agent.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import assert_never
 
 import anyio
 
-from aelastic.agent.resources import Asked
+from aelastic.agent.resources import Asked, RunContext
 from aelastic.aio import clock
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
-from aelastic.group.worker_group import WorkerGroup
 from aelastic.host import proc_table
-from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import FROZEN, NONE, SAVE
-from aelastic.observe.run_events import Announced, RunEvent
-from aelastic.rdzv.protocol import messages as m
+from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol import requests as r
 
 # What a processor has written is seen by all others long before.
@@ -30,29 +26,11 @@ LOOK_S = 0.005
 
 
 class Notices:
-    """Notices, and requests for them, of one node.
+    """Notices, and requests for them, of one node."""
 
-    Args:
-        node_id: this node's.
-        group: its workers; read, never changed.
-        pages: theirs.
-        say: takes what the coordinator is to hear.
-        post: takes what the group is to hear.
-        tell: takes what observers are to hear.
-    """
-
-    def __init__(
-        self,
-        node_id: str,
-        group: WorkerGroup,
-        pages: NoticePages,
-        *,
-        say: Callable[[m.NodeMessage], None],
-        post: Callable[[ev.Event], None],
-        tell: Callable[[RunEvent], None],
-    ) -> None:
-        self._node_id, self._group, self._pages = node_id, group, pages
-        self._say, self._post, self._tell = say, post, tell
+    def __init__(self, context: RunContext) -> None:
+        self._node_id, self._group, self._pages = context.settings.node_id, context.group, context.held.pages
+        self._say, self._post, self._tell = context.held.link.tell, context.post, context.tell
         self._newest: r.Notice | None = None
         self._following = anyio.CancelScope()
         self._changed = anyio.Event()
