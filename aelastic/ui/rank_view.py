@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from aelastic.host.usage import usage_of
+from aelastic.logs.terminal import LIVE_SHARE
 from aelastic.observe.run_state import WorkerNow
-from aelastic.observe.status_text import Picture, cut, fitted
+from aelastic.observe.status_text import Frame, Picture, StatusText, cut, fitted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# How often it looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
+INTERVAL_S = 2.0
 
 # Rows above the ranks: the title, the node, a heading.
 ROWS_ABOVE = 3
@@ -27,13 +31,29 @@ _MIB = 1 << 20
 
 
 class RankView:
-    """Layout of one picture after the other."""
+    """Frames of the view, one picture after the other.
 
-    def __init__(self) -> None:
+    Args:
+        text: the state of the run, in words.
+    """
+
+    def __init__(self, text: StatusText) -> None:
+        self._text = text
         self._used: dict[int, tuple[float, float]] = {}  # pid to CPU time, and when that was
+
+    def frame(self, now: float, columns: int, rows: int) -> Frame:
+        picture = self._text.picture(now)
+        key = picture, columns, rows, now // INTERVAL_S
+        return Frame(key, lambda: self.rows(picture, now, columns - 1, rows // LIVE_SHARE))
+
+    def changes_at(self, now: float) -> float:
+        return (now // INTERVAL_S + 1) * INTERVAL_S
 
     def rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
         """At most so many rows, none wider than the columns."""
+        from rich.console import Console
+        from rich.text import Text
+
         drawn = io.StringIO()
         console = Console(file=drawn, width=columns, force_terminal=True, highlight=False, markup=False, emoji=False)
         above = [(fitted(picture.title, picture.spare, columns), "bold"), (picture.node, "")]
@@ -52,6 +72,9 @@ class RankView:
         return [row.encode() for row in drawn.getvalue().splitlines()[: max(1, most)]]
 
     def _table(self, ranks: Sequence[WorkerNow], now: float) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
         self._used = {each.pid: self._used[each.pid] for each in ranks if each.pid in self._used}
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in _HEADINGS:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from aelastic.aio import clock
-from aelastic.logs.terminal import LIVE_SHARE, Terminal, streams_in_turns
+from aelastic.logs.terminal import Terminal, streams_in_turns
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
-from aelastic.observe.status_text import Frame, Picture, StatusText
+from aelastic.observe.status_text import Frame, StatusText
 
 if TYPE_CHECKING:
     from aelastic.ui.rank_view import RankView
@@ -31,8 +31,6 @@ INTERVAL_S = 1.0
 ROWS_INTERVAL_S = 0.1
 # No event says when a shell takes us to the foreground.
 BACKGROUND_INTERVAL_S = 5.0
-# How often the view looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
-VIEW_INTERVAL_S = 2.0
 # A timer may be this much early.
 STEP_S = 0.01
 
@@ -86,7 +84,11 @@ class StatusLine(Observer):
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._drawn_at = clock.now()
-        face = StatusText(self.run_state) if self._kind == "line" else _View(StatusText(self.run_state))
+        face: StatusText | RankView = (text := StatusText(self.run_state))
+        if self._kind == "view":
+            from aelastic.ui.rank_view import RankView
+
+            face = RankView(text)
         while self.run_state.ended is None:
             self._woken = anyio.Event()
             with anyio.move_on_after(self._look(face, clock.now())) as waiting:
@@ -96,7 +98,7 @@ class StatusLine(Observer):
             if not waiting.cancelled_caught:
                 await anyio.sleep(ROWS_INTERVAL_S)
 
-    def _look(self, face: StatusText | _View, now: float) -> float | None:
+    def _look(self, face: StatusText | RankView, now: float) -> float | None:
         """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when a line has ended."""
         terminal = self._terminal
         if not terminal.is_ours:
@@ -146,29 +148,6 @@ class StatusLine(Observer):
 
     def _wake_up(self) -> None:
         self._woken.set()
-
-
-class _View:
-    """Frames of the view of nodes and ranks."""
-
-    def __init__(self, text: StatusText) -> None:
-        self._text = text
-        self._view: RankView | None = None
-
-    def frame(self, now: float, columns: int, rows: int) -> Frame:
-        picture = self._text.picture(now)
-        key = picture, columns, rows, now // VIEW_INTERVAL_S
-        return Frame(key, lambda: self._rows(picture, now, columns - 1, rows // LIVE_SHARE))
-
-    def _rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
-        if self._view is None:
-            from aelastic.ui.rank_view import RankView
-
-            self._view = RankView()
-        return self._view.rows(picture, now, columns, most)
-
-    def changes_at(self, now: float) -> float:
-        return (now // VIEW_INTERVAL_S + 1) * VIEW_INTERVAL_S
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aelastic.observe.run_state import WorkerNow
-from aelastic.observe.status_text import Picture
+from aelastic.observe.run_state import RunState, WorkerNow
+from aelastic.observe.status_text import Picture, StatusText
 
 pytest.importorskip("rich")
 
@@ -35,7 +35,7 @@ def picture(*ranks: WorkerNow, **fields: Any) -> Picture:
 def rows(
     shown: Picture, columns: int = 79, most: int = 12, view: RankView | None = None, now: float = 0.0
 ) -> list[str]:
-    drawn = [row.decode() for row in (view or RankView()).rows(shown, now, columns, most)]
+    drawn = [row.decode() for row in (view or RankView(StatusText(RunState()))).rows(shown, now, columns, most)]
     return [re.sub(r"\x1b\[[0-9;]*m", "", row).rstrip() for row in drawn]
 
 
@@ -90,7 +90,7 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
         return None if (cpu_s := used[pid]) is None else Usage(cpu_s, 3 << 20)
 
     monkeypatch.setattr("aelastic.ui.rank_view.usage_of", usage_of)
-    view, shown = RankView(), picture(rank(0, id=41), rank(1, id=42))
+    view, shown = RankView(StatusText(RunState())), picture(rank(0, id=41), rank(1, id=42))
     assert rows(shown, view=view, now=100.0)[3].split() == ["0", "0", "41", "running", "3", "MiB"]
     used[41] = 13.0
     assert rows(shown, view=view, now=102.0)[3].split() == ["0", "0", "41", "running", "150%", "3", "MiB"]
@@ -108,8 +108,8 @@ def test_no_control_sequence_of_others_gets_through() -> None:
 
 
 def test_colours_are_shown_where_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    coloured = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
+    coloured = RankView(StatusText(RunState())).rows(picture(rank(0, state="failed")), 0.0, 79, 12)
     monkeypatch.setitem(os.environ, "NO_COLOR", "1")
-    plain = RankView().rows(picture(rank(0, state="failed")), 0.0, 79, 12)
+    plain = RankView(StatusText(RunState())).rows(picture(rank(0, state="failed")), 0.0, 79, 12)
     assert any(b"\x1b[31mfailed" in row for row in coloured)
     assert not any(b"\x1b[3" in row for row in plain)
