@@ -157,28 +157,23 @@ _STREAMS = rule(_are_streams, "use a Std, or a dict of them by local rank")
 RULES: Mapping[str, Rule] = {
     "entrypoint": all_of(
         rule(lambda value: isinstance(value, str) or callable(value), "use the name of a program, or a function"),
-        rule(bool, "name a program or pass a function"),
-    ),
+        rule(bool, "name a program or pass a function")),
     "args": rule(is_sequence, "use a tuple or list of arguments"),
     "role": STR,
-    "local_world_size": all_of(
-        INT,
+    "local_world_size": all_of(INT,
         rule(lambda value: value >= 1, "at least 1 worker is needed"),
-        rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}"),
-    ),
+        rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}")),
     "max_restarts": all_of(INT, NOT_NEGATIVE),
     "restart_policy": optional(STR, _policy_problem),
     "monitor_interval": all_of(REAL, rule(lambda value: 0 < value < math.inf, "use seconds above 0")),
     "rdzv": optional(rule(_is_rendezvous, "use RendezvousSettings")),
     "rdzv_handler": optional(rule(lambda value: hasattr(value, "next_rendezvous"), "use a torch RendezvousHandler")),
     "master_addr": optional(STR),
-    "master_port": optional(
-        INT, rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")
-    ),
+    "master_port": optional(INT,
+        rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")),
     # It goes into environments, onto boards and into logs.
-    "run_id": optional(
-        STR, rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")
-    ),
+    "run_id": optional(STR,
+        rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")),
     "redirects": _STREAMS,
     "tee": _STREAMS,
     "log_dir": optional(PATH),
@@ -195,29 +190,24 @@ RULES: Mapping[str, Rule] = {
     "cache_dir": optional(PATH),
     "preload": all_of(
         rule(lambda value: value == "auto" or is_sequence(value), 'use a tuple of module names, or "auto"'),
-        _modules_problem,
-    ),
+        _modules_problem),
     "preload_from": STR,
     "shutdown_timeout_s": all_of(REAL, SECONDS),
     "restart_grace": rule(_is_grace, "use seconds, 0 or more, or shutdown-timeout"),
     "exit_barrier_timeout_s": all_of(REAL, SECONDS),
     "progress": optional(STR, progress_problem),
     "hang_timeout_s": optional(REAL, silence_problem),
-    "hang_timeout_steps": optional(
-        REAL, rule(lambda times: 1 < times < math.inf, "use more than 1, times the median step, as in 5x")
-    ),
+    "hang_timeout_steps": optional(REAL,
+        rule(lambda times: 1 < times < math.inf, "use more than 1, times the median step, as in 5x")),
     "hang_signals": all_of(
         rule(is_sequence, f"use a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
-        rule(_are_signs, f"use one or more of {', '.join(HANG_SIGNALS)}"),
-    ),
+        rule(_are_signs, f"use one or more of {', '.join(HANG_SIGNALS)}")),
     "hang_action": one_of(*HANG_ACTIONS),
     "expect_output": optional(
-        rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem
-    ),
+        rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem),
     "drain_signal": rule(
         lambda value: value in [each for each in signal.Signals if each not in (signal.SIGKILL, signal.SIGSTOP)],
-        "use a signal that can be handled",
-    ),
+        "use a signal that can be handled"),
     "notice_file": optional(PATH),
     "notice_command": optional(NAME),
     "health_check": optional(NAME),
@@ -225,12 +215,8 @@ RULES: Mapping[str, Rule] = {
     "wrap": TEXTS,
     "wrap_ranks": RANKS,
     "linger_s": all_of(REAL, SECONDS),
-    "metrics_textfile": optional(
-        PATH,
-        rule(
-            lambda path: str(path).endswith(TEXTFILE_SUFFIX),
-            f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others",
-        ),
-    ),
+    "metrics_textfile": optional(PATH,
+        rule(lambda path: str(path).endswith(TEXTFILE_SUFFIX),
+             f"use a name that ends in {TEXTFILE_SUFFIX}: node_exporter reads no others")),
     "env": optional(MAPPING),
-}
+}  # fmt: skip
