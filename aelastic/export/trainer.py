@@ -119,18 +119,13 @@ def described(progress: ev.Progressed, state: WorkerState | None, now: datetime)
     Args:
         state: of a run that is over.
     """
-    metrics: dict[str, float | None] = {
-        "step": progress.step,
-        "total_steps": progress.total,
-        "steps_per_second": progress.steps_per_s,
-    }
+    names = "step", "total_steps", "steps_per_second"
+    metrics = zip(names, (progress.step, progress.total, progress.steps_per_s), strict=True)
     share, left = progress.share, progress.remaining_s
     if state is WorkerState.SUCCEEDED:
         share, left = 1.0, 0.0
     status: dict[str, Any] = {
-        "metrics": [
-            {"name": name, "value": str(round(value, 3))} for name, value in metrics.items() if value is not None
-        ],
+        "metrics": [{"name": name, "value": str(round(value, 3))} for name, value in metrics if value is not None],
         "lastUpdatedTime": now.isoformat(timespec="seconds").replace("+00:00", "Z"),
     }
     if share is not None:

@@ -34,7 +34,8 @@ class LogLines(Observer):
         self._has_failed = False
         self._compared = ""
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912, PLR0915  one case for each
+        runs = self.run_state.phase in _WITH_WORKERS
         match event:
             case ev.Waited(text) | ev.Announced("held", text):
                 _log.warning("%s", text)
@@ -71,12 +72,17 @@ class LogLines(Observer):
             case ev.StopAsked(signum):
                 self._on_stop_asked(signum)
             case ev.RendezvousLost(reason):
-                if self.run_state.phase in _WITH_WORKERS:  # else the error that ends the run comes at once, and says it
+                if runs:  # else the error that ends the run comes at once, and says it
                     _log.warning("stopping workers: %s", reason)
             case ev.WorkerReached(generation, _, _, "cold", _, duration_s) if generation > 1:
                 self._began_s[generation] = max(self._began_s.get(generation, 0.0), duration_s)
+            case ev.JobEnded(Outcome.FAILED, reason) if runs and not self._has_failed:
+                _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers end
+            case ev.JobEnded(Outcome.FAILED, reason) if not reason.endswith(OFF):
+                changed = f" (changed by {text})" if (text := otherwise(reason)) else ""
+                _log.warning("not restarted: %s%s", reason, changed)
             case ev.JobEnded(outcome, reason):
-                self._on_job_ended(outcome, reason)
+                _log.info("the job has %s: %s", outcome, reason)
             case ev.RunEnded() if (spent_s := sum(self._began_s.values())) >= SAVED_MIN_S:
                 count = len(self._began_s)
                 times = f"{count} restart{'s' * (count > 1)} took {spent_s:.0f} s until workers had begun"
@@ -99,12 +105,3 @@ class LogLines(Observer):
                 "%s: stopping workers (up to %g s); send it again to kill them", name, self._shutdown_timeout_s
             )
         self._is_stop_asked = True
-
-    def _on_job_ended(self, outcome: Outcome, reason: str) -> None:
-        if outcome is Outcome.FAILED and self.run_state.phase in _WITH_WORKERS and not self._has_failed:
-            _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers have ended
-        elif outcome is Outcome.FAILED and not reason.endswith(OFF):
-            changed = f" (changed by {text})" if (text := otherwise(reason)) else ""
-            _log.warning("not restarted: %s%s", reason, changed)
-        else:
-            _log.info("the job has %s: %s", outcome, reason)

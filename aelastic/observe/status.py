@@ -55,6 +55,8 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
 
     is_ready, why = readiness(state)
     run, failure, takes = state.began, state.first_failure, NAME_OF.get(state.phase)
+    formed, told = state.formed, state.compared
+    last = next((end for end in reversed(state.ends) if end.cause != "end"), None)
     return {
         "schema": SCHEMA,
         "time": at(now),
@@ -71,25 +73,15 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
             for endpoint, (trouble, since) in sorted(state.endpoints.items())
         ]
         or None,
-        "round": None
-        if (formed := state.formed) is None  # its workers follow from the ranks
-        else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
+        # Its workers follow from the ranks.
+        "round": None if formed is None else {**_fields(formed, "workers"), "formed": at(state.formed_at)},
         "progress": None if state.progress is None else _describe_progress(*state.progress, at),
-        "compared": None
-        if (told := state.compared) is None
-        else {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
+        "compared": told and {"text": told[0].text, "odd": list(told[0].odd), "at": at(told[1])},
         "announced": state.announced or None,
         "drains": state.drains,
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
         "restarts": dict(state.restarts),
-        "last_restart": next(
-            (
-                {"cause": end.cause, "reason": end.reason, "at": at(end.ended)}
-                for end in reversed(state.ends)
-                if end.cause != "end"
-            ),
-            None,
-        ),
+        "last_restart": None if last is None else {"cause": last.cause, "reason": last.reason, "at": at(last.ended)},
         "last_failure": None if failure is None else _describe_failure(*failure),
         "now": None if takes is None else {"phase": takes, "began": at(state.phase_since)},
         "phases": [

@@ -210,12 +210,5 @@ class TorchTranslator:
         return self._status(state, total_run_time_s=int(now - self._began_at), **fields)
 
     def _status(self, state: str, **fields: Any) -> Status:
-        group_rank, group_world_size = self._place
-        return Status(
-            state=state,
-            source="AGENT" if fields.get("worker") is None else "WORKER",
-            restart_count=self._restart_count,
-            group_rank=group_rank,
-            group_world_size=group_world_size,
-            **fields,
-        )
+        source: Literal["AGENT", "WORKER"] = "AGENT" if fields.get("worker") is None else "WORKER"
+        return Status(state, source, self._restart_count, *self._place, **fields)
