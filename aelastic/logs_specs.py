@@ -257,11 +257,11 @@ def _read_dest(answer: Any, ranks: set[int]) -> LogsDest:
     if not hasattr(answer, "stdouts") or not hasattr(answer, "stderrs"):
         raise ValueError(f"{answer!r}, which is not a LogsDest")
     values = {each.name: getattr(answer, each.name, None) for each in fields(LogsDest)}
-    filtered_stdout, filtered_stderr = (
-        _path(name, values.pop(name)) for name in ("filtered_stdout", "filtered_stderr")
-    )
-    by_rank = {name: _paths(name, value, ranks) for name, value in values.items()}
-    return LogsDest(**by_rank, filtered_stdout=filtered_stdout, filtered_stderr=filtered_stderr)
+    found: dict[str, Any] = {
+        name: _path(name, value) if name.startswith("filtered_") else _paths(name, value, ranks)
+        for name, value in values.items()
+    }
+    return LogsDest(**found)
 
 
 def _paths(name: str, value: Any, ranks: set[int]) -> dict[int, str]:

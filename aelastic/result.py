@@ -54,9 +54,7 @@ def failed_error(name: str, result: RunResult) -> ChildFailedError:
         name: what the workers ran.
         result: how it ended, with failures.
     """
-    return ChildFailedError(
-        name, result.failures, result.victims, result.stacks, result.cause, result.raised
-    )  # fmt: skip
+    return ChildFailedError(name, result.failures, result.victims, result.stacks, result.cause, result.raised)
 
 
 def result_of(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from contextlib import suppress
 
 from aelastic.cli.converters import one_of
 from aelastic.cli.options import COMPLETION_SHELLS, Option
@@ -27,10 +28,8 @@ def print_completion(shell: str, groups: Mapping[str, tuple[Option, ...]]) -> No
     except ValueError as reason:
         raise InputError(f"--print-completion {shell}: {reason}") from None
     text = completion_of(_parser(groups), shell)
-    try:
+    with suppress(OSError):  # stdout is closed
         print(text, flush=True)  # noqa: T201
-    except OSError:
-        pass  # stdout is closed
 
 
 def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:

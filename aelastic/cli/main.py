@@ -312,12 +312,10 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
 
         return _report(failed_error(invocation.name, result))
     if stopped_by is not None and result.state.name == "STOPPED" and not result.is_drained:
-        name = signal.Signals(stopped_by).name
-        if result.raised:
-            count = f"{len(result.raised)} of {len(result.raised) + len(result.victims)} workers"
-            _say(f"aelastic: stopped by {name}; {count} failed while they were stopping{_told(result)}")
-        else:
-            _say(f"aelastic: stopped by {name}; all workers have ended{_told(result)}")
+        how, raised = "all workers have ended", len(result.raised)
+        if raised:
+            how = f"{raised} of {raised + len(result.victims)} workers failed while they were stopping"
+        _say(f"aelastic: stopped by {signal.Signals(stopped_by).name}; {how}{_told(result)}")
         return Outcome.of_signal(stopped_by)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)

@@ -151,18 +151,17 @@ class _Parser(argparse.ArgumentParser):
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        try:
-            python = ".".join(map(str, sys.version_info[:3]))
-            torch = aelastic.version_of("torch") or "not installed"
-            print(f"aelastic {aelastic.__version__} (torch {torch}, Python {python})", flush=True)  # noqa: T201
-        except OSError:
-            pass  # stdout is closed
+        from aelastic.ui.commands import say  # nothing else pays for it
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        torch = aelastic.version_of("torch") or "not installed"
+        say(f"aelastic {aelastic.__version__} (torch {torch}, Python {python})")
         parser.exit()
 
 
 class _PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
-        from aelastic.cli.completion import print_completion  # nothing else pays for it
+        from aelastic.cli.completion import print_completion  # as above
 
         assert isinstance(parser, _Parser)
         print_completion(shell, parser.groups)

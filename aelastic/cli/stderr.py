@@ -88,10 +88,8 @@ def warnings_on_stderr() -> Iterator[None]:
     torch's launcher has handlers of its own, so programs that call it expect to read of a restart.
     """
     ours = logging.getLogger("aelastic")
-    given = [
-        each for each in (*ours.handlers, *logging.getLogger().handlers) if not isinstance(each, logging.NullHandler)
-    ]
-    if given:
+    given = (*ours.handlers, *logging.getLogger().handlers)
+    if not all(isinstance(each, logging.NullHandler) for each in given):
         yield
         return
     writer = StderrWriter()

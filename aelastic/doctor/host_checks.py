@@ -54,15 +54,13 @@ def check_torch(environ: Mapping[str, str]) -> Finding:
             command, env=environ, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Finding(
-            "error", "torch", f"{sys.executable} did not import it in {IMPORT_TIMEOUT_S:g} s: is its disk slow?"
-        )
+        words = f"{sys.executable} did not import it in {IMPORT_TIMEOUT_S:g} s: is its disk slow?"
+        return Finding("error", "torch", words)
     if asked.returncode == 0:
         return Finding("ok", "torch", f"{asked.stdout.split()[-1]}, imported by {sys.executable}")
-    reason = next(
-        (line for line in reversed(asked.stderr.splitlines()) if line.strip()), f"exit code {asked.returncode}"
-    )
-    return Finding("error", "torch", f"{sys.executable} cannot import it ({reason.strip()}): pip install torch")
+    said = [line for line in asked.stderr.splitlines() if line.strip()]
+    reason = said[-1].strip() if said else f"exit code {asked.returncode}"
+    return Finding("error", "torch", f"{sys.executable} cannot import it ({reason}): pip install torch")
 
 
 def check_shared_memory(path: str = "/dev/shm") -> Finding:  # noqa: S108  looked at only
@@ -151,13 +149,11 @@ def check_stacks() -> Finding:
 
 def check_log_folder(log_dir: Path | None) -> Finding:
     folder = Path(tempfile.gettempdir()) if log_dir is None else log_dir
-    nearest = next(
-        (each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each)), Path("/")
-    )
+    above = (folder.absolute(), *folder.absolute().parents)
+    nearest = next((each for each in above if os.path.lexists(each)), Path("/"))
     if not nearest.is_dir():
         return Finding("error", "log folder", f"{nearest} is not a folder: use another --log-dir")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding(
-            "error", "log folder", f"{nearest} cannot be written to: check its permissions, or use another --log-dir"
-        )
+        words = f"{nearest} cannot be written to: check its permissions, or use another --log-dir"
+        return Finding("error", "log folder", words)
     return Finding("ok", "log folder", f"{folder} can be written to")

@@ -84,10 +84,8 @@ class ConnectionLimits:
                 continue
             if conn is not None:
                 if len(self) >= self._most:
-                    self._drop(
-                        next((each for each in self._since if each not in self._answered), next(iter(self._since))),
-                        "crowd",
-                    )
+                    oldest = next(iter(self._since))
+                    self._drop(next((each for each in self._since if each not in self._answered), oldest), "crowd")
                 await self._attach(conn)
             await anyio.sleep(1 / ACCEPTS_PER_S)
 

@@ -86,9 +86,8 @@ def launch(
         make_loop = loop_of(environ)
         if environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
             check_invariants()
-        supervisor = Supervisor(
-            spec, health_check_server=None if health_check_server is None else NoHealthCheckServer()
-        )
+        none_of_ours = None if health_check_server is None else NoHealthCheckServer()
+        supervisor = Supervisor(spec, health_check_server=none_of_ours)
         job = BlockingRun(supervisor, signals, make_loop)
         delegate(health_check_server, job.last_seen_alive)
         with warnings_on_stderr():

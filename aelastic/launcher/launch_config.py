@@ -144,9 +144,9 @@ def completed(config: Any) -> Any:
     if isinstance(config, LaunchConfig) or not all(hasattr(config, each) for each in ("max_nodes", "nproc_per_node")):
         return config
     lacking = {each.name: each for each in fields(LaunchConfig) if not hasattr(config, each.name)}
-    return (
-        SimpleNamespace(**{name: each.default for name, each in lacking.items()}, **vars(config)) if lacking else config
-    )
+    if not lacking:
+        return config
+    return SimpleNamespace(**{name: each.default for name, each in lacking.items()}, **vars(config))
 
 
 def check_types(config: object) -> None:

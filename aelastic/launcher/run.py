@@ -11,6 +11,7 @@ import os
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import fields
 from typing import Any
@@ -54,11 +55,10 @@ class _PrintCompletion(Action):
         from aelastic.cli.completion import completion_of
 
         try:
-            print(completion_of(parser, shell), flush=True)  # noqa: T201
+            with suppress(OSError):  # stdout is closed
+                print(completion_of(parser, shell), flush=True)  # noqa: T201
         except InputError as error:
             parser.error(str(error))
-        except OSError:
-            pass  # stdout is closed
         parser.exit()
 
 

@@ -25,7 +25,7 @@ from aelastic.settings import Std
 from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:
-    from aelastic.logs.expected_output import ExpectedOutputMatcher, Matcher, ProgressMatcher
+    from aelastic.logs.expected_output import ExpectedOutputMatcher, ProgressMatcher
     from aelastic.logs.live_lines import LiveLines
 
 
@@ -202,15 +202,13 @@ class AttemptOpener:
             return
         from aelastic.logs.expected_output import ExpectedOutputMatcher, OutputSearch, ProgressMatcher
 
-        matchers: list[Matcher] = []
-        follower = self._follow(path, OutputSearch(matchers), None).follower
-        if expected is not None and is_expected:
-            matcher = ExpectedOutputMatcher(expected.pattern)
-            matchers.append(matcher)
+        matcher = ExpectedOutputMatcher(expected.pattern) if expected is not None and is_expected else None
+        steps = ProgressMatcher(progress) if progress else None
+        search = OutputSearch([each for each in (matcher, steps) if each is not None])
+        follower = self._follow(path, search, None).follower
+        if matcher is not None:
             self._opened.expected.setdefault(rank, []).append((follower, matcher))
-        if progress:
-            steps = ProgressMatcher(progress)
-            matchers.append(steps)
+        if steps is not None:
             self._opened.progress.setdefault(rank, []).append((follower, steps))
 
     def _prefix(self, rank: int, env: dict[str, str]) -> bytes:

@@ -32,16 +32,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog="--progress, an option of the job, says which step the script is at; without, notice.due() counts.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--metric", type=_pattern, metavar="REGEX", help="a number that is to be the same, as 'loss (\\S+)'"
-    )
-    parser.add_argument("--checkpoints", type=Path, metavar="DIR", help="where the script saves (default: this folder)")
-    parser.add_argument("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="undisturbed, at most")
-    parser.add_argument("--only", default="", metavar="WORD", help="cases whose names have it")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one beside)"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object at the end")
+    add = parser.add_argument
+    add("--metric", type=_pattern, metavar="REGEX", help="a number that is to be the same, as 'loss (\\S+)'")
+    add("--checkpoints", type=Path, metavar="DIR", help="where the script saves (default: this folder)")
+    add("--for", dest="for_s", type=seconds, default=600.0, metavar="S", help="undisturbed, at most")
+    add("--only", default="", metavar="WORD", help="cases whose names have it")
+    add("--output", type=Path, metavar="DIR", help="for logs, and files of the script (default: a new one beside)")
+    add("--json", action="store_true", help="one JSON object at the end")
     return parser
 
 

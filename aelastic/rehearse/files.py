@@ -101,11 +101,8 @@ class Files:
                     path = Path(os.readlink(f"/proc/{pid}/fd/{fd}"))
                     if path.is_relative_to(self.root) and not path.is_relative_to(self.apart):
                         flags = int(Path(f"/proc/{pid}/fdinfo/{fd}").read_text().partition("flags:")[2].split()[0], 8)
-                        if (
-                            flags & os.O_ACCMODE != os.O_RDONLY
-                            and not flags & os.O_APPEND
-                            and kind_of(path) not in self.logs
-                        ):
+                        is_written = flags & os.O_ACCMODE != os.O_RDONLY and not flags & os.O_APPEND
+                        if is_written and kind_of(path) not in self.logs:
                             found.add(path)
         return found
 

@@ -51,14 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("folders", metavar="LOGDIR", nargs="+", type=Path, help="where event logs are, or one of them")
-    parser.add_argument(
-        "-o", "--output", metavar="OUT.html", type=Path, help="the picture (default: LOGDIR/timeline.html)"
-    )
-    parser.add_argument(
-        "--trace", metavar="OUT.json", type=Path, help="the trace (default: beside the picture, as timeline.trace.json)"
-    )
-    parser.add_argument("--run-id", metavar="ID", help="which run, where there are several: all logs of that id")
+    add = parser.add_argument
+    add("folders", metavar="LOGDIR", nargs="+", type=Path, help="where event logs are, or one of them")
+    add("-o", "--output", metavar="OUT.html", type=Path, help="the picture (default: LOGDIR/timeline.html)")
+    beside = "the trace (default: beside the picture, as timeline.trace.json)"
+    add("--trace", metavar="OUT.json", type=Path, help=beside)
+    add("--run-id", metavar="ID", help="which run, where there are several: all logs of that id")
     return parser
 
 

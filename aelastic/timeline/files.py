@@ -37,8 +37,7 @@ def sources_of(folder: Path) -> Iterator[Path]:
         os.listdir(folder)
     except OSError as error:
         raise InputError(f"{folder} cannot be read: {error.strerror}") from None
-    found = False
-    root = folder.resolve()
+    found, root = False, folder.resolve()
     for here, below, files in os.walk(root):  # does not follow `latest`, which is a link to one of the others
         depth = len(Path(here).relative_to(root).parts)
         # What workers write is there, a folder for each.

@@ -276,9 +276,8 @@ class _Asking:
 
     def status(self) -> int:
         said = self._answer(self._agent(), verb="status")
-        return self._conclude(
-            said, texts.status(said.get("nodes", ()), said.get("silent", ()), said.get("refused", {}))
-        )
+        nodes, silent, refused = said.get("nodes", ()), said.get("silent", ()), said.get("refused", {})
+        return self._conclude(said, texts.status(nodes, silent, refused))
 
     def stacks(self) -> int:
         said = self._answer(self._agent(), verb="stacks")
