@@ -105,16 +105,18 @@ class Told(texts.Told):
         return done
 
     def events(self, line: str) -> Iterator[ev.Event]:  # noqa: C901, PLR0912  a case for each
-        of = int(options_of(line).get("of", 1))
+        options = options_of(line)
+        of, restarts = int(options.get("of", 1)), int(options.get("restarts", 0))
         match line.split():
             case ["start"]:
                 yield ev.Start()
             case ["a", "timer", "fires"]:
                 yield DeadlinePassed()
-            case ["round", number]:
-                yield assigned(int(number))
-            case ["interrupted", number]:
-                yield Interrupted(int(number), "rank 9 failed on host3; restart 1 of 3")
+            case ["round", number, *_]:
+                yield assigned(int(number)).replace(restart_count=restarts)
+            case ["interrupted", number, *_]:
+                reason = options.get("for", "rank_9_failed_on_host3;_restart_1_of_3").replace("_", " ")
+                yield Interrupted(int(number), reason, restarts)
             case ["verdict", how, *_]:
                 yield VERDICTS[how]
             case ["spawned", *ids] if any("=" not in each for each in ids):
@@ -123,8 +125,10 @@ class Told(texts.Told):
                 yield ev.Spawned(of, {0: 600 + 100 * of, 1: 601 + 100 * of})
             case ["cancelled", *_]:
                 yield ev.SpawnCancelled(of)
-            case ["stop", *by]:
+            case ["stop", *by] if "for" not in options:
                 yield ev.StopRequested(signum(by[0]) if by else signal.SIGTERM)
+            case ["stop", *_]:
+                yield ev.StopRequested(reason=options["for"].replace("_", " "))
             case ["grace", "over", *_]:
                 yield ev.GraceOver(of, "rank 5 does nothing")
             case ["drained", *words]:
@@ -132,7 +136,8 @@ class Told(texts.Told):
             case [rank, "exits", *how]:
                 failure = FAILURES[int(rank) % 2]
                 raised = failure if "raised" in how else None
-                yield ev.Exited(of, int(rank), failure if "failed" in how else None, None, raised)
+                gone_at = self.now - float(options["ago"]) if "ago" in options else None
+                yield ev.Exited(of, int(rank), failure if "failed" in how else None, gone_at, raised)
             case [rank, "clears", *_]:
                 yield ev.Cleared(of, int(rank))
             case [rank, "hangs", *by]:

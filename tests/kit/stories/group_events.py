@@ -1,0 +1,82 @@
+"""Stories of what is told of a worker group's run: the events of `kit.stories.group`, and the run events that follow.
+
+`python -m kit.stories.group_events` writes anew what events bring about: read the difference.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from aelastic.core.record import Record
+from aelastic.errors import ProcessFailure
+from aelastic.group.phases import Phase
+from aelastic.observe import run_events as ev
+from aelastic.observe.run_event_source import RunEventSource
+from kit.stories import coordinator, group
+from kit.stories.coordinator import Story
+
+FOLDER = coordinator.FOLDER / "run_events"
+
+
+def stories() -> list[Story]:
+    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
+
+
+class Told(group.Told):
+    """A group, what is told of it, and the clock."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__("init")
+        self.source, self.told = RunEventSource(self.core), list[ev.RunEvent]()
+        self.began_at = self.done_at = self.now
+        self.begin(where)
+
+    @property
+    def state(self) -> list[tuple[str, Any]]:
+        return []  # `Changed` tells
+
+    @property
+    def durations(self) -> dict[str, float]:
+        """Of the phases that follow each other."""
+        sums: dict[str, float] = defaultdict(float)
+        for took in self.told:
+            if isinstance(took, ev.PhaseTook) and took.name != "detect":
+                sums[took.name] += took.duration_s
+        return sums
+
+    def tell(self, line: str) -> list[Any]:
+        return [told for event in self.events(line) for told in self.put(event)]
+
+    def put(self, event: Any) -> list[ev.RunEvent]:
+        was = self.core.phase
+        self.core.handle(event, self.now)
+        self.began_at = self.now if was is Phase.INIT else self.began_at
+        self.done_at = self.now if was is not Phase.DONE else self.done_at
+        told = self.source.handle(event, self.now)
+        self.told += told
+        return told
+
+    def words(self, action: Any) -> str:
+        match action:
+            case ev.Changed(before, phase, state, reason):
+                return f"{before} -> {phase}, {state.value}: {reason}"
+            case ev.PhaseTook(name, duration_s, local_rank):
+                return f"{name} took {duration_s:g} s" + ("" if local_rank is None else f" of {local_rank}")
+            case _:
+                return f"{type(action).__name__}({', '.join(map(word, vars(action).values()))})"
+
+
+def word(value: Any) -> str:
+    if isinstance(value, ProcessFailure):
+        return value.message
+    is_workers = isinstance(value, tuple) and any(isinstance(each, Record) for each in value)
+    return f"{len(value)} workers" if is_workers else str(value)
+
+
+def told(story: Story) -> list[str]:
+    return list(Told(story.rules).lines(story))
+
+
+if __name__ == "__main__":
+    coordinator.write(FOLDER, told)
