@@ -1,0 +1,111 @@
+"""Stories of a drain as text: what nodes ask for, hold at and have saved, and what they hear.
+
+As in `texts.py`.  The first line names the nodes of round 7, and options: `epoch`, and `idle` where no round runs.
+`python -m kit.stories.drains` writes anew what events bring about: read the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
+from aelastic.rdzv.requests.drain import Crew, Drain
+from kit.stories import coordinator, texts
+from kit.stories.coordinator import Story
+from kit.stories.texts import options_of
+
+FOLDER = coordinator.FOLDER / "drains"
+
+
+def stories() -> list[Story]:
+    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
+
+
+class Told(texts.Told):
+    """A round of nodes, on hosts of the same names."""
+
+    core: Drain[tuple[str, Any]]
+
+    def __init__(self, rules: str) -> None:
+        options, (self.nodes, *_) = options_of(rules), rules.split()
+        self.epoch, self.participants = int(options.get("epoch", 5)), "" if "idle" in options else self.nodes
+        self.core = Drain(lambda node_id, message: (node_id, message))
+        self.now, self.asks = 100.0, count()
+
+    def crew(self) -> Crew:
+        return Crew({each: f"host-{each}" for each in self.nodes}, tuple(self.participants), 7, self.epoch)
+
+    def parts(self) -> Iterator[str]:
+        core = self.core
+        yield core.step
+        yield f"leaving: {' '.join(core.leaving) or 'none'}"
+        yield f"aim: {core.aim.verb} by {core.aim.end_at:g}" if core.aim else "no aim"
+        yield f"is over: {core.outcome}" if core.is_over else "is not over"
+        yield f"verdict {core.verdict.outcome}" if core.verdict else "no verdict"
+
+    def tell(self, line: str) -> list[Any]:
+        told = self.answers(line)
+        self.core.validate()
+        together: dict[Any, list[str]] = {}
+        for node_id, message in told:
+            together.setdefault(message, []).append(node_id)
+        return [(" ".join(names), message) for message, names in together.items()]
+
+    def answers(self, line: str) -> list[Any]:
+        if line == "the round ends":
+            self.core.on_round_over()
+            return []
+        if line == "nodes are let go":
+            return self.core.let_go(self.nodes, self.now)
+        if line == "a timer fires":
+            return self.core.handle(None, self.crew, self.now)
+        names, verb, *_ = line.split()
+        return [each for name in names for each in self.does(name, verb, line)]
+
+    def does(self, name: str, verb: str, line: str) -> list[Any]:
+        options = options_of(line)
+        notice_id = int(options.get("notice", self.core.notice_id))
+        if verb == "goes":
+            self.core.on_gone(name)
+            self.nodes, self.participants = (each.replace(name, "") for each in (self.nodes, self.participants))
+            return []
+        request: Ask | Frozen | Saved
+        match verb:
+            case "holds":
+                calls = int(options["at"])
+                request = Frozen(name, notice_id, calls, int(calls > 0), int(options.get("save", 0)))
+            case "saved":
+                request = Saved(name, notice_id)
+            case _:
+                within_s, target = float(options.get("in", 60)), options.get("of", "")
+                ask_id, others = (
+                    options.get("id", f"ask {next(self.asks)}"),
+                    (int(options.get("round", 0)), "at_save" in options),
+                )
+                request = Ask(name, ask_id, Verb(line.split()[2]), target, within_s, "spot", *others)
+        return self.core.handle(request, self.crew, self.now)
+
+    def words(self, action: Any) -> str:
+        names, message = action
+        match message:
+            case Answer(_, is_applied, text):
+                return f"{names}: {'answer' if is_applied else 'refused'}: {text}"
+            case Notice(notice_id, _, stage, save_at, is_signalled, kill_s, reason):
+                at = (
+                    f" at {save_at}" * bool(save_at)
+                    + ", signalled" * is_signalled
+                    + f", killed in {kill_s:g} s" * bool(kill_s)
+                )
+                return f"{names}: {stage} {notice_id}{at}{f' ({reason})' * bool(reason)}"
+            case _:
+                raise AssertionError(action)
+
+
+def told(story: Story) -> list[str]:
+    return list(Told(story.rules).lines(story))
+
+
+if __name__ == "__main__":
+    coordinator.write(FOLDER, told)
