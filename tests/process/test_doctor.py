@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.server
-import os
 import re
 import resource
 import subprocess
@@ -15,11 +14,13 @@ from typing import Any, NoReturn
 import pytest
 from kit.launching import wait_for
 from kit.ports import quiet_port
-from kit.programs import ROOT, run_python
+from kit.programs import run_python
 from kit.screens import Screen
 
+from aelastic.cli.doctor import _say
 from aelastic.doctor import host_checks
 from aelastic.doctor.endpoint_checks import check_endpoints
+from aelastic.doctor.finding import Finding
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
@@ -63,18 +64,17 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(tmp_path: Path) -> None:
+def test_on_a_terminal_a_finding_is_wrapped_between_words_below_its_level(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(rows=60, columns=40)
-    command = [sys.executable, "-m", "aelastic", "doctor", *TWO_NODES, "no-such-host.invalid:1"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    env.pop("COLUMNS", None)
-    run = subprocess.run(command, cwd=tmp_path, env=env, stdout=screen.theirs, timeout=120, check=False)
-    assert run.returncode == EXIT_FAILURE
-    wait_for("the last line", lambda: any("getent hosts" in row for row in screen.rows))
+    monkeypatch.setenv("COLUMNS", "40")
+    words = "cannot resolve the host (try getent hosts no-such-host.invalid there)"
+    with open(screen.theirs, "w", closefd=False) as stdout, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stdout)
+        _say(Finding("error", "endpoint no-such-host.invalid:1", words))
+    wait_for("the last line", lambda: any("there)" in row for row in screen.rows))
     seen = "\n".join(screen.rows)
-    assert re.search(
-        r"^error    endpoint\n {9}no-such-host\.invalid:1: cannot\n {9}resolve the host", seen, re.MULTILINE
-    ), seen
+    wrapped = r"^error    endpoint\n {9}no-such-host\.invalid:1: cannot\n {9}resolve the host"
+    assert re.search(wrapped, seen, re.MULTILINE), seen
 
 
 def test_options_that_cannot_work_are_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pytest
+from kit.effort import FIRST_MOMENTS
 from kit.launching import DEADLINE_S, Launcher, alive, on_both_loops, on_each_loop, run, wait_for
 from kit.this_process import children, descriptors, python, threads, until
 from kit.workers import entrypoints
@@ -359,7 +360,7 @@ def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
-        for _ in range(20):
+        for _ in range(FIRST_MOMENTS):
             supervisor = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
             running = asyncio.ensure_future(supervisor.run())
             while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  its first moment

@@ -17,7 +17,7 @@ from kit.metrics_text import values
 from kit.this_process import python, until
 from kit.virtual_clock import on_virtual_time
 
-from aelastic import Supervisor, WorkerExit, WorkerSpec
+from aelastic import InputError, Supervisor, WorkerExit, WorkerSpec
 from aelastic.export.textfile import MetricsTextfile
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
@@ -82,10 +82,13 @@ def test_a_job_that_is_stopped_does_not_linger(launch: Launcher) -> None:
     assert not re.search(LINGERS, job.stderr)
 
 
-def test_without_a_server_linger_says_that_it_has_no_effect(launch: Launcher) -> None:
-    job = launch("", "--linger", FOREVER)
-    assert job.wait() == 0, job.story
-    assert f"linger has no effect: {HEALTH_PORT_VARIABLE} is not set" in job.stderr
+def test_without_a_server_linger_says_that_it_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
+    spec = WorkerSpec(entrypoint="train.py", linger_s=float(FOREVER), env={})
+    run("asyncio", Supervisor(spec, backend=FakeBackend([Plan(0)])).run())
+    assert f"linger has no effect: {HEALTH_PORT_VARIABLE} is not set" in caplog.text
 
 
 async def _cancel_while_lingering(supervisor: Supervisor) -> None:
@@ -139,12 +142,12 @@ def test_the_file_is_written_while_the_job_runs(monkeypatch: pytest.MonkeyPatch,
     assert values(path.read_text())[_state("SUCCEEDED")] == 1
 
 
-def test_a_file_that_cannot_be_is_refused_and_nothing_is_started(launch: Launcher) -> None:
-    job = launch("say('start')", "--metrics-textfile=no/such/folder/a.prom")
-    assert job.wait() == 2, job.story
-    assert "cannot be written (No such file or directory): choose another path" in job.stderr
-    assert len(job.stderr.splitlines()) == 1 and not job.lines
-    job.assert_nothing_left()
+def test_a_file_that_cannot_be_is_refused_and_nothing_is_started(tmp_path: Path) -> None:
+    backend, path = FakeBackend([Plan(0)]), tmp_path / "no" / "a.prom"
+    spec = WorkerSpec(entrypoint="train.py", metrics_textfile=path)
+    with pytest.raises(InputError, match=r"cannot be written \(No such file or directory\): choose another path"):
+        run("asyncio", Supervisor(spec, backend=backend).run())
+    assert backend.starts == []
 
 
 def test_a_disk_that_hangs_holds_up_the_end_for_a_bounded_time(

@@ -378,15 +378,6 @@ def test_the_report_names_rank_scope_and_signal_and_so_does_the_exit_code(launch
     job.assert_nothing_left()
 
 
-def test_a_place_where_no_fifo_can_be_is_one_line_and_exit_code_2_and_starts_nothing(launch: Launcher) -> None:
-    job = launch("say('up')\n", env={**ON, TIMER_FILE_VARIABLE: str(launch.folder / "nowhere/timers")})
-    assert job.wait() == 2, job.story
-    assert len(job.stderr.splitlines()) == 1
-    assert TIMER_FILE_VARIABLE in job.stderr
-    assert job.lines == []
-    job.assert_nothing_left()
-
-
 def test_the_fifo_of_an_agent_that_was_killed_goes_with_it(launch: Launcher) -> None:
     job = launch("say('at', os.environ['TORCHELASTIC_TIMER_FILE'])\ntime.sleep(600)\n", env=ON)
     ((_, path),) = [each.split() for each in job.wait_line("at ")]

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.launching import Launcher
 from kit.programs import ROOT, run_python
 
 HEAVY = r"(torch|aiohttp|numpy)\b"
@@ -38,6 +39,21 @@ def test_what_is_used_pulls_in_no_more(tmp_path: Path, code: str, absent: str) -
     seen = run_python("-S" if code.endswith("errors") else "-s", "-c", f"{code}; {look}", folder=tmp_path)
 
     assert (seen.returncode, seen.stdout) == (0, "[]\n"), seen.stderr
+
+
+WATCHES = (
+    r"aelastic\.(hangs\.(activity|hang_rules)|health\.server|observe\.(status|event_log)\b|failures\.report)|aiohttp\b"
+)
+
+
+def test_a_job_that_asks_for_nothing_imports_nothing_that_watches_or_answers(launch: Launcher) -> None:
+    wrapper = f"""
+        import atexit, re, sys
+        atexit.register(lambda: print([m for m in sys.modules if re.match({WATCHES!r}, m)], file=sys.stderr))
+    """
+    job = launch("say('start')", env={"TORCHELASTIC_HEALTH_CHECK_PORT": ""}, wrapper=wrapper)
+    assert job.wait() == 0
+    assert job.stderr.splitlines() == ["[]"]
 
 
 @pytest.fixture

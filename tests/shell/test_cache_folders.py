@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -14,12 +13,24 @@ from aelastic.errors import InputError
 from aelastic.workers import caches
 
 
+def test_workers_are_led_to_one_folder_of_this_machine_but_not_where_the_user_chose(tmp_path: Path) -> None:
+    folder = tmp_path / "kept" / caches.key()
+    expected = {name: str(folder / sub) for name, sub in caches.FOLDERS.items()}
+    with closing(caches.CacheFolder(tmp_path / "kept")) as kept:
+        assert expected.items() <= kept.env({"CUDA_CACHE_PATH": ""}).items()
+        assert "TRITON_CACHE_DIR" not in kept.env({"TRITON_CACHE_DIR": "/elsewhere"})
+    for path in (tmp_path / "kept", folder, folder / "inductor"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
 def test_a_folder_in_it_that_others_can_write_or_that_they_can_replace_is_refused(tmp_path: Path) -> None:
     with closing(caches.CacheFolder(tmp_path / "mine")) as mine:
         inner = Path(mine.env({})["TRITON_CACHE_DIR"])
     inner.chmod(0o777)
-    with pytest.raises(InputError, match=f"{re.escape(str(inner))} can be written by others"):
+    with pytest.raises(InputError) as caught:
         caches.CacheFolder(tmp_path / "mine")
+    why = "a cache is code that your workers run; name a folder that only you can write to"
+    assert str(caught.value) == f"cache_dir {inner} can be written by others: {why}"
     inner.chmod(0o700)
     tmp_path.chmod(0o777)
     with pytest.raises(InputError, match=f"mine lies in {tmp_path}, which others can write to"):
