@@ -280,18 +280,14 @@ def fill(path: Path) -> None:
                 return
 
 
-def numbers(path: Path) -> list[str]:
-    return [record["text"] for record in events(records_of(path), "waited")]
+def texts(records: Sequence[Json]) -> list[str]:
+    return [record["text"] for record in events(records, "waited")]
 
 
 def so_far(path: Path) -> list[Json]:
     """What is there while the log is written: of a full disk, a moment long also a line that is taken back."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
-
-
-def numbers_so_far(path: Path) -> list[str]:
-    return [record["text"] for record in events(so_far(path), "waited")]
 
 
 async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
@@ -301,17 +297,17 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
         path = disk / "events.jsonl"
         async with logging_to(path) as log:
             log.tell(ev.Waited("0"), 0.0)
-            await until("the first lines", lambda: len(numbers_so_far(path)) == 1)
+            await until("the first lines", lambda: len(texts(so_far(path))) == 1)
             fill(disk / "big")
             for number in range(1, 100):
                 log.tell(ev.Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
-            found = numbers_so_far(path)
+            found = texts(so_far(path))
             assert found == [str(number) for number in range(len(found))]  # in order
             assert len(found) < 100
             (disk / "big").unlink()
-            await until("all lines", lambda: len(numbers_so_far(path)) == 100)
-        assert numbers(path) == [str(number) for number in range(100)]
+            await until("all lines", lambda: len(texts(so_far(path))) == 100)
+        assert texts(records_of(path)) == [str(number) for number in range(100)]
         assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
 
 
@@ -327,7 +323,7 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
                 log.tell(ev.Waited(str(number)), 0.0)
             await until("a warning", lambda: said(caplog))
             (disk / "big").unlink()
-            await until("what was kept", lambda: len(numbers_so_far(path)) == 9)
+            await until("what was kept", lambda: len(texts(so_far(path))) == 9)
             await until("room for more", lambda: log._writer.settled == 10)
             log.tell(ev.Waited("after"), 0.0)
         records = records_of(path)
@@ -363,7 +359,7 @@ async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
         await until("a warning", lambda: said(caplog))
         log.tell(ev.Waited("1"), 0.0)
         folder.mkdir()
-    assert numbers(path) == ["0", "1"]
+    assert texts(records_of(path)) == ["0", "1"]
     assert len(said(caplog)) == 1
 
 
@@ -394,10 +390,6 @@ def _drained(reader: int) -> bytes:
         return b""
 
 
-def signs_of_life(path: Path) -> list[Json]:
-    return events(so_far(path), "alive")
-
-
 async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_told, append = threading.Event(), aelastic.observe.event_log._append
 
@@ -411,7 +403,7 @@ async def test_where_nothing_happens_there_are_signs_of_life(tmp_path: Path, mon
     async with logging_to(path, alive_interval_s=0.05) as log:
         log.tell(FORMED, 1000.0)  # the loop's clock may be any
         is_told.set()
-        await until("two signs", lambda: len(signs_of_life(path)) >= 2)
+        await until("two signs", lambda: len(events(so_far(path), "alive")) >= 2)
     took_ns = (time.monotonic() - began) * 1e9
     records = records_of(path)
     assert [record["event"] for record in records[:4]] == ["run_began", "round_formed", "alive", "alive"]
@@ -436,7 +428,7 @@ async def test_there_is_no_sign_of_life_while_something_is_unwritten(
     async with logging_to(folder / "events.jsonl", alive_interval_s=0.001):
         await until("some tries", lambda: len(tries) > 4)
         folder.mkdir()
-        await until("a sign", lambda: signs_of_life(folder / "events.jsonl"))
+        await until("a sign", lambda: events(so_far(folder / "events.jsonl"), "alive"))
     assert all(lines.count(b"\n") == 1 for lines in tries)
     assert b"run_began" in tries[4] and b"alive" in tries[-1]
 
@@ -447,7 +439,7 @@ async def test_nothing_follows_the_end_of_a_run(tmp_path: Path) -> None:
         log.tell(SAMPLES[-1], 1.0)
         await until("the end", lambda: events(so_far(path), "run_ended"))
         async with logging_to(other, alive_interval_s=0.01):  # as long as another run shows that it lives
-            await until("signs", lambda: len(signs_of_life(other)) >= 3)
+            await until("signs", lambda: len(events(so_far(other), "alive")) >= 3)
     assert records_of(path)[-1]["event"] == "run_ended"
 
 
@@ -473,7 +465,7 @@ async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> 
     strange = "two\nlines\u2028\x00 \udc80 ¥"
     async with logging_to(tmp_path / "events.jsonl") as log:
         log.tell(ev.Waited(strange), 0.0)
-    assert numbers(tmp_path / "events.jsonl") == [strange]
+    assert texts(records_of(tmp_path / "events.jsonl")) == [strange]
 
 
 # Real jobs.

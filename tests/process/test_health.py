@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import anyio
@@ -48,11 +48,12 @@ ANY_PORT = {HEALTH_PORT_VARIABLE: "0"}
 WITH_SERVER = f"import os\nos.environ[{HEALTH_PORT_VARIABLE!r}] = '0'\n"
 
 
-class Answer:
+class Answer(NamedTuple):
     """What a server said."""
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.status, self.headers, self.text = status, headers, body.decode()
+    status: int
+    headers: dict[str, str]
+    text: str
 
     def json(self) -> Any:
         return json.loads(self.text)
@@ -64,7 +65,7 @@ def ask(url: str, method: str = "GET", headers: Mapping[str, str] | None = None,
     try:
         connection.request(method, f"{place.path or '/'}?{place.query}".rstrip("?"), body, dict(headers or {}))
         answer = connection.getresponse()
-        return Answer(answer.status, dict(answer.headers), answer.read())
+        return Answer(answer.status, dict(answer.headers), answer.read().decode())
     finally:
         connection.close()
 
@@ -353,29 +354,19 @@ class Stacks:
         return ev.StacksTaken(1, why, {0: "py-spy", 1: "memory"}, str(self.folder))
 
 
-async def asking(url: str, count: int, answers: list[Answer], **more: Any) -> None:
-    async with anyio.create_task_group() as tasks:
-        for _ in range(count):
-            tasks.start_soon(_ask_into, answers, f"{url}/stacks", more)
-
-
-async def _ask_into(answers: list[Answer], url: str, more: dict[str, Any]) -> None:
-    answers.append(await ask_here(url, "POST", **more))
-
-
 async def test_clients_that_ask_for_stacks_at_the_same_time_share_one_dump(tmp_path: Path) -> None:
-    stacks, answers = Stacks(tmp_path), list[Answer]()
-    async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
-        tasks.start_soon(asking, url, 5, answers)
+    stacks = Stacks(tmp_path)
+    async with serving(collect=stacks, is_running=True) as (server, url):
+        asking = asyncio.gather(*(ask_here(f"{url}/stacks", "POST") for _ in range(5)))
         limits = await until(lambda: server._limits)
         await until(lambda: len(limits._answered) == 5)  # all of them wait
         stacks.go.set()
-        await until(lambda: len(answers) == 5)
-        assert stacks.count == 1
-        assert {answer.status for answer in answers} == {200}
-        (text,) = {answer.text for answer in answers}
-        assert "local rank 0, by py-spy" in text and "local rank 1, by memory" in text
-        assert text.count("in lock.acquire") == 2
+        answers = await asking
+    assert stacks.count == 1
+    assert {answer.status for answer in answers} == {200}
+    (text,) = {answer.text for answer in answers}
+    assert "local rank 0, by py-spy" in text and "local rank 1, by memory" in text
+    assert text.count("in lock.acquire") == 2
 
 
 async def test_stacks_come_as_json_and_only_those_of_the_last_look(
@@ -513,9 +504,8 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
 ) -> None:
     monkeypatch.setattr(connection_limits, "CONNECTIONS_MAX", 4)
     stacks = Stacks(tmp_path)
-    async with serving(collect=stacks, is_running=True) as (server, url), anyio.create_task_group() as tasks:
-        answers: list[Answer] = []
-        tasks.start_soon(asking, url, 1, answers)  # the oldest, and it has asked
+    async with serving(collect=stacks, is_running=True) as (server, url):
+        asking = asyncio.ensure_future(ask_here(f"{url}/stacks", "POST"))  # the oldest, and it has asked
         limits = await until(lambda: server._limits)
         await until(lambda: limits._answered)
         place = urlsplit(url)
@@ -526,8 +516,7 @@ async def test_when_all_places_are_taken_the_oldest_that_has_not_asked_makes_roo
             assert await _rest(silent[0][0]) == b""
         assert len(limits) <= 4
         stacks.go.set()
-        await until(lambda: answers)
-        assert answers[0].status == 200
+        assert (await asking).status == 200
         for _, writer in silent:
             writer.close()
 
