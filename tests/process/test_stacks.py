@@ -141,16 +141,18 @@ def stack_of(found: Stack | str) -> Stack:
 
 
 @pytest.mark.usefixtures("_patience")
-async def test_memory_tells_of_a_loop_a_lock_and_a_process_that_is_stopped_without_anything_installed(
-    stuck: Stuck,
+async def test_memory_and_py_spy_tell_of_a_loop_a_lock_a_process_that_is_stopped_and_one_that_has_ended(
+    stuck: Stuck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
     stuck.wait_ready()
 
-    found = await look(targets, None)
+    by_memory = await look(targets, None)
+    monkeypatch.setattr(stacks, "stacks_of", refuse_memory)
+    by_py_spy = await look(targets, find_py_spy(None))
 
     for rank, (kind, state) in enumerate(zip(KINDS, ("runs", "sleeps", "is stopped"), strict=True)):
-        stack = stack_of(found[rank])
+        stack, other = stack_of(by_memory[rank]), stack_of(by_py_spy[rank])
         main = stack.threads[0]
         assert (stack.source, main.frames[0].function, main.state, main.is_main) == ("memory", kind, state, True)
         lines = read(main.frames[0].file).splitlines()
@@ -160,6 +162,12 @@ async def test_memory_tells_of_a_loop_a_lock_and_a_process_that_is_stopped_witho
             "os.kill(os.getpid(), signal.SIGSTOP)",
         }
         assert main.frames[-1].function == "<module>"
+        assert (other.source, other.threads[0].frames[0].function) == ("py-spy", kind)
+        assert f'{kind}.py", line' in other.text and f", in {kind}\n" in other.text
+
+    stuck.processes[0].kill()
+    wait_for("a zombie", lambda: not proc_table.is_alive(targets[0]))
+    assert await look({0: targets[0]}, find_py_spy(None)) == {0: "it has ended"}
 
 
 LOOKS_AT_ITSELF = """
@@ -190,20 +198,6 @@ def test_each_version_of_python_keeps_its_frames_in_a_way_that_is_found(version:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("<lambda> run _bootstrap_inner _bootstrap\n", "")
-
-
-@pytest.mark.usefixtures("_patience", "_without_memory")
-async def test_py_spy_sees_a_loop_a_lock_and_a_process_that_is_stopped(stuck: Stuck) -> None:
-    targets = {rank: stuck.start(kind) for rank, kind in enumerate(KINDS)}
-    stuck.wait_ready()
-
-    found = await look(targets, find_py_spy(None))
-
-    for rank, kind in enumerate(KINDS):
-        stack = stack_of(found[rank])
-        assert stack.source == "py-spy"
-        assert stack.threads[0].frames[0].function == kind
-        assert f'{kind}.py", line' in stack.text and f", in {kind}\n" in stack.text
 
 
 @pytest.mark.usefixtures("_patience", "_without_memory")
@@ -299,16 +293,6 @@ async def test_of_a_shell_the_python_that_it_started_is_seen(stuck: Stuck) -> No
     assert stack_of(found[0]).threads[0].frames[0].function == "wait_for_ever"
 
 
-@pytest.mark.usefixtures("_patience")
-async def test_a_worker_that_has_ended_is_called_so(stuck: Stuck) -> None:
-    target = stuck.start("spin")
-    stuck.wait_ready()
-    stuck.processes[0].kill()
-    wait_for("a zombie", lambda: not proc_table.is_alive(target))
-
-    assert await look({0: target}, find_py_spy(None)) == {0: "it has ended"}
-
-
 def test_the_users_own_py_spy_goes_before_the_one_beside_python(tmp_path: Path) -> None:
     own = fake_py_spy(tmp_path, "")
 
@@ -338,12 +322,13 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stacks, name, 20.0 + at)
 
 
+def refuse_memory(_pid: int) -> NoReturn:
+    raise Unreadable(OTHER_PYTHON)
+
+
 @pytest.fixture
 def _without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_pid: int) -> NoReturn:
-        raise Unreadable(OTHER_PYTHON)
-
-    monkeypatch.setattr(stacks, "stacks_of", refuse)
+    monkeypatch.setattr(stacks, "stacks_of", refuse_memory)
 
 
 class Listener(Observer):
