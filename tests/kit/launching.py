@@ -186,7 +186,7 @@ class Job:
         """What workers have said, in whole lines."""
         return [line.rstrip("\n") for line in self.stdout.splitlines(keepends=True) if line.endswith("\n")]
 
-    def wait_line(self, beginning: str, count: int = 1) -> list[str]:
+    def wait_line(self, beginning: str, count: int = 1, limit_s: float = DEADLINE_S) -> list[str]:
         """Waits until so many lines begin so, and gives their words."""
 
         def found() -> list[str]:
@@ -196,7 +196,7 @@ class Job:
                 pytest.fail(f"the job ended (code {self.process.returncode}) without {beginning!r}:\n{self.story}")
             return lines if len(lines) >= count else []
 
-        lines: list[str] = wait_for(lambda: f"{count} × {beginning!r} on stdout:\n{self.story}", found)
+        lines: list[str] = wait_for(lambda: f"{count} × {beginning!r} on stdout:\n{self.story}", found, limit_s)
         return lines
 
     @property

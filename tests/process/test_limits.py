@@ -134,16 +134,14 @@ def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on
     worker = "say('world', os.environ['WORLD_SIZE'], restart)\nwait_for('go' if os.environ['WORLD_SIZE'] == '1' else '/none')\n"
     good = launch(worker, *options, *both_at_first, name="good", env={"LOGLEVEL": "INFO"})
     bad = launch(worker, *options, *both_at_first, name="bad", wrapper=NO_WORKERS)
-    assert bad.wait() == 1, bad.story
+    bad.assert_ends(1)
     refusal = "the worker of local rank 0 cannot be started: no more processes can be started on this host"
     assert refusal in bad.stderr.splitlines()[-1], bad.story
     good.wait_line("world 1 0")
     good.go()
-    assert good.wait() == 0, good.story
+    good.assert_ends()
     assert refusal in good.stderr, good.story
     assert_no_bug(bad)
-    good.assert_nothing_left()
-    bad.assert_nothing_left()
 
 
 # Descriptors.
@@ -165,9 +163,8 @@ def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
     job.assert_ends()
     assert_no_bug(job)
     refused = launch(worker, *options, prefix=["prlimit", f"--nofile={limit - 1}"], name="refused")
-    assert refused.wait() == 2, refused.story
+    refused.assert_ends(2)
     assert f"up to {limit} files open, and may have {limit - 1}" in refused.stderr and not refused.lines
-    refused.assert_nothing_left()
 
 
 @pytest.mark.parametrize("limit", [9, pytest.param(16, marks=pytest.mark.all), 28])

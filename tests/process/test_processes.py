@@ -190,10 +190,9 @@ def test_signals_to_handle_are_the_ones_named_and_no_others(launch: Launcher) ->
     other.wait_line("ready")
     named.signal(signal.SIGUSR1)
     other.signal(signal.SIGTERM)  # dies of it at once, as any other program
-    assert named.wait() == -signal.SIGUSR1
+    named.assert_ends(-signal.SIGUSR1)
     assert other.wait() == -signal.SIGTERM
     assert named.lines == ["ready", "got USR1"] and other.lines == ["ready"]
-    named.assert_nothing_left()
     other.wait_nothing_left(AFTERLIFE_S)
 
 
@@ -294,8 +293,7 @@ def test_nothing_of_a_sigkilled_agent_lives_on_and_nothing_else_is_touched(
     assert alive(bystander)
     assert set(other.left()) == others and os.listdir(other.tmp)
     other.signal(signal.SIGTERM)
-    assert other.wait() == -signal.SIGTERM
-    other.assert_nothing_left()
+    other.assert_ends(-signal.SIGTERM)
 
 
 def test_a_guard_that_is_killed_is_replaced_and_the_agent_can_still_be_killed(launch: Launcher) -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher
 from kit.ports import quiet_port
 from kit.workers.torch_versions import TORCH
 from kit.workers.torch_workers import AELASTIC, TORCHRUN, both, ours, start
@@ -198,7 +198,7 @@ def test_ranks_make_a_group_and_save_after_a_signal_to_every_process_of_the_job(
         say("saved")
         """,
     )
-    two_lines(job, "ready")
+    job.wait_line("ready", 2, LAUNCH_TIMEOUT_S)
     for pid in job.left():
         with suppress(ProcessLookupError):  # it has ended with the one before
             os.kill(pid, signal.SIGTERM)
@@ -451,20 +451,6 @@ def ask(path: str, handler: str) -> tuple[str, str]:
     return head.splitlines()[0], body
 
 
-def two_lines(job: Job, beginning: str) -> list[str]:
-    lines: list[str] = wait_for(
-        f"two workers {beginning}\n{job.story}",
-        lambda: (
-            found
-            if len(found := [line for line in job.lines if line.startswith(beginning)]) == 2 or job.process.poll()
-            else []
-        ),
-        LAUNCH_TIMEOUT_S,
-    )
-    assert len(lines) == 2, job.story
-    return lines
-
-
 def test_each_worker_of_each_attempt_can_be_asked_what_it_does_though_the_temporary_folders_name_is_long(
     launch: Launcher,
 ) -> None:
@@ -473,7 +459,7 @@ def test_each_worker_of_each_attempt_can_be_asked_what_it_does_though_the_tempor
     job = start(launch, AELASTIC, SERVED, "--max-restarts=1", TMPDIR=str(deep))
     paths = []
     for restart in (0, 1):
-        for line in two_lines(job, f"ready {restart} "):
+        for line in job.wait_line(f"ready {restart} ", 2, LAUNCH_TIMEOUT_S):
             path = line.split(" ", 3)[3]
             assert ask(path, "ping") == ("HTTP/1.1 200 OK", "pong")
             status, stacks = ask(path, "dump_traceback")
