@@ -118,6 +118,12 @@ def run(loop: str, main: Coroutine[Any, Any, T]) -> T:
         return runner.run(main)
 
 
+def ran(*command: str | Path, check: bool = False, **more: Any) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, and what it has said."""
+    usual = {"capture_output": True, "text": True, "timeout": LAUNCH_TIMEOUT_S}
+    return subprocess.run(command, check=check, **{**usual, **more})
+
+
 def stand_still(pid: int) -> None:
     """SIGSTOP; returns when no thread of the process runs any more, or it has ended of what came before."""
     os.kill(pid, signal.SIGSTOP)

@@ -9,7 +9,6 @@ import os
 import pickle
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops, ran
 from kit.ports import quiet_port
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
@@ -64,10 +63,7 @@ def test_every_story_ends_as_it_does_with_torch(tmp_path: Path) -> None:
     told = {}
     for whose in ("aelastic", "torch"):
         env = {name: value for name, value in os.environ.items() if name != "TORCHELASTIC_ERROR_FILE"}
-        done = subprocess.run(
-            [sys.executable, stories.__file__, whose, endpoint, str(tmp_path / whose)],
-            capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False, env=env,
-        )  # fmt: skip
+        done = ran(sys.executable, stories.__file__, whose, endpoint, str(tmp_path / whose), env=env)
         assert done.returncode == 0, done.stderr
         told[whose] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('["')]
     assert told["aelastic"] == told["torch"]

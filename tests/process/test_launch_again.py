@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, ran, wait_for
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
 
@@ -297,9 +297,7 @@ def run_script(folder: Path, code: str, *command: str, **popen: Any) -> subproce
     path.write_text(textwrap.dedent(code))
     argv = [sys.executable, *(command or (str(path),))]
     env = {**os.environ, "PYTHONPATH": str(Path(stories.__file__).parents[2]), "TMPDIR": str(folder)}
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False, env=env, cwd=folder, **popen
-    )
+    return ran(*argv, env=env, cwd=folder, **popen)
 
 
 PLAIN = """

@@ -149,7 +149,9 @@ def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on
 WITH_ALL = ("--tee=3", "--duplicate-stdout-filters=x", "--duplicate-stderr-filters=x", "--expect-output=step:60")
 
 
-@pytest.mark.parametrize("options", [(), WITH_ALL], ids=["plain", "all that opens files"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="plain", marks=pytest.mark.all), pytest.param(WITH_ALL, id="all that opens files")]
+)
 def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
     launch: Launcher, tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, ran, wait_for
 from kit.launching import run as run_on
 from kit.workers import entrypoints
 from kit.workers.torch_versions import SINCE, TORCH
@@ -149,7 +149,7 @@ def test_the_fields_are_torchs() -> None:
 
 def test_importing_it_pulls_in_no_torch() -> None:
     code = "import aelastic.logs_specs, sys; print('torch' in sys.modules)"
-    seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    seen = ran(sys.executable, "-c", code, check=True)
     assert seen.stdout == "False\n"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.launching import ran
 
 from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
@@ -178,7 +179,7 @@ def test_a_rank_that_waits_ends_on_sigterm(pages: NoticePages, worker: Worker) -
 
 def test_training_scripts_do_not_pay_for_it() -> None:
     code = "import sys; from aelastic import notice; print(*sorted(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    loaded = ran(sys.executable, "-c", code, check=True).stdout.split()
     assert not {"torch", "asyncio", "anyio", "aiohttp", "typing", "dataclasses"} & {*loaded}
     assert {name for name in loaded if name.startswith("aelastic.")} == {
         "aelastic.notice", "aelastic.notice.page", "aelastic.notice.worker",

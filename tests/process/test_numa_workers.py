@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, Launcher, alive, wait_for
+from kit.launching import DEADLINE_S, Launcher, alive, ran, wait_for
 from kit.launching import run as run_on
 from kit.workers import entrypoints
 from kit.workers.machines import Cpu, Machine, write_torch
@@ -144,8 +143,8 @@ bind_process(frozenset({CPUS[:1]}))
 print([sorted(os.sched_getaffinity(thread)) for thread in (0, common.native_id, own.native_id)])
 over.set()
 """
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, check=True)
-    assert ran.stdout.strip() == str([CPUS[:1], CPUS[:1], CPUS[1:2]])
+    done = ran(sys.executable, "-c", code, check=True)
+    assert done.stdout.strip() == str([CPUS[:1], CPUS[:1], CPUS[1:2]])
 
 
 # Where it cannot be.
@@ -282,7 +281,5 @@ def test_finding_the_gpus_does_not_import_torch_here(tmp_path: Path) -> None:
         "except ValueError as error: print('sees no GPU' in str(error), 'torch' in sys.modules)\n"
     )
     env = environ(write_torch(tmp_path / "fake", []))
-    ran = subprocess.run(
-        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-    )
-    assert ran.stdout == "True False\n"
+    done = ran(sys.executable, "-c", code, env=env, check=True)
+    assert done.stdout == "True False\n"

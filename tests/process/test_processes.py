@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, wait_for
+from kit.launching import Job, Launcher, alive, cmdline, on_both_loops, ran, wait_for
 
 from aelastic.host import proc_table
 
@@ -339,7 +339,7 @@ guard.ensure()
 def test_a_guard_has_all_that_it_needs_before_it_runs() -> None:
     """The agent may be killed at the very moment at which it has replaced its guard."""
     command = [sys.executable, "-c", AN_AGENT_KILLED_AS_IT_STARTS_A_GUARD]
-    agent = subprocess.run(command, check=False, capture_output=True, text=True)
+    agent = ran(*command)
     assert agent.returncode == -signal.SIGKILL, agent.stderr
     wait_for("the worker gone", lambda: not alive(int(agent.stdout)))
 

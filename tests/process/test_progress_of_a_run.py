@@ -40,6 +40,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
         job = launch(STEPS, *options, env=env, wrapper=PATIENT)
         wait_for("a status", lambda: server.statuses or server.refused)
+        server.token.write_text("renewed")  # which is read again
         (job.folder / "posted").touch()
         wait_for("a status with a pace", lambda: len(server.statuses) > 1 or server.refused)
         (url,) = re.findall(r"health checks are answered at (http://\S+)", job.stderr)
@@ -106,14 +107,3 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
         warnings = re.findall(TROUBLE, job.stderr)
         assert len(warnings) == bool(said) and all(said in each for each in warnings), job.stderr
         assert not server.statuses or trouble == "slow"
-
-
-def test_a_token_that_was_renewed_is_read_again(launch: Launcher, tmp_path: Path) -> None:
-    with trainer(tmp_path) as server:
-        script = "say('step 1/2')\nwait_for('go')\nsay('step 2/2')"
-        job = launch(script, "--progress", PATTERN, env=server.env, wrapper=PATIENT)
-        wait_for("a status", lambda: server.statuses)
-        server.token.write_text("renewed")
-        job.go()
-        assert job.wait() == 0, job.story
-        assert server.statuses[-1]["progressPercentage"] == 100 and not server.refused

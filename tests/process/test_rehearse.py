@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, ran, wait_for
 
 from aelastic.host.proc_table import is_alive
 
@@ -172,9 +172,7 @@ def rehearse(
         sys.executable, "-m", "aelastic", "rehearse", "--metric", r"loss (\S+)", "--checkpoints", "ck", "--output", "out", "--json",
         *job, "train.py",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, timeout=5 * LAUNCH_TIMEOUT_S
-    )
+    done = ran(*command, cwd=folder, timeout=5 * LAUNCH_TIMEOUT_S)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
@@ -307,6 +305,6 @@ def test_a_script_that_cannot_be_rehearsed_is_told_apart(
 ) -> None:
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, "-m", "aelastic", "rehearse", "--json", *options, "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
+    done = ran(*command, cwd=tmp_path)
     said = json.loads(done.stdout)
     assert done.returncode == 3 and said["code"] == "cannot" and words in said["text"]

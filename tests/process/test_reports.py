@@ -39,7 +39,7 @@ def test_a_plain_script_is_told_with_its_exception_its_traceback_and_its_rank_an
     assert "ValueError: batch 7 is empty" in report and "raise ValueError(" in report
     assert re.search(r"worker\.py\", line \d+, in train", report)
     assert "rank      : 1 (local_rank: 1)" in report and "exitcode  : 1 (pid: " in report
-    assert "Stopped by the agent: rank 0" in report
+    assert "Stopped by the agent: rank 0" in report and "  log       : " not in report
     assert live.count("ValueError: batch 7 is empty\n") == 2  # as the worker wrote it, and the agent's own line
     for ours in ("supervisor.py", "procs.py", "asyncio", "anyio", "uvloop"):
         assert ours not in job.stderr, "no frame of the agent comes at all"
@@ -74,15 +74,11 @@ def test_ranks_that_raise_together_are_all_told_and_none_of_them_was_stopped(lau
     assert report.count("batch is empty\n") == 1, "the traceback comes once"
 
 
-@pytest.mark.parametrize("options", ["", "--tee=3"])
-def test_the_log_file_of_the_report_is_there_when_the_job_is_over(
-    launch: Launcher, tmp_path: Path, options: str
-) -> None:
-    job = launch("sys.exit('no batch left')", f"--log-dir={tmp_path / 'logs'}", *options.split())
-
-    assert job.wait() == 1
+def test_the_log_file_of_the_report_is_there_when_the_job_is_over(launch: Launcher, tmp_path: Path) -> None:
+    job = launch("sys.exit('no batch left')", f"--log-dir={tmp_path / 'logs'}", "--tee=3")
+    job.assert_ends(1)
     named = re.findall(r"^  log       : (.+)$", job.stderr, re.MULTILINE)
-    assert [Path(path).read_text() for path in named] == (["no batch left\n"] if options else [])
+    assert [Path(path).read_text() for path in named] == ["no batch left\n"]
 
 
 def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Launcher) -> None:

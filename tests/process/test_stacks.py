@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, ran, wait_for
 
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
@@ -190,13 +190,7 @@ def test_each_version_of_python_keeps_its_frames_in_a_way_that_is_found(version:
     if (python := found[0]) is None:
         pytest.skip(f"there is no Python {version} on this machine")
     root = str(Path(aelastic.__file__).parent.parent)
-    done = subprocess.run(
-        [python, "-c", LOOKS_AT_ITSELF],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran(python, "-c", LOOKS_AT_ITSELF, env={**os.environ, "PYTHONPATH": root})
     assert (done.stdout, done.stderr) == ("<lambda> run _bootstrap_inner _bootstrap\n", "")
 
 

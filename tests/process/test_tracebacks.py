@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from kit.launching import ran
 
 from aelastic.failures.exit_reason import last_exception, last_line
 
@@ -18,9 +18,7 @@ def end_of(tmp_path: Path, script: str) -> tuple[int, str]:
     """Runs a script and answers its exit code and what it printed to stderr."""
     path = tmp_path / "train.py"
     path.write_text(script)
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", str(path)], capture_output=True, text=True, check=False
-    )
+    done = ran(sys.executable, "-X", "faulthandler", str(path))
     return done.returncode, done.stderr
 
 

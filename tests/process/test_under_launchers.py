@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S
+from kit.launching import ran
 
 LOOK = """\
 import sys, torch, torch.distributed.run as run
@@ -46,10 +46,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def under(folder: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "aelastic.under", *argv], cwd=folder, capture_output=True, text=True, check=False,
-        timeout=LAUNCH_TIMEOUT_S, env={**os.environ, "PYTHONPATH": str(folder), **env},
-    )  # fmt: skip
+    return ran(
+        sys.executable, "-m", "aelastic.under", *argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), **env}
+    )
 
 
 def test_a_program_that_imports_torchs_launcher_has_aelastics_and_what_ours_lacks_is_torchs(folder: Path) -> None:
@@ -59,26 +58,25 @@ def test_a_program_that_imports_torchs_launcher_has_aelastics_and_what_ours_lack
     assert done.stdout.splitlines() == ["the user is here"] * 2 + [OURS, "other private True []"]
 
 
-@pytest.mark.parametrize("how", ["./torchrun", "python -m torch.distributed.run", "-m torch.distributed.run"])
-def test_a_program_that_is_torchs_launcher_is_aelastic_without_torch(folder: Path, how: str) -> None:
-    done = under(folder, *how.split(), "--nproc-per-node", "2", "train.py", "a")
+RUNS_IT = "import runpy; runpy.run_module('torch.distributed.run', run_name='__main__')"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [["./torchrun"], ["python", "-m", "torch.distributed.run"], ["-m", "torch.distributed.run"], ["-c", RUNS_IT]],
+    ids=["torchrun", "python -m", "-m", "a program that runs it"],
+)
+def test_a_program_that_is_torchs_launcher_is_aelastic_without_torch(folder: Path, how: list[str]) -> None:
+    done = under(folder, *how, "--nproc-per-node", "2", "train.py", "a")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["rank 0 ['a'] False", "rank 1 ['a'] False"]
-
-
-def test_a_program_that_runs_torchs_launcher_as_a_module_runs_aelastic(folder: Path) -> None:
-    code = "import runpy, sys; sys.argv = ['x', 'train.py']; runpy.run_module('torch.distributed.run', run_name='__main__')"
-    done = under(folder, "-c", code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "rank 0 [] False\n", "")
 
 
 def test_a_process_may_replace_the_launcher_itself_after_it_has_been_imported(folder: Path) -> None:
     (folder / "look.py").write_text(
         f"import torch.distributed.run, torch.distributed.launcher, aelastic.under\naelastic.under.replace_launcher()\n{LOOK}"
     )
-    done = subprocess.run(
-        [sys.executable, "look.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S
-    )
+    done = ran(sys.executable, "look.py", cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [OURS, "other private True []"]
 
@@ -98,10 +96,10 @@ def test_a_python_without_aelastic_runs_as_if_nothing_were_there(folder: Path) -
     assert (done.returncode, done.stdout) == (0, "False\n")
     code = "import torch.distributed.run as run; run.main()"
     site = "from aelastic.under.site import sitecustomize; print(sitecustomize.__file__)"
-    where = subprocess.run([sys.executable, "-c", site], capture_output=True, text=True, check=True).stdout.strip()
+    where = ran(sys.executable, "-c", site, check=True).stdout.strip()
     code = f"import sys; sys.path[:0] = [{os.path.dirname(where)!r}, {str(folder)!r}]; import sitecustomize; {code}"
     command = [sys.executable, "-I", "-S", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LAUNCH_TIMEOUT_S)
+    done = ran(*command)
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch runs\n", "")
 
 

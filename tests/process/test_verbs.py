@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, run, stand_still, wait_for
+from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, ran, run, stand_still, wait_for
 from kit.stories.timelines import boxes_of, data_of
 from kit.verbs import told, verb
 
@@ -263,14 +263,16 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
 def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Launcher) -> None:
     script = launch.write("status", "say('the script')")
     for argv in (("./status",), ("--nproc-per-node=1", "status")):
-        done = subprocess.run(
-            [sys.executable, "-m", "aelastic", *argv], cwd=script.parent, capture_output=True, text=True, check=False
-        )
+        done = ran(sys.executable, "-m", "aelastic", *argv, cwd=script.parent)
         assert done.returncode == 0 and "the script" in done.stdout, done.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "aelastic", "status"], cwd=script.parent, capture_output=True, text=True, check=False,
+    done = ran(
+        sys.executable,
+        "-m",
+        "aelastic",
+        "status",
+        cwd=script.parent,
         env={**os.environ, "XDG_RUNTIME_DIR": str(script.parent)},
-    )  # fmt: skip
+    )
     assert done.returncode == 3 and "status is a verb here; the file of that name is ./status" in done.stderr
 
 

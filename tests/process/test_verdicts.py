@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, run
+from kit.launching import Job, Launcher, ran, run
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.host import patterns
@@ -137,9 +137,7 @@ def test_some_ranks_are_started_by_another_program(launch: Launcher) -> None:
 
 def explained(job: Job, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "aelastic", "policy", "explain", *options]
-    return subprocess.run(
-        command, check=False, cwd=job.folder, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S
-    )
+    return ran(*command, cwd=job.folder)
 
 
 def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit.effort import IS_COLD
-from kit.launching import DEADLINE_S, alive, wait_for
+from kit.launching import DEADLINE_S, alive, ran, wait_for
 from kit.warm.interpreters import Warm
 
 pytestmark = pytest.mark.skipif(IS_COLD, reason="nothing is warm in this run")
@@ -44,9 +44,7 @@ def test_a_fork_ends_as_an_interpreter_does(
     python: str, argv: list[str], stdin: str, code: int, out: str, err: str
 ) -> None:
     for program in (python, sys.executable):
-        ended = subprocess.run(
-            [program, *argv], input=stdin, capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        ended = ran(program, *argv, input=stdin)
         assert (ended.returncode, ended.stdout) == (code, out)
         assert err in {"…", ended.stderr}
 

@@ -48,7 +48,6 @@ OF_A_RUN = (
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
 )
-DIFFERENT = ("pid", "random", "authkey")
 
 
 def told_by(job: Job) -> list[dict[str, Any]]:
@@ -63,7 +62,7 @@ def told_by(job: Job) -> list[dict[str, Any]]:
     return workers
 
 
-@pytest.mark.parametrize("how", ["script", "module", "folder"])
+@pytest.mark.parametrize("how", ["script", pytest.param("module", marks=pytest.mark.all), "folder"])
 def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) -> None:
     jobs = []
     for name, more in (("cold", []), ("warm", ["--preload", "decimal,numpy.random"])):
@@ -169,7 +168,12 @@ def test_a_script_that_is_edited_between_restarts_runs_as_edited_and_one_that_is
 
 
 @pytest.mark.parametrize(
-    "file, is_first", [("colorsys.py", True), ("colorsys/__init__.py", True), ("colorsys/data.txt", False)]
+    "file, is_first",
+    [
+        ("colorsys.py", True),
+        pytest.param("colorsys/__init__.py", True, marks=pytest.mark.all),
+        ("colorsys/data.txt", False),
+    ],
 )
 def test_a_module_of_the_users_goes_before_one_that_is_preloaded(launch: Launcher, file: str, is_first: bool) -> None:
     launch.write(f"job/{file}", "own = True", preamble="")
@@ -207,6 +211,53 @@ def test_a_script_in_a_child_of_multiprocessing_starts_warm_too(launch: Launcher
     job = launch(IS_WARM, "--run-path", "--preload", MODULE)
     assert job.wait() == 0, job.story
     assert job.lines == ["up 0 0 True"]
+
+
+# What it holds.
+
+# A mutex in a file that both generations map; the first one is killed while it holds it.
+HOLDS_A_LOCK = """
+import ctypes, mmap
+
+EOWNERDEAD, ETIMEDOUT, PTHREAD_MUTEX_ROBUST, PTHREAD_PROCESS_SHARED = 130, 110, 1, 1
+c = ctypes.CDLL(None)
+file = open("mutex", "a+b")
+file.truncate(4096)
+memory = mmap.mmap(file.fileno(), 4096)
+mutex = ctypes.byref(ctypes.c_char.from_buffer(memory))
+if restart == 0:
+    attributes = ctypes.create_string_buffer(64)
+    c.pthread_mutexattr_init(attributes)
+    c.pthread_mutexattr_setrobust(attributes, PTHREAD_MUTEX_ROBUST)
+    c.pthread_mutexattr_setpshared(attributes, PTHREAD_PROCESS_SHARED)
+    assert c.pthread_mutex_init(mutex, attributes) == 0
+    assert c.pthread_mutex_lock(mutex) == 0
+    os.kill(os.getpid(), signal.SIGKILL)
+code = c.pthread_mutex_trylock(mutex)
+say({EOWNERDEAD: "its owner is dead", 16: "it is locked"}.get(code, code))
+"""
+
+
+@pytest.mark.parametrize("preload", ["off", MODULE])
+def test_a_robust_mutex_of_a_killed_worker_goes_to_the_next_one(launch: Launcher, preload: str) -> None:
+    job = launch(HOLDS_A_LOCK, "--preload", preload, "--max-restarts", "1")
+    assert job.wait() == 0, job.story
+    assert job.lines == ["its owner is dead"]
+
+
+OPENS_NOTHING = """
+code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"
+say(subprocess.check_output([sys.executable, "-c", code], close_fds=False, text=True).strip())
+"""
+
+
+def test_what_a_warm_worker_executes_has_the_descriptors_that_it_has_from_a_cold_one(launch: Launcher) -> None:
+    found = []
+    for given in ("off", MODULE, "auto"):
+        job = launch(OPENS_NOTHING, "--preload", given, name=given)
+        assert job.wait() == 0, job.story
+        found.append(job.lines)
+    assert found[0] == found[1] == found[2] != []
 
 
 # What is seen of it from outside.
@@ -479,14 +530,19 @@ sys.exit(1 if restart == 0 else 0)
 """
 
 
+def torch_stub(launch: Launcher, code: str) -> dict[str, str]:
+    """The environment of workers whose torch has that in `distributed_c10d`."""
+    for name in ("torch/__init__", "torch/distributed/__init__"):
+        launch.write(f"lib/{name}.py", "", preamble="")
+    launch.write("lib/torch/distributed/distributed_c10d.py", code, preamble="")
+    return {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
 def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cache_folder_for_agents_to_come(
     launch: Launcher,
 ) -> None:
-    for name in ("torch/__init__", "torch/distributed/__init__"):
-        launch.write(f"lib/{name}.py", "", preamble="")
     # Workers find a process group as soon as they have imported what makes one.
-    launch.write("lib/torch/distributed/distributed_c10d.py", "def is_initialized(): return True", preamble="")
-    env = {"PYTHONPATH": str(launch.folder / "lib"), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    env = torch_stub(launch, "def is_initialized(): return True")
     kept = launch.folder / "kept"
     lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=ONCE_TOLD, env=env)
     assert lines == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
@@ -515,6 +571,30 @@ def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothi
         restart(job, number)
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["joined"] * 4 + ["up False", "up False", "up True", "up True"]
+
+
+# The process group is there at once; the hook sees it with the next import.
+TELLS_PIPES = """
+from torch.distributed.distributed_c10d import is_up
+
+
+def pipes():
+    paths = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sum(os.readlink(path).startswith("pipe:") for path in paths if os.path.lexists(path))
+
+
+before = pipes()
+is_up.append(1)
+import colorsys
+say(before, pipes())
+"""
+
+
+def test_a_worker_that_has_told_what_it_imports_closes_the_pipe(launch: Launcher) -> None:
+    env = torch_stub(launch, "is_up = []\ndef is_initialized(): return bool(is_up)")
+    job = launch(TELLS_PIPES, "--preload", "auto", env=env)
+    assert job.wait() == 0, job.story
+    assert job.lines == ["1 0"]
 
 
 def parked_by(job: Job, other_than: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -12,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S
+from kit.launching import ran
 from kit.warm.interpreters import Warm
 from kit.workers.torch_versions import SINCE, TORCH, options_of
 
@@ -313,10 +312,13 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
         for path in tmp_path.glob("told?"):
             path.unlink()
         argv = [script if word == "S" else word for word in line.split()]
-        done = subprocess.run(
-            [sys.executable if module == "aelastic.launch" else warm.python, "-m", module, *argv],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"}, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        done = ran(
+            sys.executable if module == "aelastic.launch" else warm.python,
+            "-m",
+            module,
+            *argv,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"},
+        )
         outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
     if line.startswith("--nope"):
         assert outcomes[0][:2] == outcomes[1][:2]  # torch has not come to its warning
@@ -326,6 +328,6 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
 
 def test_python_m_run_is_the_command_line(script: str, told: Any) -> None:
     argv = [sys.executable, "-m", "aelastic.run", "--loop=asyncio", script, "line"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+    done = ran(*argv)
     assert (done.returncode, done.stderr) == (0, "")
     assert told()[0].startswith("line 1")

@@ -19,7 +19,7 @@ from typing import Any
 import anyio
 import pytest
 from kit.effort import EFFORT
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, wait_for
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, LOOK_AGAIN_S, Launcher, ran, wait_for
 from kit.ports import quiet_port
 from kit.stories import torch_events as torch_event_stories
 from kit.stories.torch_events import ONE_NODE, STOPPED, TWO_NODES
@@ -433,7 +433,7 @@ async def test_an_agent_that_cannot_make_its_folders_has_failed(tmp_path: Path, 
 
 def python(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code), *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+    return ran(*command)
 
 
 def test_torch_is_imported_only_where_a_listener_is() -> None:

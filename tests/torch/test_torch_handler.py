@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 import sys
 import textwrap
 import threading
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher
+from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 
 from aelastic.aio.mailbox import Mailbox
@@ -457,7 +456,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
         anyio.run(main)
     """
     program = [sys.executable, "-c", textwrap.dedent(code)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT_S, check=False)
+    done = ran(*program)
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
@@ -483,13 +482,7 @@ def test_names_are_torchs_and_those_of_installed_packages_and_finding_them_impor
         print("torch" in sys.modules)
         print(type(opener()).__name__)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=LAUNCH_TIMEOUT_S,
-        check=True,
-    )
+    done = ran(sys.executable, "-c", textwrap.dedent(code), check=True)
     assert done.stdout == "False\nPigeon\n"
 
 

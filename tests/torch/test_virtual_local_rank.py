@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.launching import Launcher, ran
 from kit.warm.interpreters import Warm
 from kit.workers import entrypoints
 from kit.workers.environments import AELASTIC, DUMP, TORCHRUN, assert_same_env, both
@@ -40,16 +39,18 @@ def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: 
     (tmp_path / "worker.py").write_text("import os; print('told', os.environ['LOCAL_RANK'])")
     said = {}
     for name, launcher in (("torchrun", (warm.python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
-        ran = subprocess.run(
-            [*launcher, "--virtual-local-rank", "--nproc-per-node=2", "--tee=3", f"--log-dir={name}", "worker.py"],
+        done = ran(
+            *launcher,
+            "--virtual-local-rank",
+            "--nproc-per-node=2",
+            "--tee=3",
+            f"--log-dir={name}",
+            "worker.py",
             cwd=tmp_path,
             env={**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"},
-            capture_output=True,
-            text=True,
-            timeout=LAUNCH_TIMEOUT_S,
             check=True,
         )
-        said[name] = sorted(line for line in ran.stdout.splitlines() if "told" in line)
+        said[name] = sorted(line for line in done.stdout.splitlines() if "told" in line)
         logs = tmp_path.glob(f"{name}/*/attempt_0/*/stdout.log")
         assert {log.parent.name: log.read_text() for log in logs} == {"0": "told 0\n", "1": "told 0\n"}
     assert said["aelastic"] == said["torchrun"] == ["<0 0>told 0", "<1 1>told 0"]
@@ -59,17 +60,11 @@ def test_fewer_devices_than_workers_are_refused_where_torchrun_fails(launch: Lau
     (tmp_path / "worker.py").write_text("print('started')")
     visible, without = "GPU-1,GPU-2", 2
     options = ["--virtual-local-rank", "--nproc-per-node=3"]
-    ran = subprocess.run(
-        [launch.warm.python, *TORCHRUN[1:], *options, "worker.py"],
-        cwd=tmp_path,
-        env={**os.environ, VARIABLE: visible},
-        capture_output=True,
-        text=True,
-        timeout=LAUNCH_TIMEOUT_S,
-        check=False,
+    done = ran(
+        launch.warm.python, *TORCHRUN[1:], *options, "worker.py", cwd=tmp_path, env={**os.environ, VARIABLE: visible}
     )
-    assert ran.returncode == 1
-    assert f"local_rank {without} exceeds available GPUs" in ran.stderr
+    assert done.returncode == 1
+    assert f"local_rank {without} exceeds available GPUs" in done.stderr
     job = launch("say('started')", *options, env={VARIABLE: visible})
     job.assert_ends(2)
     assert not job.stdout
