@@ -109,6 +109,10 @@ OPTIONS = [
     ("--restart-grace 31 train.py", "--restart-grace 31: use at most --shutdown-timeout, which is 30"),
     ("--signals-to-handle SIGTERM,SIGNAL train.py", "SIGNAL is not a signal"),
     ("--signals-to-handle SIGKILL train.py", "SIGKILL cannot be handled"),
+    ("--restart-policy @nowhere train.py", "the file cannot be read (No such"),
+    ("--wrap no-such-program train.py", "no-such-program is not found"),
+    ("--wrap env' train.py", "No closing quotation"),
+    ("--wrap-ranks 1 train.py", "wrap_ranks has no effect without wrap"),
     # Their output.
     ("--redirects 4 train.py", "--redirects 4: "),
     ("--redirects=-1:3 train.py", "--redirects -1:3: "),

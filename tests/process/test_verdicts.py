@@ -15,16 +15,17 @@ from aelastic.host import patterns
 
 SAYS = "say('start', restart)\n"
 PROOF = "twice without progress: restarting will not help (--restart-policy)"
-OFF = "; all 3 restarts are used up"
+OFF = "; all 2 restarts are used up"
 # What the worker does; the policy (empty: the default); how often it is started; the exit code; what is said.  One of
 # each way from a death to its verdict: the core decides the others alike (core/test_restart_policy.py).
 DEATHS = [
     ("a key", "{}['lr']", "", 2, 1, PROOF),
     ("syntax", "exec('a b')", "", 2, 1, PROOF),
-    ("an option", "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", "", 2, 2, "usage error: "),
-    ("a value", "raise ValueError('empty')", "", 4, 1, OFF),
-    ("a code", "sys.exit(7)", "", 4, 7, OFF),
-    ("a signal", "os.kill(os.getpid(), 11)", "", 4, 139, OFF),
+    ("an option", "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", "", 2, 2,
+     "usage error: worker.py: error: unrecognized arguments: --lr"),
+    ("a value", "raise ValueError('empty')", "", 3, 1, OFF),
+    ("a code", "sys.exit(7)", "", 3, 7, OFF),
+    ("a signal", "os.kill(os.getpid(), 11)", "", 3, 139, OFF),
     ("exit: own budget", "sys.exit(42)", "exit 42: restart 1/1h; exit 42: stop", 2, 42, "; exit 42: stop"),
     ("exit: ignored", "sys.exit(42 if restart < 9 and open('n', 'a').write('x') and os.path.getsize('n') < 6 else 0)",
      "exit 42: ignore", 6, 0, "; this restart costs none (exit 42: ignore)"),
@@ -41,7 +42,7 @@ def test_a_death_has_its_verdict(launch: Launcher, does: str, policy: str, start
         launch.folder.joinpath("rules").write_text("# ours\nexit 3: stop\n\n*: restart\n")
         policy = f"@{launch.folder}/rules"
     options = ("--restart-policy", policy) if policy else ()
-    job = launch(SAYS + does + "\n", "--max-restarts", "3", *options)
+    job = launch(SAYS + does + "\n", "--max-restarts", "2", *options)
     assert job.wait() in {code, 128 - code}, job.story
     assert len(job.wait_line("start")) == starts, job.story
     assert words in job.stderr, job.story
@@ -67,37 +68,20 @@ open("saved", "w").write(str(first + {gain}))
 PATIENT = "from aelastic.agent import progress\nprogress.CATCH_UP_S = 20.0\n"
 
 
-@pytest.mark.parametrize("gain, starts", [(1, 6), (0, 2)])
+@pytest.mark.parametrize("gain, starts", [(1, 4), (0, 2)])
 def test_the_same_error_after_a_step_that_is_new_is_no_proof(launch: Launcher, gain: int, starts: int) -> None:
-    options = "--max-restarts", "5", "--progress", r"step (\d+)"
+    options = "--max-restarts", "3", "--progress", r"step (\d+)"
     job = launch(SAYS + STEPS.format(gain=gain), *options, wrapper=PATIENT)
     assert job.wait() == 1
     assert len(job.wait_line("start")) == starts, job.story
 
 
-@pytest.mark.parametrize("calls, starts", [("restart + 1", 4), ("2", 2), ("3 - restart", 4)])
+@pytest.mark.parametrize("calls, starts", [("restart + 1", 4), ("2", 2)])
 def test_calls_of_due_are_progress_where_nothing_tells_steps(launch: Launcher, calls: str, starts: int) -> None:
     script = f"from aelastic import notice\nfor _ in range({calls}):\n    notice.due()\n{{}}['lr']\n"
     job = launch(SAYS + script, "--max-restarts", "3")
     assert job.wait() == 1
     assert len(job.wait_line("start")) == starts, job.story
-
-
-def test_an_option_of_the_script_that_is_wrong_costs_two_starts_and_three_seconds(launch: Launcher) -> None:
-    began = time.monotonic()
-    job = launch("import argparse\nargparse.ArgumentParser().parse_args()\n", "--max-restarts", "9", args=("--rl", "3"))
-    assert job.wait() == 2 and time.monotonic() - began < 30
-    assert job.stderr.count("usage error: worker.py: error: unrecognized arguments: --rl 3") >= 2, job.story
-
-
-def test_a_wrong_rule_starts_nothing(launch: Launcher) -> None:
-    for policy, words in (
-        ("exit 3: stpo", "column 9: 'stpo' is no action"),
-        ("@nowhere", "the file cannot be read (No such"),
-    ):
-        job = launch(SAYS, "--restart-policy", policy)
-        assert job.wait() == 2 and words in job.stderr and not job.stdout
-        assert len(job.stderr.splitlines()) == 1
 
 
 def test_rules_that_never_end_a_job_are_said(launch: Launcher) -> None:
@@ -126,13 +110,6 @@ def test_some_ranks_are_started_by_another_program(launch: Launcher) -> None:
     )  # fmt: skip
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"]
-    for options, words in (
-        (("--wrap", "no-such-program x"), "no-such-program is not found"),
-        (("--wrap", "env 'x"), "No closing quotation"),
-        (("--wrap-ranks", "1"), "wrap_ranks has no effect without wrap"),
-    ):
-        job = launch("", *options)
-        assert job.wait() == 2 and words in job.stderr, job.story
 
 
 def explained(job: Job, *options: str) -> subprocess.CompletedProcess[str]:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran, wait_for
 from kit.workers.torch_workers import ours, start
 
 INSTALL_TIMEOUT_S = 600.0
@@ -63,7 +63,7 @@ def python() -> str:
 def inherit_packages(interpreter: Path) -> None:
     """Lets a virtual environment see the packages of this one, those that are installed for editing among them."""
     ask = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    where = subprocess.run([interpreter, "-c", ask], check=True, capture_output=True, text=True).stdout.strip()
+    where = ran(interpreter, "-c", ask, check=True).stdout.strip()
     ours = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
     # A plain path would be searched for packages, and not for `.pth` files.
     (Path(where) / "inherited.pth").write_text("".join(f"import site; site.addsitedir({path!r})\n" for path in ours))
@@ -249,10 +249,8 @@ def test_lightning_sees_torchelastic_trains_and_resumes_after_a_crash(launch: La
 
 def under(python: str, folder: Path, *argv: str, **env: str) -> tuple[int, list[str], str]:
     """The exit code of a program under which aelastic is, what its workers told, and its stderr."""
-    done = subprocess.run(
-        [python, "-m", "aelastic.under", *argv], cwd=folder, capture_output=True, text=True, check=False,
-        timeout=2 * LAUNCH_TIMEOUT_S, env={**os.environ, "HF_HUB_OFFLINE": "1", **env},
-    )  # fmt: skip
+    given = {**os.environ, "HF_HUB_OFFLINE": "1", **env}
+    done = ran(python, "-m", "aelastic.under", *argv, cwd=folder, timeout=2 * LAUNCH_TIMEOUT_S, env=given)
     told = [line[line.index("told") :] for line in done.stdout.splitlines() if "told" in line]
     return done.returncode, sorted(told), done.stderr
 
@@ -302,10 +300,7 @@ def test_accelerates_notebook_launcher_runs_aelastic(python: str, tmp_path: Path
     code, told, stderr = under(python, tmp_path, "cell.py", "fail")
     # The rank that comes second may be stopped before it tells.
     assert code == 1 and told and "ChildFailedError" in stderr and "LookupError: no batch left" in stderr
-    done = subprocess.run(
-        [python, "cell.py", "hello", "--replace"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        timeout=LAUNCH_TIMEOUT_S,
-    )  # fmt: skip
+    done = ran(python, "cell.py", "hello", "--replace", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "told 0 2 True hello 0 2" in done.stdout and "told 1 2 True hello 1 2" in done.stdout
 
