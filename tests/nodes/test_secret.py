@@ -29,7 +29,7 @@ from aelastic.rdzv.settings import RendezvousSettings
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 HOST = "127.0.0.1"
-SESSIONS, HALF_OPEN = {"quick": (150, 300), "all": (300, 1000), "soak": (1000, 5000)}[EFFORT]
+SESSIONS, HALF_OPEN = {"quick": (75, 300), "all": (75, 300), "soak": (1000, 5000)}[EFFORT]
 LEASE_S = 2.0
 
 
