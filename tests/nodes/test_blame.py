@@ -16,9 +16,10 @@ from kit.verbs import told, verb
 SCRIPT = """
 import os, signal, time
 host = os.uname().nodename
-open("starts", "a").write(f"{os.environ['TORCHELASTIC_RESTART_COUNT']} {host} {os.environ['WORLD_SIZE']}\\n")
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+open("starts", "a").write(f"{restart} {host} {os.environ['WORLD_SIZE']}\\n")
 while not os.path.exists("end"):
-    if host == "n2" and len(open("starts").readlines()) % 3 == 0:
+    if host == "n2" and restart in "01" and len(open("starts").readlines()) % 3 == 0:
         os.kill(os.getpid(), signal.SIGSEGV)
     time.sleep(0.01)
 """
@@ -56,6 +57,12 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(tmp_pat
             assert "n2 is blamed: twice within a day" in verb(tmp_path / host, "why").out
         assert verb(tmp_path / "n1", "include", "n2").code == 0
         wait_for("n2 is back", lambda: "2 n2 3\n" in (tmp_path / "starts").read_text())
+        # A person takes the seat away again.
+        assert verb(tmp_path / "n1", "exclude", "n7").code == 1
+        excluded = verb(tmp_path / "n1", "exclude", "n2", "--reason", "its fans")
+        assert excluded.code == 0 and excluded.out.startswith("n2 is excluded for "), excluded
+        wait_for("n2 waits outside", lambda: said("n2").count("this node is excluded for ") == 2)
+        wait_for("the others go on", lambda: (tmp_path / "starts").read_text().count("2 n1 2\n") == 2)
         (tmp_path / "end").touch()
         assert [agent.wait(LAUNCH_TIMEOUT_S) for agent in agents] == [0, 0, 0], said("n1")
     finally:

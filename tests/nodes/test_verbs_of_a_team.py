@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.agents import Agent, Team, c10d, figure, team_of
+from kit.agents import Agent, Team, c10d, team_of
 from kit.launching import Launcher, wait_for
 from kit.verbs import Said, told, verb
 
@@ -54,9 +52,7 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
     with trio(launch) as (team, agents):
         for agent in agents:
             wait_for("all run", lambda agent=agent: phases(agent) == ["running"] * 3)  # type: ignore[misc]
-            began = time.monotonic()
             said = verb(agent.folder, "status")
-            figure("status of 3 nodes", time.monotonic() - began)
             assert said.code == 0 and said.out.count(" running  ") == 4 and said.out.count(" * ") == 1, said
             stacks = told(agent.folder, "stacks")["stacks"]
             assert sorted(stacks, key=int) == [*map(str, range(6))], stacks.keys()
@@ -144,37 +140,3 @@ def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are
 def _steps(agent: Any) -> int:
     path = agent.folder / "progress"
     return path.read_text().count("\n") if path.exists() else 0
-
-
-def named(host: str) -> str:
-    """In an agent: it is on a host of that name."""
-    return f"import socket\nsocket.gethostname = lambda: {host!r}\n"
-
-
-def test_a_host_is_excluded_until_it_is_needed(launch: Launcher) -> None:
-    conf = {"last_call_timeout": 1}
-    with team_of(launch, c10d(), "2:3", conf=conf, options=OPTIONS, env=ENV, nproc=1) as team:
-        agents = [team.start(wrapper=named(f"n{number}")) for number in range(3)]
-        round_ = team.wait_round(agents)
-        out = next(agent for agent in agents if agent is not team.coordinator)
-        host, rest = f"n{agents.index(out)}", [agent for agent in agents if agent is not out]
-        said = verb(rest[0].folder, "exclude", host, "--reason", "its fans")
-        assert said.code == 0 and said.out.startswith(f"{host} is excluded for 1 h (by "), said
-        round_ = team.wait_round(rest, after=round_)
-        wait_for("it waits outside", lambda: out.has_said("this node is excluded for 1 h"))
-        assert not out.is_over and round_.restart == 0
-        assert verb(rest[0].folder, "exclude", "n7").code == 1
-        coordinator = team.coordinator
-        coordinator.signal(signal.SIGKILL)
-        rest.remove(coordinator)
-        team.wait_round([*rest, out], after=round_)  # two nodes at least
-        starts = len(rest[0].starts)
-        said = verb(rest[0].folder, "exclude", f"n{agents.index(rest[0])}")
-        assert said.code == 0 and said.out.endswith("while there are enough nodes without it; now there are not\n"), (
-            said
-        )
-        assert verb(rest[0].folder, "include", host).code == 0
-        assert len(rest[0].starts) == starts, "nothing is started again for that"
-        assert verb(rest[0].folder, "stop").code == 0
-        for agent in [*rest, out]:
-            agent.wait()
