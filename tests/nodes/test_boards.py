@@ -105,26 +105,6 @@ async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards
     assert answers[0] is not None and answers[0] == await agents[0].read()
 
 
-async def test_the_epoch_rises_though_a_campaign_is_slow(boards: MakeBoard) -> None:
-    """Both read an empty board; one leads and resigns before the other gets to write."""
-    a, *others = [await opened(boards) for _ in range(5)]
-    for _ in range(10):
-        epochs: list[int] = []
-
-        async def try_it(board: Board, epochs: list[int] = epochs) -> None:
-            record = await board.campaign(A, None, 0)
-            if record is not None:
-                epochs.append(record.epoch)
-                await board.resign(record)
-
-        async with anyio.create_task_group() as group:
-            for other in others:
-                group.start_soon(try_it, other)
-        last = await elected(a, B)
-        assert last.epoch > max(epochs)
-        await a.resign(last)
-
-
 @pytest.mark.parametrize("server", ["debian", "distro"])
 async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(server: str, etcds: EtcdServers) -> None:
     """All boards with leases at once: it takes some."""

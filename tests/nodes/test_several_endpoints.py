@@ -17,7 +17,7 @@ from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.other_programs import answering
 
-from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
 from aelastic.rdzv.boards import c10d
 from aelastic.rdzv.boards.quorum import QuorumBoard
@@ -35,49 +35,25 @@ def endpoints(count: int = 3) -> list[str]:
 
 def test_a_job_begins_while_one_host_is_away_and_each_in_turn_dies_and_comes_back_empty(launch: Launcher) -> None:
     """So that in the end no store is one of the first three: each was taken in from the others."""
-    with team_of(launch, Meeting("c10d", ",".join(endpoints())), "2:3", conf=CONF) as job:
+    names, other = endpoints(), f"127.0.0.9:{quiet_port()}"
+    with team_of(launch, Meeting("c10d", ",".join(names)), "2:3", conf=CONF) as job:
         round_ = job.wait_round(job.start_many(2))
-        round_ = job.wait_round([*job.agents, job.start()], after=round_)
+        for wrong in ([names[0], names[1], other], [names[0]]):  # agents with another list
+            agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
+            assert agent.wait() == EXIT_INPUT
+            (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
+            told = f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another one of this run "
+            assert f"{told}{','.join(names)}: give all of them the same list" in line
+            assert agent.stderr.count("the same list") == 1, "one line"
+            assert not agent.starts
+        third = job.start("--rdzv-endpoint", ",".join(reversed(names)))  # the same one
+        round_ = job.wait_round([*job.live[:2], third], after=round_)
         for _ in range(3):
             victim, *others = job.live
             victim.crash()
             round_ = job.wait_round(others, after=round_)
             round_ = job.wait_round([*others, job.start()], after=round_)
         assert round_.restart == 0
-        job.finish(round_)
-
-
-# Agents whose time begins when the process that serves endpoints is there.
-READY = """
-from aelastic.rdzv.agent_link import AgentLink
-begin = AgentLink._begin
-async def begin_when_ready(self, tasks):
-    await self._board._template._process.make_ready()
-    await begin(self, tasks)
-AgentLink._begin = begin_when_ready
-"""
-
-
-def test_without_a_majority_the_endpoints_that_are_missing_are_named(launch: Launcher) -> None:
-    names = endpoints()
-    with team_of(launch, Meeting("c10d", ",".join(names)), "3", conf=CONF | {"join_timeout": 4}) as job:
-        agent = job.start(wrapper=READY)
-        assert agent.wait() == EXIT_FAILURE
-        missing = [said for name in names if (said := f"{name} (connection refused)") in agent.stderr]
-        assert len(missing) == 2, "it serves one of them, the first that it can"
-        assert f"2 of 3 rendezvous endpoints are missing, and 2 are needed: {', '.join(missing)}" in agent.stderr
-
-
-@pytest.mark.all
-def test_static_ranks_stay_and_any_host_may_coordinate(launch: Launcher) -> None:
-    with team_of(launch, Meeting("static", ",".join(endpoints())), "3", conf=CONF) as job:
-        agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
-        round_ = job.wait_round(agents)
-        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
-        agents[0].crash()
-        agents[0] = job.start("--node-rank", "0")
-        round_ = job.wait_round(agents, after=round_)
-        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
         job.finish(round_)
 
 
@@ -94,10 +70,12 @@ anyio.getaddrinfo = resolve
 
 
 @pytest.mark.all
-def test_the_hosts_of_a_name_with_several_addresses_keep_the_board(launch: Launcher, tmp_path: Path) -> None:
+def test_the_hosts_of_a_name_with_several_addresses_keep_the_board_and_static_ranks_stay(
+    launch: Launcher, tmp_path: Path
+) -> None:
     port, dns = quiet_port(), tmp_path / "dns"
     dns.write_text("127.0.0.3 127.0.0.1")
-    meeting, conf = Meeting("c10d", f"pods.example:{port}"), CONF | {"endpoints": 3}
+    meeting, conf = Meeting("static", f"pods.example:{port}"), CONF | {"endpoints": 3}
     with team_of(launch, meeting, "3", conf=conf, wrapper=RESOLVER.format(file=str(dns))) as job:
         agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
         agents[0].wait_said(
@@ -106,29 +84,15 @@ def test_the_hosts_of_a_name_with_several_addresses_keep_the_board(launch: Launc
         )
         dns.write_text("127.0.0.2 127.0.0.3 127.0.0.1")
         round_ = job.wait_round(agents)
+        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
         agents[0].crash()
         agents[0] = job.start("--node-rank", "0")
         round_ = job.wait_round(agents, after=round_)
+        assert [agent.starts[-1].group_rank for agent in agents] == [0, 1, 2]
         job.finish(round_)
 
 
 # Bad lists.
-
-
-def test_an_agent_with_another_list_is_told_both(launch: Launcher) -> None:
-    names, other = endpoints(), f"127.0.0.9:{quiet_port()}"
-    with team_of(launch, Meeting("c10d", ",".join(names)), "2", conf=CONF) as job:
-        job.wait_round(job.start_many(2))
-        same = job.start("--rdzv-endpoint", ",".join(reversed(names)))
-        same.wait_said("this node is a spare")
-        for wrong in ([names[0], names[1], other], [names[0]]):
-            agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
-            assert agent.wait() == EXIT_INPUT
-            (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
-            told = f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another one of this run "
-            assert f"{told}{','.join(names)}: give all of them the same list" in line
-            assert agent.stderr.count("the same list") == 1, "one line"
-            assert not agent.starts
 
 
 async def test_an_endpoint_that_is_another_program_is_named() -> None:
