@@ -367,11 +367,6 @@ def team_of(launcher: Launcher, meeting: Meeting, nnodes: str, **others: Any) ->
         raise
 
 
-def figure(what: str, seconds: float) -> None:
-    """Measured on the way, for `pytest -rP`."""
-    print(f"figure: {what}: {seconds:.3f} s")  # noqa: T201
-
-
 def c10d() -> Meeting:
     """An endpoint here that is not served yet."""
     return Meeting("c10d", f"127.0.0.1:{quiet_port()}")

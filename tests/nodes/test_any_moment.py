@@ -1,4 +1,4 @@
-"""Hosts of endpoints that go in the middle of a claim or of the verdict, and most of them that go.
+"""Hosts of endpoints that go in the middle of a claim or as a job fails, and most of them that go.
 
 The simulation has them go at each step (`tests/simulation/test_quorum.py`, `test_simulated_endpoints.py`): here are real stores.
 """
@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.agents import FAIL_CODE, HASTY, figure
+from kit.agents import HASTY
 from kit.effort import EFFORT
 from kit.faults.chaos import LEASE_S, LONG_S, SLACK_S, Battlefield, battlefield
 from kit.launching import Launcher, wait_for
@@ -20,9 +20,8 @@ ALL = (0, 1, 2)
 LIMIT_S = 2 * LEASE_S + SLACK_S
 CUT_S = {"soak": 60.0}.get(EFFORT, 4 * LEASE_S)
 
-# In an agent: an operation is held when so many of its writes to stores have begun, as long as a file names both.
-# A claim locks stores and writes its vote to each; so does the verdict.  That is four writes at least: a store that
-# answers late, or is just back, is left out.
+# In an agent: a claim is held when so many of its writes to stores have begun, as long as a file says how many.
+# It locks stores and writes its vote to each, which is four writes at least: a store that answers late is left out.
 HELD = f"""{HASTY}
 import os
 import pathlib
@@ -32,114 +31,55 @@ import anyio
 from aelastic.rdzv.boards.quorum import QuorumBoard
 from aelastic.rdzv.quorum.register_events import Write
 
-carry_out, hold = QuorumBoard._carry_out, pathlib.Path(os.environ["HOLD"])
-now = {{"what": "", "begun": 0}}
+campaign, carry_out, hold = QuorumBoard.campaign, QuorumBoard._carry_out, pathlib.Path(os.environ["HOLD"])
+writes = []
 
 
-def noted(what):
-    do = getattr(QuorumBoard, what)
-
-    async def do_noted(self, *args):
-        now.update(what=what, begun=0)
-        try:
-            return await do(self, *args)
-        finally:
-            now.update(what="")
-
-    return do_noted
-
-
-def held():
+async def campaign_noted(self, *args):
+    writes.clear()
+    writes.append(None)
     try:
-        return hold.read_text().split()
-    except FileNotFoundError:  # there is none, or it has just gone
-        return "", 0
+        return await campaign(self, *args)
+    finally:
+        writes.clear()
 
 
 async def carry_out_held(self, request):
-    if isinstance(request, Write):
-        what, begun = held()
-        if what and what == now["what"]:
-            now["begun"] += 1
-            if now["begun"] > int(begun):
-                pathlib.Path("held").touch()
-                while hold.exists():
-                    await anyio.sleep(0.01)
+    if isinstance(request, Write) and writes:
+        writes.append(request)
+        while hold.exists() and len(writes) > 1 + int(hold.read_text()):
+            pathlib.Path("held").touch()
+            await anyio.sleep(0.01)
     return await carry_out(self, request)
 
 
-QuorumBoard.campaign, QuorumBoard.publish = noted("campaign"), noted("publish")
-QuorumBoard._carry_out = carry_out_held
+QuorumBoard.campaign, QuorumBoard._carry_out = campaign_noted, carry_out_held
 """
 
 
-class Hold:
-    """Holds agents in the middle of what they write."""
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / "hold"
-
-    def begin(self, what: str, begun: int) -> None:
-        new = self.path.with_suffix(".new")
-        new.write_text(f"{what} {begun}")
-        new.rename(self.path)
-
-    def wait_held(self, there: Battlefield) -> int:
-        """Until an agent is held; its node."""
-        marks = {index: there.agents[index].folder / "held" for index in ALL}
-        held: list[int] = wait_for("an agent is held", lambda: [i for i in ALL if marks[i].exists()])
-        return held[0]
-
-    def end(self, there: Battlefield) -> None:
-        self.path.unlink()
-        for agent in there.agents:
-            (agent.folder / "held").unlink(missing_ok=True)
+def held(there: Battlefield, index: int) -> Path:
+    return there.agents[index].folder / "held"
 
 
 def test_a_host_may_go_in_the_middle_of_a_claim(launch: Launcher, tmp_path: Path) -> None:
     """The coordinator's agent was stopped for a lease, and is back when the one that claims its place goes."""
-    hold = Hold(tmp_path)
-    with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, HOLD=str(hold.path)) as there:
+    hold = tmp_path / "hold"
+    with battlefield(launch, "c10d on three", tmp_path, wrapper=HELD, HOLD=str(hold)) as there:
         for fault, begun in (("agent_killed", 1), ("host_frozen", 2), ("cut_off", 3)):
-            fence = there.fence
-            hold.begin("campaign", begun)
-            wake = there.agent_stopped(there.coordinator)
-            victim, since = hold.wait_held(there), time.monotonic()
-            undo = getattr(there, fault)(victim)
-            hold.end(there)
+            fence, coordinator = there.fence, there.coordinator
+            (tmp_path / "hold.new").write_text(str(begun))
+            (tmp_path / "hold.new").rename(hold)
+            wake = there.agent_stopped(coordinator)
+            victim = wait_for("an agent is held", lambda: [index for index in ALL if held(there, index).exists()])[0]
+            since, undo = time.monotonic(), getattr(there, fault)(victim)
+            hold.unlink()
+            for index in ALL:
+                held(there, index).unlink(missing_ok=True)
             wake()
-            took = there.wait_progress(there.others(victim), since, above=fence, limit_s=LIMIT_S)
-            figure(f"claim, {begun} writes, {fault}: to the others at work", took)
+            there.wait_progress(there.others(victim), since, above=fence, limit_s=LIMIT_S)
             undo()
             there.wait_progress(ALL, time.monotonic(), limit_s=LIMIT_S)
         assert there.restart == 0 and there.side_by_side_s() < LEASE_S + 1
-
-
-def test_a_coordinator_may_go_in_the_middle_of_the_verdict(launch: Launcher, tmp_path: Path) -> None:
-    """The others end with the same cause and code; or go on, for free, if what was lost counts for the first cause."""
-    hold = Hold(tmp_path)
-    hold.begin("publish", 2)
-    with battlefield(launch, "c10d on three", tmp_path, max_restarts=0, wrapper=HELD, HOLD=str(hold.path)) as there:
-        failing = there.others(there.coordinator)[0]
-        rank, fence = there.agents[failing].starts[-1].rank, there.fence
-        there.worker_raises(failing)
-        coordinator, since = hold.wait_held(there), time.monotonic()
-        there.agent_killed(coordinator)
-        hold.end(there)
-        ends = there.others(coordinator)
-
-        def are_on() -> bool:
-            steps = [there.last_step(index) for index in ends]
-            return all(step is not None and step.fence > fence for step in steps)
-
-        rest = [there.agents[index] for index in ends]
-        wait_for("the others are over, or on", lambda: all(agent.is_over for agent in rest) or are_on(), LIMIT_S)
-        if rest[0].is_over:
-            assert [agent.wait() for agent in rest] == [FAIL_CODE] * len(rest), there.team.story
-            assert all(re.search(rf"Root Cause[^=]*\n *rank +: {rank} ", agent.stderr) for agent in rest)
-        else:
-            assert there.restart == 0, there.team.story
-        figure("coordinator killed in the middle of a verdict", time.monotonic() - since)
 
 
 def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_without_most_hosts_one_is_left_waiting(

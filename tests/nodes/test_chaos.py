@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from kit.agents import COORDINATES, FINISH, figure
+from kit.agents import COORDINATES, FINISH
 from kit.effort import EFFORT
 from kit.faults.chaos import (
     BOARDS,
@@ -128,7 +128,6 @@ def recovery(there: Battlefield, single: Single) -> None:
     if single.within_s is not None:
         nodes = ALL if is_workers else there.others(victim)
         took = there.wait_progress(nodes, began, above=fence, limit_s=single.within_s + SLACK_S)
-        figure(f"{there.board}: {single}: to all others at work", took)
         assert took < single.within_s + there.imports_s + LOAD_S, there.team.story
     time.sleep(max(began + single.hold_s - time.monotonic(), 0.0))
     undo()
@@ -174,10 +173,8 @@ def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
         time.sleep(max(at - time.monotonic(), 0.0))
         doing[which]()
         done[which] = replace(done[which], until=time.monotonic())
-    told = ", then ".join(f"{each.fault.name} of node {each.index} for {each.fault.hold_s:g} s" for each in done)
-    what = f"pair {number} on {there.board}: {told}"
-    took = there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + 2 * SLACK_S)
-    figure(f"{what}; {check_charges(there, done, began, what)}", took)
+    there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + 2 * SLACK_S)
+    check_charges(there, done, began, f"pair {number} on {there.board}")
 
 
 @pytest.mark.all
@@ -208,8 +205,7 @@ def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_
             there.agents[index].wait_said("looking for the coordinator", limit_s=LEASE_S + SLACK_S)
         fence, began = there.fence, time.monotonic()
         come_back()
-        took = there.wait_progress(ALL, began, above=fence, limit_s=LEASE_S + SLACK_S)
-        figure("static: coordinator and endpoint are back: to all at work", took)
+        there.wait_progress(ALL, began, above=fence, limit_s=LEASE_S + SLACK_S)
         assert there.restart == 0, there.team.story
         finish(there)
 
@@ -233,8 +229,6 @@ def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers_and_
         assert there.fence == without, there.team.story
         undo()
         there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
-        last = max(step.at for step in there.steps(agent) if step.fence == fence)
-        figure("cut off from the coordinator only: to the last step", last - began)
         assert there.side_by_side_s() < LEASE_S + 1
         assert there.restart == 0
         assert sum(agent.has_said(COORDINATES) for agent in there.agents) == 1, there.team.story

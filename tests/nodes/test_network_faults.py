@@ -253,7 +253,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     often = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
     with team_on(launch, serve_board(v4, board), "2:5", wrapper=often) as team:
         round_ = wait_reached(team, start_on(team, at_work))
-        undos = [v4.cut(node, board, *new) for node in at_work]
+        undos = [v4.isolate(node, [board, *new]) for node in at_work]
         newcomers = start_on(team, new)
         # Until a lease had passed they would have waited in any case.
         waits = "2 of 2-5 nodes joined", "node0, node1, node2 cannot be reached and may be running without this node"

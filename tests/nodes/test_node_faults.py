@@ -16,7 +16,6 @@ from kit.agents import (
     LATE,
     Meeting,
     c10d,
-    figure,
     team_of,
 )
 from kit.launching import Launcher, wait_for
@@ -41,16 +40,13 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(l
         round_ = team.wait_round(agents)
         rank_of = {agent: agent.starts[-1].rank for agent in agents}
         for restart, rank in enumerate(range(3), start=1):
-            began = time.monotonic()
             round_.tell(FAIL, rank)
             round_ = team.wait_round(agents, after=round_)
-            figure(f"worker crash on node {rank} of 3 to all restarted", round_.at - began)
             assert round_.restart == restart
             assert {agent: agent.starts[-1].rank for agent in agents} == rank_of
         began = time.monotonic()
         round_.tell(signal.SIGKILL, 1)
         codes = [agent.wait() for agent in agents]
-        figure("last worker crash to all agents gone", time.monotonic() - began)
         assert codes == [128 + signal.SIGKILL] * 3, team.story
         assert time.monotonic() - began < 2 + LOAD_S
         for agent in agents:
@@ -68,10 +64,8 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
         old = next(agent for agent in agents[1:] if agent is not team.coordinator)
         rank = agents.index(old)
         old.stop()
-        began = time.monotonic()
         agents[rank] = team.start("--node-rank", str(rank))
         again = team.wait_round(agents, after=three)
-        figure("the same node rank came back: to all running", again.at - began)
         assert agents[rank].starts[-1].rank == rank
         old.signal(signal.SIGCONT)
         assert old.wait() == 1
@@ -95,7 +89,6 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         sleeper.stop()
         began = time.monotonic()
         wait_for("another coordinates", lambda: any(agent.has_said(COORDINATES) for agent in agents))
-        figure("coordinator suspended: to the next", time.monotonic() - began)
         # By then its beat has been seen to stand still for a lease, and a moment is for a machine that is busy.
         assert time.monotonic() - began < 2 * LEASE_S + LOAD_S
         sleeper.signal(signal.SIGCONT)
@@ -143,7 +136,6 @@ def test_a_blocked_worker_of_another_node_holds_a_restart_for_three_seconds_at_m
         times = [line.split() for agent in agents for line in agent.lines if " " in line]
         failed_at = next(float(at) for word, at in times if word == "fails")
         took = max(float(at) for word, at in times if word == "again") - failed_at
-        figure("failure to all restarted, with a blocked worker on another node", took)
         assert took < 3.0 + LOAD_S, team.story
         said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor computed for 2 s")]
         assert len(said) == 1, team.story

@@ -278,15 +278,14 @@ class Battlefield:
 
     def agents_reset(self, index: int) -> Undo:
         """A middlebox resets the connections of agents, and not those of workers."""
-        return self._reset(index, *(f"tcp {end}port {STAR_PORT} accept" for end in "sd"))
+        return self._rejected(index, "tcp reset", *(f"tcp {end}port {STAR_PORT} accept" for end in "sd"))
 
     def all_reset(self, index: int) -> Undo:
-        return self._reset(index)
+        return self._rejected(index, "tcp reset")
 
-    def _reset(self, index: int, *exceptions: str) -> Undo:
+    def _rejected(self, index: int, how: str, *exceptions: str) -> Undo:
         address = self.nodes[index].v4()
-        resets = [f"ip {way} {address} reject with tcp reset" for way in ("saddr", "daddr")]
-        return self.net.filter(*exceptions, *resets)
+        return self.net.filter(*exceptions, *(f"ip {way} {address} reject with {how}" for way in ("saddr", "daddr")))
 
     def leaky(self, index: int) -> Undo:
         address = self.nodes[index].v4()
@@ -302,7 +301,7 @@ class Battlefield:
         return self.net.pull_out(self.nodes[index])
 
     def unreachable(self, index: int) -> Undo:
-        return self.net.cut(self.nodes[index], how="unreachable")
+        return self._rejected(index, "icmp host-unreachable")
 
     def flapping(self, index: int) -> Undo:
         for _ in range(4):

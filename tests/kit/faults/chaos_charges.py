@@ -97,23 +97,16 @@ def _events(folder: Any) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def check_charges(there: Battlefield, done: Sequence[Done], since: float, what: str) -> list[str]:
-    """Whether each round that has ended since some time has cost what the rule says, and named whom it says.
-
-    Returns:
-        What each cost, and what was legal.
-    """
-    told = list[str]()
+def check_charges(there: Battlefield, done: Sequence[Done], since: float, what: str) -> None:
+    """Whether each round that has ended since some time has cost what the rule says, and named whom it says."""
     for round_, after in pairwise(rounds_of(there)):
         if after.began_at < since:
             continue
         failed = [(at, index) for at, index in there.failed if index in round_.ranks]
         failed = [(at, index) for at, index in failed if round_.began_at < at < after.began_at]
         legal, charged = round_.charges(after, done, [at for at, _ in failed]), after.restarts - round_.restarts
-        told.append(f"round {round_.number}: {charged} of {sorted(legal)}")
-        problem = f"{what}: {told}; {round_}, then {after}; failed: {failed}; done: {done}\n{there.team.story}"
+        problem = f"{what}: {charged}, not of {sorted(legal)}; {round_}, then {after}; failed: {failed}; done: {done}\n{there.team.story}"
         assert charged in legal, problem
         if all(each.fault.name in IN_ORDER for each in done):
             first = min((at for at, _ in failed), default=0.0) + KILLED_LEAD_S + LATE_S
             assert round_.named <= {round_.ranks[index] for at, index in failed if at <= first}, problem
-    return told

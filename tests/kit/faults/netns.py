@@ -123,19 +123,6 @@ class Net:
                 f"ip -6 route add fd00:{high}::/64 via fd00:{high}::{number}:1"
             )
 
-    def cut(self, node: Node, *others: Node, how: str = "blackhole") -> Callable[[], None]:
-        """Nothing gets through from a node to some others, or all, nor back, until what this returns is called.
-
-        Args:
-            node: which.
-            others: none: all.
-            how: `blackhole`: without a word; `unreachable`, `prohibit`: the sender gets an error.
-        """
-        pairs = [pair for other in others or (None,) for pair in ((node, other), (other, node))]
-        rules = [f"{rule} pref 5" for pair in pairs for rule in self._rules(*pair)]
-        self._router.run("\n".join(f"ip {rule.replace('rule', 'rule add')} {how}" for rule in rules))
-        return lambda: self._router.run("\n".join(f"ip {rule.replace('rule', 'rule del')}" for rule in rules))
-
     def filter(self, *rules: str) -> Callable[[], None]:
         """The router treats packets by rules of `nft(8)`, until what this returns is called."""
         if shutil.which("nft") is None:
@@ -179,17 +166,6 @@ class Net:
         """Nothing gets through to a node from some others, or the other way round, until what this returns is called."""
         pairs = [(other, node) for other in others if inbound] + [(node, other) for other in others if outbound]
         return self.filter(*(f"ip saddr {source.v4()} ip daddr {target.v4()} drop" for source, target in pairs))
-
-    def _rules(self, node: Node | None, other: Node | None) -> Iterator[str]:
-        some = node or other
-        assert some is not None
-        for network in some.networks:
-            if self.has_v4:
-                ends = [one.v4(network) if one else "all" for one in (node, other)]
-                yield f"-4 rule from {ends[0]} to {ends[1]}"
-            if self.has_v6:
-                ends = [one.v6(network) if one else "all" for one in (node, other)]
-                yield f"-6 rule from {ends[0]} to {ends[1]}"
 
     def start(self, node: Node, *command: str) -> subprocess.Popen[bytes]:
         """Starts a program on a node; it is killed with the network.  Its output is a pipe."""
