@@ -1,9 +1,10 @@
-"""Connections that end before the agent has looked at them."""
+"""Connections that end before the agent has looked at them, or that nothing takes."""
 
 from __future__ import annotations
 
 import socket
 import struct
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ from anyio.abc import SocketStream
 from kit.launching import LOOPS, run
 
 from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.boards import endpoints
 from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
 
 
@@ -39,3 +41,16 @@ def test_an_endpoint_that_resets_a_connection_at_once_is_not_reached(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1])
         run(loop, look())
+
+
+async def test_an_endpoint_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoints, "PROBE_TIMEOUT_S", 0.2)
+    # A queue that is full: the kernel drops what comes in.
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for other in [stack.enter_context(socket.socket()) for _ in range(4)]:
+            other.setblocking(False)
+            other.connect_ex(full.getsockname())
+        with anyio.fail_after(20), pytest.raises(RendezvousConnectionError, match=r"no answer within 0.2 s"):
+            await probe(Endpoint("127.0.0.1", full.getsockname()[1]))
