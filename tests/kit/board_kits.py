@@ -29,7 +29,6 @@ from kit.shared_board import InProcessBoard, SharedWorld
 MakeBoard = Callable[[str], Board]
 # etcd's are whole seconds, and a busy machine must not lose one by being slow.
 LEASE_S = 3.0
-WITH_SECRET = ", with a secret"
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,16 @@ class Kit:
             yield make_one
 
 
-def _in_process(servers: EtcdServers) -> MakeBoard:
-    world = SharedWorld()
-    return lambda run_id: InProcessBoard(run_id, world)
+def board_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | None = None) -> Board:
+    if settings.backend == "c10d":
+        return C10dBoard(settings, run_id, os.environ, secret=secret)
+    return EtcdBoard(settings, run_id, secret)
+
+
+def settings_at(backend: str, endpoint: str = "", lease_s: float = LEASE_S) -> RendezvousSettings:
+    """Of a fresh world; without an endpoint: here, where the first agent serves it."""
+    config = {"lease": str(lease_s), "etcd_prefix": f"/test/{uuid.uuid4().hex}"}
+    return RendezvousSettings(backend, endpoint or f"localhost:{quiet_port()}", config=config)
 
 
 class Secret:
@@ -86,27 +92,17 @@ def secret_of(run_id: str, words: bytes = b"a secret of the tests") -> SecretFil
     return secret  # type: ignore[no-any-return]
 
 
-def _etcd(name: str, server: str, *, has_secret: bool = False) -> Kit:
+def _in_process(servers: EtcdServers) -> MakeBoard:
+    world = SharedWorld()
+    return lambda run_id: InProcessBoard(run_id, world)
+
+
+def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable[[EtcdServers], MakeBoard]:
     def world(servers: EtcdServers) -> MakeBoard:
-        settings = RendezvousSettings(
-            backend=name,
-            endpoint=servers.of(server).endpoint,
-            config={"lease": str(LEASE_S), "etcd_prefix": f"/test/{uuid.uuid4().hex}"},
-        )
-        return lambda run_id: EtcdBoard(settings, run_id, secret_of(run_id) if has_secret else None)
+        settings = settings_at(backend, servers.of(server).endpoint if server else "")
+        return lambda run_id: board_at(settings, run_id, secret_of(run_id) if has_secret else None)
 
-    return Kit(f"{name} on {server}{WITH_SECRET if has_secret else ''}", world, server)
-
-
-def _c10d(servers: EtcdServers) -> MakeBoard:
-    """The first agent serves the store."""
-    settings = RendezvousSettings(backend="c10d", endpoint=f"localhost:{quiet_port()}")
-    return lambda run_id: C10dBoard(settings, run_id, os.environ)
-
-
-def _c10d_with_secret(servers: EtcdServers) -> MakeBoard:
-    settings = RendezvousSettings(backend="c10d", endpoint=f"localhost:{quiet_port()}")
-    return lambda run_id: C10dBoard(settings, run_id, os.environ, secret=secret_of(run_id))
+    return world
 
 
 @cache
@@ -117,19 +113,18 @@ def _store_of_others() -> str:
     return stack.enter_context(external_store())
 
 
-def _c10d_elsewhere(servers: EtcdServers) -> MakeBoard:
-    settings = RendezvousSettings(backend="c10d", endpoint=_store_of_others())
-    world = uuid.uuid4().hex
-    return lambda run_id: C10dBoard(settings, f"{world} {run_id}", os.environ)
+def _elsewhere(servers: EtcdServers) -> MakeBoard:
+    settings, world = settings_at("c10d", _store_of_others()), uuid.uuid4().hex
+    return lambda run_id: board_at(settings, f"{world} {run_id}")
 
 
 KITS = (
     Kit("in-process", _in_process),
-    Kit("c10d, served by the first agent", _c10d, is_of_one_job=True),
-    Kit("c10d, a store of another program", _c10d_elsewhere),
-    Kit(f"c10d{WITH_SECRET}", _c10d_with_secret, is_of_one_job=True),
-    _etcd("etcd-v3", "distro", has_secret=True),
-    _etcd("etcd-v2", "debian", has_secret=True),
-    _etcd("etcd-v3", "debian"),
-    _etcd("etcd-v2", "distro"),
+    Kit("c10d, served by the first agent", _of("c10d"), is_of_one_job=True),
+    Kit("c10d, a store of another program", _elsewhere),
+    Kit("c10d, with a secret", _of("c10d", has_secret=True), is_of_one_job=True),
+    Kit("etcd-v3 on distro, with a secret", _of("etcd-v3", "distro", has_secret=True), "distro"),
+    Kit("etcd-v2 on debian, with a secret", _of("etcd-v2", "debian", has_secret=True), "debian"),
+    Kit("etcd-v3 on debian", _of("etcd-v3", "debian"), "debian"),
+    Kit("etcd-v2 on distro", _of("etcd-v2", "distro"), "distro"),
 )

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import anyio
 import pytest
-from kit.board_kits import secret_of
+from kit.board_kits import board_at, secret_of, settings_at
 from kit.launching import DEADLINE_S
-from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import InputError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.c10d import C10dBoard
-from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.secret.secret_file import SecretFile
-from aelastic.rdzv.settings import RendezvousSettings
 
 LEASE_S = 2.0
 A, B = (Candidate(name, (f"host-{name}",), 4000, f"token-{name}") for name in "ab")
@@ -36,19 +31,11 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 @pytest.fixture(params=["c10d", "etcd-v3"])
 async def make(request: pytest.FixtureRequest, etcds: EtcdServers) -> AsyncIterator[MakeBoard]:
     """Makes boards of one world."""
-    config = {"lease": str(LEASE_S), "etcd_prefix": f"/test/{uuid.uuid4().hex}"}
-    if request.param == "c10d":
-        settings = RendezvousSettings("c10d", f"localhost:{quiet_port()}", config=config)
-    else:
-        settings = RendezvousSettings(request.param, etcds.of("distro").endpoint, config=config)
+    settings = settings_at(request.param, "" if request.param == "c10d" else etcds.of("distro").endpoint, LEASE_S)
     async with AsyncExitStack() as stack:
 
         def make_one(secret: SecretFile | None) -> Board:
-            board: Board
-            if settings.backend == "c10d":
-                board = C10dBoard(settings, "job", os.environ, secret=secret)
-            else:
-                board = EtcdBoard(settings, "job", secret)
+            board = board_at(settings, "job", secret)
             stack.push_async_callback(board.aclose)
             return board
 
