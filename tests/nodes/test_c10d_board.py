@@ -27,6 +27,7 @@ from kit.ports import quiet_port
 from kit.servers.etcd_boards import elected, seen_on, until_answered
 from kit.servers.other_programs import answering, http_server, silent
 from kit.servers.relay import Relay
+from kit.servers.stores import in_each_store
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
@@ -96,9 +97,7 @@ class World:
 
     def in_the_child(self, body: str) -> dict[str, str]:
         """An environment in which the child first runs this line."""
-        code = f'import os, sys\nif "tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
-        (self.folder / "sitecustomize.py").write_text(code)
-        return {**self.env, "PYTHONPATH": os.pathsep.join([str(self.folder), os.environ.get("PYTHONPATH", "")])}
+        return self.env | in_each_store(self.folder, body)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
 from kit.ports import listening, quiet_port
+from kit.servers.stores import in_each_store
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.rdzv.wire.listening import outward_addresses
@@ -39,19 +40,6 @@ Store = import_store("quick")
 def connect():
     return Store(host_name=host, port=port, is_master=False, timeout=timedelta(seconds=30))
 """
-
-# Runs in every Python of the job; the store's process knows itself by its command line.
-IN_THE_SERVER = """\
-import os, sys
-if "{server}" in " ".join(sys.orig_argv):
-    {body}
-"""
-
-
-def in_the_server(launch: Launcher, body: str) -> dict[str, str]:
-    """An environment in which the store's process first runs this line."""
-    launch.write("site/sitecustomize.py", IN_THE_SERVER.format(server=SERVER, body=body), preamble="")
-    return {"PYTHONPATH": os.pathsep.join([str(launch.folder / "site"), os.environ.get("PYTHONPATH", "")])}
 
 
 def servers(job: Job) -> list[int]:
@@ -86,8 +74,8 @@ sys.exit(0 if restart == 1 else 1)
 def test_clients_that_come_before_the_store_wait_for_it_also_where_the_quick_way_to_torch_fails(
     launch: Launcher,
 ) -> None:
-    env = in_the_server(
-        launch,
+    env = in_each_store(
+        launch.folder / "site",
         "import time\n    if sys.orig_argv[-1] == 'quick': os.abort()\n"
         "    while not os.path.exists('connected'): time.sleep(0.01)",
     )
@@ -212,7 +200,7 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
 def test_without_torch_the_port_is_closed_that_is_told_and_the_next_generation_may_have_a_store(
     launch: Launcher,
 ) -> None:
-    env = in_the_server(launch, "sys.modules.update({} if os.path.exists('go') else {'torch': None})")
+    env = in_each_store(launch.folder / "site", "sys.modules.update({} if os.path.exists('go') else {'torch': None})")
     job = launch(
         CLIENT
         + """
@@ -243,7 +231,7 @@ say("got", store.get("key").decode())
 
 
 def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_replaced(launch: Launcher) -> None:
-    env = in_the_server(launch, "os._exit(3)")  # no interpreter that is started for it serves a store
+    env = in_each_store(launch.folder / "site", "os._exit(3)")  # no interpreter that is started for it serves a store
     source = CLIENT + (
         'connect().set("key", "value")\nimport torch\nsay("got", torch.initial_seed())\n'
         'wait_for(f"go{restart}")\nsys.exit(1 - restart)\n'
