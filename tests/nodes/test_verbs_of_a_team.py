@@ -1,16 +1,18 @@
-"""Verbs in a job of several nodes: from any of them, about each, whatever becomes of the coordinator."""
+"""Verbs in a job of several nodes: from any of them, about each, whatever becomes of the coordinator; and nodes that are about to go."""
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.agents import Agent, Team, c10d, team_of
-from kit.launching import Launcher, wait_for
+from kit.agents import Agent, Round, Team, c10d, team_of
+from kit.launching import Launcher, alive, wait_for
 from kit.verbs import Said, told, verb
 
 from aelastic.cli.verbs import asking as asking_agents
@@ -20,8 +22,6 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 ENV = {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}
 OPTIONS = "--max-restarts", "0"
-# What one answer may take on two busy cores.
-ANSWER_S = 3.0
 # In an agent: on a busy machine the next coordinator may need more than a few seconds.
 PATIENT = "from aelastic.agent.requests import enquiries\nenquiries.ANSWER_S = 25.0\n"
 
@@ -71,7 +71,8 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
         said = verb(asker.folder, "drain", node_id(leaver), "--deadline", "20", "--wait")
         assert said.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
         rest = [agent for agent in agents if agent is not leaver]
-        team.wait_round(rest, after=round_)
+        assert team.wait_round(rest, after=round_).restart == 0, "nor is this"
+        assert all("of notice.due" in agent.stderr for agent in rest), team.story
         status = told(asker.folder, "status")
         assert len(status["nodes"]) == 2 and not status["silent"], (status["silent"], team.story)
         assert verb(asker.folder, "stop", "--at-save").code == 0
@@ -128,15 +129,66 @@ def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are
         for agent in agents:
             assert logs_of(agent).code == logs_of(agent, *agents).code == 0
         round_ = team.wait_round(agents)
-        for agent in agents:
-            wait_for("steps", lambda agent=agent: _steps(agent) > 3)  # type: ignore[misc]
+        wait_steps(team, round_)
         late = team.start()
         team.wait_round([*agents, late], after=round_)
-        saves = [line.split() for agent in agents for line in agent.lines if line.startswith("saved ")]
-        assert len(saves) == 4 and len({(fence, step) for _, fence, _, step in saves}) == 1, team.story
+        assert_one_call(team, 4)
         assert any("joined; all ranks have saved" in agent.stderr for agent in agents), team.story
 
 
-def _steps(agent: Any) -> int:
-    path = agent.folder / "progress"
-    return path.read_text().count("\n") if path.exists() else 0
+# Notices of a host: `HUP` here.  Whatever fails meanwhile: `tests/simulation/test_simulated_drains.py`.
+
+DRAINS = (*OPTIONS, "--on-signal", "HUP=drain:20")
+
+
+def wait_steps(team: Team, round_: Round) -> None:
+    """Its ranks have taken some steps together."""
+
+    def have() -> bool:
+        lines = [(agent.folder / "progress") for agent in team.live]
+        return all(path.exists() and path.read_text().count("\n") > 5 for path in lines)
+
+    wait_for(lambda: f"steps of all\n{team.story}", have)
+    assert all(alive(pid) for pid in round_.pids)
+
+
+def drained(team: Team, agent: Agent) -> None:
+    """Has a node leave."""
+    began = time.monotonic()
+    agent.signal(signal.SIGHUP)
+    assert agent.wait() == EXIT_TRY_AGAIN, team.story
+    assert time.monotonic() - began < 15.0, "it does not wait for the deadline"
+
+
+def assert_one_call(team: Team, ranks: int) -> None:
+    """All ranks have saved, once and at one step, and none was killed for it."""
+    told = [line.split()[1:] for agent in team.agents for line in agent.lines if line.startswith("saved ")]
+    assert len({(fence, step) for fence, _, step in told}) == 1, team.story
+    assert sorted(int(rank) for _, rank, _ in told) == [*range(ranks)], team.story
+    assert not any("SIGKILL" in agent.stderr or "killed" in agent.stderr for agent in team.agents), team.story
+
+
+def test_the_coordinators_node_leaves_ranks_end_once_they_have_saved_and_another_takes_its_place(
+    launch: Launcher,
+) -> None:
+    ends, options = {**ENV, "STAR_SAVES": "exit"}, (*DRAINS, "--drain-wait", "60")
+    with team_of(launch, c10d(), "2:2", conf={}, options=options, env=ends, nproc=2) as team:
+        agents = team.start_many(2)
+        round_ = team.wait_round(agents)
+        wait_steps(team, round_)
+        leaving = team.coordinator
+        drained(team, leaving)
+        assert_one_call(team, 4)
+        (stays,) = (agent for agent in agents if agent is not leaving)
+        assert team.wait_round([stays, team.start()], round_).restart == 0
+
+
+def test_where_too_few_are_left_all_end_to_be_tried_again(launch: Launcher) -> None:
+    with team_of(launch, c10d(), "3:3", conf={}, options=DRAINS, env=ENV) as team:
+        agents = team.start_many(3)
+        wait_steps(team, team.wait_round(agents))
+        drained(team, agents[1])
+        for agent in (agents[0], agents[2]):
+            assert agent.wait() == EXIT_TRY_AGAIN, team.story
+            assert "2 of at least 3 nodes are left" in agent.stderr
+        assert_one_call(team, 3)
