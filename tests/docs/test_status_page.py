@@ -8,8 +8,7 @@ import re
 import urllib.request
 from pathlib import Path
 
-import pytest
-from kit.launching import Job, Launcher, wait_for
+from kit.launching import Launcher, wait_for
 from kit.servers.browser import dom_of
 
 from aelastic.health.page import PAGE, POLICY
@@ -22,23 +21,16 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def job(launch: Launcher) -> tuple[Job, str]:
-    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer")
-    job = launch(SCRIPT, *options, env={"TORCHELASTIC_HEALTH_CHECK_PORT": "0"})
-    found = wait_for("a port is told", lambda: re.search(r"answered at (http://\S+)", job.stderr))
-    wait_for(f"the second generation:\n{job.story}", lambda: job.stdout.count("up 1") == 2)
-    return job, str(found[1])
-
-
 def get(url: str, accept: str) -> tuple[str, str | None]:
     with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=30) as answer:
         return answer.read().decode(), answer.headers["Content-Security-Policy"]
 
 
-@pytest.mark.usefixtures("_browser")
-def test_a_browser_sees_the_job_and_a_program_the_list_of_pages(job: tuple[Job, str], tmp_path: Path) -> None:
-    url = job[1]
+def test_a_browser_sees_the_job_and_a_program_the_list_of_pages(launch: Launcher, tmp_path: Path) -> None:
+    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer")
+    job = launch(SCRIPT, *options, env={"TORCHELASTIC_HEALTH_CHECK_PORT": "0"})
+    url = str(wait_for("a port is told", lambda: re.search(r"answered at (http://\S+)", job.stderr))[1])
+    wait_for(f"the second generation:\n{job.story}", lambda: job.stdout.count("up 1") == 2)
     assert get(url, "text/html,*/*") == (PAGE, POLICY)
     assert "GET  /status" in get(url, "*/*")[0]
 
@@ -73,7 +65,6 @@ TOLD = {
 }  # fmt: skip
 
 
-@pytest.mark.usefixtures("_browser")
 def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_is_left(tmp_path: Path) -> None:
     page = PAGE.replace("<script>", ANSWERED % json.dumps(TOLD) + "<script>")
     (tmp_path / "phone.html").write_text(PHONE % html.escape(page))

@@ -53,9 +53,6 @@ PHONES = """<!DOCTYPE html><body style="margin:0">{}<pre id="probe"></pre><scrip
 }};</script></body>"""
 
 
-pytestmark = pytest.mark.usefixtures("_browser")
-
-
 def browse(folder: Path, text: str, fragment: str = "") -> str:
     """The page as the browser has it, once its script has run."""
     file = folder / "page.html"

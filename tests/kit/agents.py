@@ -183,10 +183,6 @@ class Agent(Job):
 
         wait_for(f"{self} says {pattern!r}", said, limit_s)
 
-    def wait_late(self) -> None:
-        """Until it is about to join (`LATE`)."""
-        wait_for(f"{self} is late", (self.folder / "late").exists)
-
     def crash(self) -> None:
         """SIGKILL, to the agent alone."""
         self.signal(signal.SIGKILL)

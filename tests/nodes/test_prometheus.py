@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kit.agents import FAIL, FAIL_CODE, c10d, team_of
@@ -23,12 +22,6 @@ PAGE = Path(__file__).parents[2] / "docs/how-to/prometheus.md"
 RULES = PAGE.parents[1] / "prometheus-rules.yml"
 # Longer than the test waits.
 LINGER = "600"
-
-
-def documented() -> str:
-    """The query that the page shows."""
-    (query,) = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(query)
 
 
 def test_the_page_names_each_rule() -> None:
@@ -89,24 +82,14 @@ STORIES: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize("alert", STORIES)
 def test_an_alert_fires_when_it_should_and_not_else(tmp_path: Path, alert: str) -> None:
     series = [{"series": name, "values": values} for name, values in {INFO: "1x120", **STORIES[alert]}.items()]
-    ask = f'ALERTS{{alertname=~"{alert or ".+"}"}}'
-    labels = "{" + ", ".join(f'{k}="{v}"' for k, v in firing_labels(alert).items()) + "}"
-    expected = [{"labels": f"ALERTS{labels}", "value": 1}] if alert else []
-    question = {"expr": ask, "eval_time": "60m", "exp_samples": expected}
+    where = ', host="h"' if alert == "AelasticHangBrewing" else ""
+    firing = f'ALERTS{{alertname="{alert}", alertstate="firing", run_id="r"{where}}}'
+    expected = [{"labels": firing, "value": 1}] if alert else []
+    question = {"expr": f'ALERTS{{alertname=~"{alert or ".+"}"}}', "eval_time": "60m", "exp_samples": expected}
     story = {"interval": "30s", "input_series": series, "promql_expr_test": [question]}
-    promtool("test", "rules", story_file(tmp_path, story))
-
-
-def firing_labels(alert: str) -> dict[str, str]:
-    where = {"host": "h"} if alert == "AelasticHangBrewing" else {}
-    return {"alertname": alert, "alertstate": "firing", "run_id": "r", **where}
-
-
-def story_file(folder: Path, story: dict[str, Any]) -> Path:
-    path = folder / "test.json"  # which is YAML, too
-    every = {"rule_files": [str(RULES)], "evaluation_interval": "30s"}
-    path.write_text(json.dumps({**every, "tests": [story]}))
-    return path
+    path = tmp_path / "test.json"  # which is YAML, too
+    path.write_text(json.dumps({"rule_files": [str(RULES)], "evaluation_interval": "30s", "tests": [story]}))
+    promtool("test", "rules", path)
 
 
 # The dashboard.
@@ -170,7 +153,8 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         wait_for("about one", lambda: 0.9 < (asked(by_cause, run_id=run_id, cause="failure") or 0) < 2)
         assert asked(by_cause, run_id=run_id, cause="membership") == 0
         wait_for("the time it took", lambda: (asked("run:aelastic_restart_seconds:rate1h", run_id=run_id) or 0) > 0)
-        assert (asked(documented(), run_id=run_id) or 0) > 0
+        (documented,) = re.findall(r"```promql\n(.*?)```", PAGE.read_text(), re.DOTALL)
+        assert (asked(documented, run_id=run_id) or 0) > 0
         wait_for("the budget's alert", lambda: server.firing() == {("AelasticBudgetNearlyUsed", run_id)})
         assert asked("run:aelastic_max_restarts:max", run_id=run_id) == 1
         spent = "run_spent:aelastic_time_seconds:rate1h"

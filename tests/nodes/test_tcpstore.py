@@ -305,11 +305,9 @@ restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 dist.init_process_group("gloo")
 total = torch.tensor([dist.get_rank() + 1.0 + restart])
 dist.all_reduce(total)
-with open(f"{sys.argv[1]}/{restart}-{dist.get_rank()}", "w") as file:
-    file.write(str(total.item()))
 dist.barrier()
 dist.destroy_process_group()
-sys.exit(0 if restart == 1 else 1)
+sys.exit(0 if restart == 1 and total.item() == 5.0 else 1)
 """
 
 
@@ -322,7 +320,7 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path
     (tmp_path / "train.py").write_text(TRAIN)
     spec = WorkerSpec(
         entrypoint=sys.executable,
-        args=(str(tmp_path / "train.py"), str(tmp_path)),
+        args=(str(tmp_path / "train.py"),),
         local_world_size=2,
         max_restarts=1,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -350,8 +348,6 @@ def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path
     result = run("uvloop", main())
     gc.unfreeze()
     assert result.state is WorkerState.SUCCEEDED, result
-    totals = {path.name: path.read_text() for path in tmp_path.glob("?-?")}
-    assert totals == {"0-0": "3.0", "0-1": "3.0", "1-0": "5.0", "1-1": "5.0"}
     # Work of our own between two ticks is what we answer for; how long others keep the machine is not ours.
     assert busiest < 0.1
     assert longest < 1.0

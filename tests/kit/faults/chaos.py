@@ -78,9 +78,8 @@ class Battlefield:
     imports_s: float = 0.0
     agents: list[Agent] = field(default_factory=list[Agent])  # the last of each node
     places: list[int] = field(default_factory=list[int])  # nodes of all agents that were started
-    failed: list[tuple[float, int]] = field(
-        default_factory=list[tuple[float, int]]
-    )  # when a worker was made to, and where
+    # When a worker was made to, and where.
+    failed: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     @property
     def all_nodes(self) -> list[Node]:
