@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.ports import quiet_port
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -118,6 +120,16 @@ def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(launch: Lau
     assert re.search(r"cause     : RuntimeError: recorded by torch at .*worker\.py:\d+", job.stderr)
 
 
+@pytest.mark.all
+def test_torchrun_above_an_agent_tells_the_workers_cause(launch: Launcher, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--no-python"]
+    above = launch("raise LookupError('far below')", prefix=torchrun)
+
+    assert above.wait(LAUNCH_TIMEOUT_S) == 1
+    report = above.stderr[above.stderr.rindex("Root Cause") :]
+    assert "LookupError: far below" in report
+
+
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """A cgroup of version 1 with little memory; its processes are the test's."""
@@ -143,3 +155,53 @@ def test_an_out_of_memory_kill_is_called_one(launch: Launcher, small_memory: Pat
     job.assert_ends(137)
     assert "out-of-memory" in job.stderr
     assert "192.0 MiB" in job.stderr
+
+
+# The job's cause, on every node.
+
+# Rank 0 ends with its socket open; rank 1, at the other end, dies of that.
+PEERS = """
+    import socket
+
+    path = os.environ["PEERS_AT"]
+    if rank == 0:
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path)
+            server.listen()
+            peer, _ = server.accept()
+            peer.recv(1)
+            os._exit(3)
+    wait_for(path)
+    peer = socket.socket(socket.AF_UNIX)
+    while peer.connect_ex(path):
+        time.sleep(0.01)
+    peer.send(b"!")
+    assert not peer.recv(1)
+    os._exit(4)
+"""
+
+
+def test_nodes_that_both_fail_tell_the_same_cause_first(launch: Launcher, tmp_path: Path) -> None:
+    endpoint = f"127.0.0.1:{quiet_port()}"
+    options = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job", "--max-restarts=0")
+    files = [tmp_path / f"error-{node}.json" for node in range(2)]
+    jobs = [
+        launch(
+            PEERS,
+            *options,
+            name=f"node{node}",
+            env={"PEERS_AT": str(tmp_path / "peers"), "TORCHELASTIC_ERROR_FILE": str(file)},
+        )
+        for node, file in enumerate(files)
+    ]
+
+    codes = {job.wait(LAUNCH_TIMEOUT_S) for job in jobs}
+    causes = {job.stderr.partition("Root Cause")[2].partition("  cause     : ")[2].split("\n")[0] for job in jobs}
+    told = [json.loads(file.read_text())["message"] for file in files]
+
+    assert codes in ({3}, {4}) and len(causes) == 1
+    is_first = codes == {3}
+    (cause,) = causes
+    assert cause == f"exited with code {3 if is_first else 4}"
+    assert {message["errorCode"] for message in told} == codes
+    assert {message["message"] for message in told} == {cause}
