@@ -49,7 +49,7 @@ SECRET_HERE = "this agent has a secret, and the job has none: give all agents th
 
 def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
     """One frame."""
-    body = json.dumps([type(message).__name__, message], default=_fields_of, separators=(",", ":")).encode()
+    body = _to_json([type(message).__name__, message]).encode()
     if len(body) > FRAME_MAX:
         raise WireError(f"{type(message).__name__} takes {len(body)} bytes, {FRAME_MAX} are allowed")
     return len(body).to_bytes(HEAD_BYTES, "big") + body
@@ -85,6 +85,9 @@ def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, Record):
         return value.__dict__
     raise TypeError(f"{value!r} has no place on the wire")
+
+
+_to_json = json.JSONEncoder(default=_fields_of, separators=(",", ":")).encode
 
 
 class Decoder:
@@ -235,9 +238,11 @@ def _reader_of_record(kind: type[Record]) -> _Reader:
         if not isinstance(value, dict) or len(value) != len(readers):
             raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(names)}")
         try:
-            record = make(*[reader(value[name], f"{where}.{name}") for name, reader in readers])
+            record = make(*[reader(value[name], name) for name, reader in readers])
         except KeyError as missing:
             raise WireError(f"{where} lacks {missing}") from None
+        except WireError as error:  # it begins with the field's name
+            raise WireError(f"{where}.{error}") from None
         if problem := contradiction(record):
             raise WireError(f"{where} contradicts itself: {problem}")
         return record
