@@ -165,18 +165,8 @@ class Job:
         runtime = {"TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder)}
         full = {**base, CHECK: "1", **runtime, **env, MARK: self.mark.partition("=")[2]}
         with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-            self.process = subprocess.Popen(
-                command,
-                **{
-                    "cwd": folder,
-                    "env": full,
-                    "stdin": subprocess.DEVNULL,
-                    "stdout": stdout,
-                    "stderr": stderr,
-                    "start_new_session": True,
-                    **popen,
-                },
-            )
+            given = {"cwd": folder, "env": full, "stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
+            self.process = subprocess.Popen(command, **{**given, "start_new_session": True, **popen})
         self.pid = self.process.pid
 
     @property

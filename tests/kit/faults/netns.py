@@ -14,11 +14,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+
+from kit.servers.programs import running
 
 COMMAND_LIMIT_S = 60.0
 
@@ -69,7 +71,7 @@ class Net:
 
     def __init__(self, *, has_v4: bool = True, has_v6: bool = False) -> None:
         self.has_v4, self.has_v6 = has_v4, has_v6
-        self._holders: list[subprocess.Popen[bytes]] = []
+        self._ending = ExitStack()
         self._count = 0
         self._filters = itertools.count()
 
@@ -169,19 +171,15 @@ class Net:
 
     def start(self, node: Node, *command: str) -> subprocess.Popen[bytes]:
         """Starts a program on a node; it is killed with the network.  Its output is a pipe."""
-        popen = subprocess.Popen([*node.prefix, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self._holders.append(popen)
-        return popen
+        return self._hold(*node.prefix, *command)
+
+    def _hold(self, *command: str) -> subprocess.Popen[bytes]:
+        return self._ending.enter_context(running(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
 
     def _new_namespace(self, host_name: str) -> int:
         # `cat` ends when no process can write any more: at the latest with the test's own process.
         script = 'hostname "$1" && ip link set lo up && echo ready && exec cat'
-        popen = subprocess.Popen(
-            ["unshare", "--net", "--uts", "sh", "-c", script, "sh", host_name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._holders.append(popen)
+        popen = self._hold("unshare", "--net", "--uts", "sh", "-c", script, "sh", host_name)
         assert popen.stdout is not None and popen.stdout.readline() == b"ready\n"
         # An IPv6 address is of use a second late, unless no test is made whether another host has it.
         switch = (
@@ -192,12 +190,7 @@ class Net:
         return popen.pid
 
     def close(self) -> None:
-        for popen in self._holders:
-            popen.kill()
-            popen.wait()
-            for pipe in (popen.stdin, popen.stdout):
-                assert pipe is not None
-                pipe.close()
+        self._ending.close()
 
 
 @contextmanager

@@ -11,19 +11,17 @@ The server ends with the process that started it, however that ends: it reads a 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
-from aelastic.host.reaping import waited_for
 from kit.effort import IS_COLD
+from kit.servers.programs import running
 
 _HERE = Path(__file__).parent
 _ROOT = _HERE.parents[2]
-# Which limit the import of everything has.
-_START_LIMIT_S = 120.0
 
 
 class Warm:
@@ -37,6 +35,7 @@ class Warm:
         self._what = what
         self._server: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
+        self._ending = ExitStack()
 
     @property
     def python(self) -> str:
@@ -53,7 +52,9 @@ class Warm:
         return {} if IS_COLD else {"PYTHON_EXEC": self.python}
 
     def _start(self) -> Path:
-        folder = Path(tempfile.mkdtemp(prefix="warm"))
+        folder = Path(
+            self._ending.enter_context(tempfile.TemporaryDirectory(prefix="warm", ignore_cleanup_errors=True))
+        )
         stub = (_HERE / "stub.py").read_text()
         stub = stub.replace('SERVER = ""', f"SERVER = {str(folder / 'socket')!r}").replace(
             'PYTHON = ""', f"PYTHON = {sys.executable!r}"
@@ -63,24 +64,13 @@ class Warm:
         path.chmod(0o700)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)} if self._what == "store" else {"OMP_NUM_THREADS": "1"}
-        self._server = subprocess.Popen(
-            [sys.executable, str(_HERE / "server.py"), str(folder / "socket"), self._what],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
-        waited_for.add(self._server.pid)  # so that no agent in this process takes it for an orphan
+        command = (sys.executable, str(_HERE / "server.py"), str(folder / "socket"), self._what)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self._server = self._ending.enter_context(running(*command, **pipes, env=env, start_new_session=True))
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
         self._server.stdout.close()
         return folder
 
     def close(self) -> None:
-        if self._server is not None:
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            self._server.wait(_START_LIMIT_S)
-            waited_for.discard(self._server.pid)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._ending.close()
