@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ import anyio
 import pytest
 from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
 from kit.effort import REPETITIONS
-from kit.servers.etcd_boards import elected
+from kit.servers.etcd_boards import elected, until
 from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
@@ -60,14 +60,6 @@ def same(one: LeaderRecord | None, other: LeaderRecord | None) -> bool:
     return one is other or (
         one is not None and other is not None and (one.epoch, one.candidate) == (other.epoch, other.candidate)
     )
-
-
-async def until(what: str, condition: Callable[[], Awaitable[T]], limit_s: float = DEADLINE_S) -> T:
-    with anyio.move_on_after(limit_s):
-        while not (answer := await condition()):  # noqa: ASYNC110  there is no event
-            await anyio.sleep(0.02)
-        return answer
-    pytest.fail(f"not after {limit_s:g} s: {what}")
 
 
 async def test_the_first_candidate_wins_and_all_read_it(boards: MakeBoard) -> None:

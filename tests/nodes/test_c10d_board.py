@@ -14,7 +14,7 @@ import struct
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractContextManager, AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import anyio
 import pytest
 from kit.launching import alive, stand_still, wait_for
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import elected, seen_on, until_answered
+from kit.servers.etcd_boards import elected, seen_on, until, until_answered
 from kit.servers.other_programs import answering, http_server, silent
 from kit.servers.relay import Relay
 from kit.servers.stores import in_each_store
@@ -45,17 +45,6 @@ DEADLINE_S = 60.0
 pytestmark = pytest.mark.usefixtures("warm_stores")
 A = Candidate(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
 B = Candidate(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
-
-
-async def until(what: str, condition: Callable[[], Any]) -> Any:
-    """What the condition gives, or what it gives when awaited, once that is true."""
-    with anyio.move_on_after(DEADLINE_S):
-        while True:
-            answer = condition()
-            if answer := (await answer if isinstance(answer, Awaitable) else answer):
-                return answer
-            await anyio.sleep(0.01)
-    pytest.fail(f"not after {DEADLINE_S:g} s: {what}")
 
 
 def descriptors() -> set[str]:

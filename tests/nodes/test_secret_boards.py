@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
-import anyio
 import pytest
 from kit.board_kits import board_at, secret_of, settings_at
-from kit.launching import DEADLINE_S
+from kit.servers.etcd_boards import elected, until_answered
 from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.errors import InputError
@@ -49,15 +48,11 @@ async def look(board: Board) -> LeaderRecord | None:
 
 async def campaign(board: Board, candidate: Candidate) -> LeaderRecord:
     """Its election, once what is there has stood for a lease."""
-    with anyio.fail_after(DEADLINE_S):
-        while True:
-            try:
-                record = await board.campaign(candidate, await look(board), 0)
-            except NotTrustedError:
-                await anyio.sleep(0.05)
-                continue
-            assert record is not None
-            return record
+
+    async def elect() -> LeaderRecord:
+        return await elected(board, candidate, await look(board))
+
+    return await until_answered(elect, NotTrustedError)
 
 
 async def test_a_stranger_s_record_is_written_over_once_it_stands_still(make: MakeBoard) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 import pytest
@@ -47,9 +47,23 @@ async def seen_on(board: Board) -> LeaderRecord:
     return record
 
 
-async def until_answered(ask: Callable[[], Awaitable[T]]) -> T:
-    with anyio.fail_after(DEADLINE_S):
+async def until(what: str, condition: Callable[[], Any], limit_s: float = 2 * DEADLINE_S) -> Any:
+    """What the condition gives, or what it gives when awaited, once that is true."""
+    with anyio.move_on_after(limit_s):
         while True:
-            with suppress(RendezvousConnectionError):
+            answer = condition()
+            if answer := (await answer if isinstance(answer, Awaitable) else answer):
+                return answer
+            await anyio.sleep(0.01)
+    pytest.fail(f"not after {limit_s:g} s: {what}")
+
+
+async def until_answered(
+    ask: Callable[[], Awaitable[T]], but: type[Exception] = RendezvousConnectionError, limit_s: float = DEADLINE_S
+) -> T:
+    """What it answers once it raises no such error."""
+    with anyio.fail_after(limit_s):
+        while True:
+            with suppress(but):
                 return await ask()
             await anyio.sleep(0.05)
