@@ -22,6 +22,7 @@ from aelastic.host import proc_table
 from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.host.reaping import helpers
+from aelastic.host.usage import descriptors
 
 _log = logging.getLogger(__name__)
 
@@ -145,11 +146,9 @@ def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
     for entry in proc_table.processes():
         if entry.pid in helpers or entry.pid == os.getpid() or not proc_table.carries(entry.pid, mark):
             continue
-        with suppress(OSError):
-            for fd in os.listdir(f"/proc/{entry.pid}/fd"):
-                with suppress(OSError):
-                    if (path := os.readlink(f"/proc/{entry.pid}/fd/{fd}")).startswith(devices):
-                        return f"process {entry.pid} of an earlier generation holds {path}"
+        for path in descriptors(entry.pid).values():
+            if path.startswith(devices):
+                return f"process {entry.pid} of an earlier generation holds {path}"
     return ""
 
 

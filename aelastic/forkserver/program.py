@@ -39,9 +39,7 @@ _OPTIONAL = ("is not installed", "cannot be imported")
 
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
-    with open(int(sys.argv[2]), "rb") as file:
-        file.seek(0)
-        settings = json.load(file)
+    settings = worker.read_json(int(sys.argv[2]))
     if not sys.flags.safe_path:
         del sys.path[0]  # the folder of this file
     sys.argv = [""]

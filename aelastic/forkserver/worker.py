@@ -60,15 +60,8 @@ class Template:
         for name in sorted(self._env.keys() | asked.keys()):
             if self._env.get(name) != asked.get(name) and (name in self._read or name.startswith(_READ_EARLY)):
                 raise Refused(f"{name} was read while modules were imported, and is another for this worker")
-        env = dict(asked)
-        for name, value in self._changes.items():
-            if self._env.get(name) != asked.get(name):
-                continue
-            if value is None:
-                env.pop(name, None)
-            else:
-                env[name] = value
-        return env
+        changes = {name: value for name, value in self._changes.items() if self._env.get(name) == asked.get(name)}
+        return {name: value for name, value in {**asked, **changes}.items() if value is not None}
 
 
 class Refused(Exception):
@@ -100,10 +93,15 @@ def _received(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
     message, fds, *_ = socket.recv_fds(gate, _LENGTH_MAX, _FDS_MAX)
     if not message:
         os._exit(0)
-    with open(fds[0], "rb") as file:
+    return read_json(fds[0]), fds[1:]
+
+
+def read_json(fd: int) -> dict[str, Any]:
+    """What a file holds that the agent has written and sent; it is closed."""
+    with open(fd, "rb") as file:
         file.seek(0)
-        request: dict[str, Any] = json.load(file)
-    return request, fds[1:]
+        found: dict[str, Any] = json.load(file)
+    return found
 
 
 def _prepare(request: dict[str, Any], template: Template) -> None:

@@ -169,24 +169,19 @@ class FileTimerServer(Watch):
             case rules.Ask(generation, pid):
                 local_rank, is_gone = self._owner_of(pid)
                 self._handle(rules.Belongs(generation, pid, local_rank, is_gone))
-            case rules.Expired():
-                self._on_expired(action)
+            case rules.Expired(generation, _, pid, scope, set_for_s, late_s, signum):
+                local_rank, is_gone = self._owner_of(pid)  # anew: the number may be another process's by now
+                if local_rank is not None and not is_gone:
+                    whose = "" if pid in self._workers else f" (of its process {pid})"
+                    how = f"set for {_short(set_for_s)} s, expired {_short(late_s)} s ago"
+                    reason = f"timer {scope[:SCOPE_CHARS]!r}{whose}, {how}"
+                    self._report(Found(generation, local_rank, "timer", reason, signum))
             case rules.Complain(kind, quote):
                 _log.warning(
                     "ignoring a timer request (further ones of the kind are not logged): it %s: %s", kind, quote
                 )
             case _:
                 assert_never(action)
-
-    def _on_expired(self, expired: rules.Expired) -> None:
-        # Asked anew: the number may be another process's by now.
-        local_rank, is_gone = self._owner_of(expired.pid)
-        if local_rank is None or is_gone:
-            return
-        scope, set_for, late = expired.scope[:SCOPE_CHARS], _short(expired.set_for_s), _short(expired.late_s)
-        whose = "" if expired.pid in self._workers else f" (of its process {expired.pid})"
-        reason = f"timer {scope!r}{whose}, set for {set_for} s, expired {late} s ago"
-        self._report(Found(expired.generation, local_rank, "timer", reason, expired.signum))
 
     def _owner_of(self, pid: int) -> tuple[int | None, bool]:
         """The worker that a process is, or descends from; and whether the process has ended."""

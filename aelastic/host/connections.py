@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from contextlib import suppress
+
+from aelastic.host.usage import descriptors
 
 
 class Connections:
@@ -15,30 +16,20 @@ class Connections:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._known: set[bytes] = set()  # sockets of the processes
-        self._found: set[bytes] = set()  # those that are connected to the port
+        self._known: set[str] = set()  # sockets of the processes
+        self._found: set[str] = set()  # those that are connected to the port
 
     def of(self, pids: Collection[int]) -> set[int]:
         """Those of the processes that have one."""
-        sockets = {pid: _sockets(pid) for pid in pids}
+        sockets = {pid: {each for each in descriptors(pid).values() if each.startswith("socket:")} for pid in pids}
         if new := set().union(*sockets.values()) - self._known:
             self._known |= new
-            self._found |= {b"socket:[%s]" % inode for table in ("tcp", "tcp6") for inode in self._inodes(table)}
+            self._found |= {f"socket:[{inode}]" for table in ("tcp", "tcp6") for inode in self._inodes(table)}
         return {pid for pid, own in sockets.items() if not own.isdisjoint(self._found)}
 
-    def _inodes(self, table: str) -> set[bytes]:
-        with suppress(OSError), open(f"/proc/net/{table}", "rb") as file:
+    def _inodes(self, table: str) -> set[str]:
+        with suppress(OSError), open(f"/proc/net/{table}") as file:
             next(file)
             rows = (row.split(None, 10) for row in file)
-            return {row[9] for row in rows if int(row[2].rpartition(b":")[2], 16) == self._port}
+            return {row[9] for row in rows if int(row[2].rpartition(":")[2], 16) == self._port}
         return set()
-
-
-def _sockets(pid: int) -> set[bytes]:
-    found = set()
-    with suppress(OSError):  # it is gone, or another user's
-        folder = b"/proc/%d/fd/" % pid
-        for fd in os.listdir(folder):
-            with suppress(OSError):
-                found.add(os.readlink(folder + fd))
-    return {link for link in found if link.startswith(b"socket:")}

@@ -27,28 +27,29 @@ LOOK_AGAIN_S = 0.1
 
 async def wait_opened(path: str) -> None:
     """Returns when a process has opened a file since the call; not at all where the kernel does not tell."""
+    libc, fd = _inotify()
+    try:
+        if fd is None or libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(IN_OPEN | IN_ONESHOT)) == -1:
+            await anyio.sleep_forever()
+        else:
+            await anyio.wait_readable(fd)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _inotify() -> tuple[ctypes.CDLL, int | None]:
+    """The C library, and a descriptor that tells; `None` where none is to be had."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(libc, "inotify_init1") else -1
-    try:
-        if fd == -1 or libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(IN_OPEN | IN_ONESHOT)) == -1:
-            await anyio.sleep_forever()
-        await anyio.wait_readable(fd)
-    finally:
-        if fd != -1:
-            os.close(fd)
+    return libc, None if fd == -1 else fd
 
 
 class Growth:
     """Waits for any of the watched files to grow."""
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        try:
-            self._fd: int | None = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        except AttributeError:
-            self._fd = None
-        if self._fd == -1:
-            self._fd = None
+        self._libc, self._fd = _inotify()
         self._files: dict[int, set[int]] = {}  # by the kernel's number; what is opened twice has one
         self._is_blind = False  # a file could not be watched anew
 

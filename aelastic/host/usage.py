@@ -1,4 +1,4 @@
-"""What processes use: CPU time and memory, as the kernel counts them (`proc_pid_stat(5)`, `proc_pid_smaps(5)`)."""
+"""What processes use: CPU time, memory (`proc_pid_stat(5)`, `proc_pid_smaps(5)`) and files, as the kernel has it."""
 
 from __future__ import annotations
 
@@ -76,4 +76,14 @@ def pss_bytes(pids: Iterable[int]) -> int:
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/smaps_rollup", "rb") as file:
             found += sum(int(kib) << 10 for kib in re.findall(rb"^Pss: +(\d+) kB$", file.read(), re.MULTILINE))
+    return found
+
+
+def descriptors(pid: int) -> dict[str, str]:
+    """What a process has open, by number, as `/proc/PID/fd` has it; nothing of one that is gone, or another user's."""
+    found = {}
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):  # it has closed that one
+                found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
     return found
