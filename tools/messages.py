@@ -47,7 +47,7 @@ def _remedies(module: Source) -> list[ast.expr]:
 
 def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:
     reasons = call.args if module.name.startswith("aelastic.rdzv.") and _last(call.func) in VERDICTS else []
-    if _last(call.func) == "rule":
+    if _last(call.func) in {"rule", "_read_as"}:
         reasons = call.args[1:]
     if call.args and _is_told(call.func, module, ours):
         first, *values = call.args

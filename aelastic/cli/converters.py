@@ -11,11 +11,13 @@ import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from aelastic.core import fits
 from aelastic.output_patterns import ExpectedOutput
 from aelastic.settings import HANG_SIGNALS, RULES, HangSignal
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
@@ -47,25 +49,23 @@ def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
     return tuple(dict.fromkeys(names))
 
 
-def read_flag(text: str) -> bool:
+def _read_as(kind: Callable[[str], T], text: str, remedy: str) -> T:
     try:
-        return bool(int(text))
+        return kind(text)
     except ValueError:
-        raise ValueError("use 1 for yes, 0 or nothing for no") from None
+        raise ValueError(remedy) from None
+
+
+def read_flag(text: str) -> bool:
+    return bool(_read_as(int, text, "use 1 for yes, 0 or nothing for no"))
 
 
 def read_int(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("use a whole number") from None
+    return _read_as(int, text, "use a whole number")
 
 
 def read_seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("use a number of seconds") from None
+    return _read_as(float, text, "use a number of seconds")
 
 
 def read_grace(text: str) -> float | str:
@@ -140,10 +140,7 @@ def read_ranks(text: str) -> frozenset[int] | None:
     """Ranks separated by commas; nothing at all is all of them."""
     if not text.strip():
         return None
-    try:
-        return frozenset(int(rank) for rank in text.split(","))
-    except ValueError:
-        raise ValueError("use ranks separated by commas, such as 0,1") from None
+    return frozenset(_read_as(int, rank, "use ranks separated by commas, such as 0,1") for rank in text.split(","))
 
 
 def read_filters(text: str) -> tuple[str, ...]:
@@ -182,10 +179,7 @@ def read_workers(text: str) -> int | str:
     """A number of workers, or the word for what to count."""
     if text in {"auto", "cpu", "gpu", "xpu"}:
         return text
-    try:
-        workers = int(text)
-    except ValueError:
-        raise ValueError("use a number of workers, or auto, cpu, gpu or xpu") from None
+    workers = _read_as(int, text, "use a number of workers, or auto, cpu, gpu or xpu")
     _keep(RULES["local_world_size"], workers)
     return workers
 
