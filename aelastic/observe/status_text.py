@@ -96,7 +96,7 @@ class StatusText:
                 return (self._running(),)
             case Phase.CANCELLING | Phase.STOPPING:
                 left = sum(rank.state in {"starting", "running"} for rank in self._of.workers.values())
-                return (f"stopping {_count(left, 'worker') if left else 'what workers left behind'}{self._why()}",)
+                return (f"stopping {counted(left, 'worker') if left else 'what workers left behind'}{self._why()}",)
             case Phase.AWAITING:
                 return (
                     self._why().removeprefix(": ") or "a worker failed",
@@ -143,9 +143,9 @@ class StatusText:
     def size(self) -> str:
         formed, began = self._of.formed, self._of.began
         if formed is not None and self._of.phase is not Phase.JOINING:
-            nodes = f" on {_count(formed.group_world_size, 'node')}" if formed.group_world_size > 1 else ""
-            return f"{_count(formed.world_size, 'rank')}{nodes}"
-        return "" if began is None else f"{_count(began.local_world_size, 'rank')} here"
+            nodes = f" on {counted(formed.group_world_size, 'node')}" if formed.group_world_size > 1 else ""
+            return f"{counted(formed.world_size, 'rank')}{nodes}"
+        return "" if began is None else f"{counted(began.local_world_size, 'rank')} here"
 
     @property
     def restarts(self) -> str:
@@ -218,5 +218,5 @@ def _missing_first(waited: str) -> list[str]:
     return sorted(clauses, key=lambda clause: not clause.startswith("waiting for "))
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

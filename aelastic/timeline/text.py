@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 
 from aelastic.failures.error_file import printable
+from aelastic.observe.status_text import counted as counted  # noqa: PLC0414  offered here
 
 
 def safe(text: object) -> str:
@@ -27,7 +28,3 @@ def duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from aelastic.observe.status_text import duration
+from aelastic.observe.status_text import counted, duration
 
 Said = Mapping[str, Any]
 
@@ -32,7 +32,7 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     if first is None:
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
-    counts = f"{restarts} restart{'s' * (restarts != 1)} after failures, {drains} drain{'s' * (drains != 1)}"
+    counts = f"{counted(restarts, 'restart')} after failures, {counted(drains, 'drain')}"
     phases = {each["phase"] for each in nodes}  # the coordinator's node may take no part
     phase = next((each for each in ("held", "running") if each in phases), first["phase"])
     head = [first["run"]["run_id"], phase, _since(first, first["run"]["began"]), counts]
