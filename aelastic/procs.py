@@ -204,9 +204,8 @@ class LocalWorkers(WorkerBackend):
                 return self._start(start)
             except OSError as error:
                 if pause_s is None:
-                    raise HostError(
-                        f"the worker of local rank {start.local_rank} cannot be started: {shortage_of(error) or error}"
-                    ) from error
+                    why, rank = shortage_of(error) or error, start.local_rank
+                    raise HostError(f"the worker of local rank {rank} cannot be started: {why}") from error
                 await anyio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 

@@ -34,11 +34,9 @@ PURPOSE = "Starts training processes on this node, watches them, and reports why
 HELP_WIDTH = 100
 _HELP_COLUMN = 30
 # What other launchers call ours (accelerate, DeepSpeed, mpirun, srun), and short forms of it.
+_OF_WORKERS = "--nprocs", "--np", "--num-processes", "--num-procs", "--num-workers", "--num-gpus", "--workers"
 _OTHER_NAMES = {
-    **dict.fromkeys(
-        ("--nprocs", "--np", "--num-processes", "--num-procs", "--num-workers", "--num-gpus", "--workers"),
-        "--nproc-per-node",
-    ),
+    **dict.fromkeys(_OF_WORKERS, "--nproc-per-node"),
     **dict.fromkeys(("--num-machines", "--num-nodes", "--nodes"), "--nnodes"),
     "--machine-rank": "--node-rank",
     "--main-process-ip": "--master-addr",

@@ -94,9 +94,8 @@ class Traces(Observer):
             digest = hashlib.sha256(began.run_id.encode(errors="replace")).digest()
             ids.generate_trace_id = lambda: int.from_bytes(digest[:16])
         # Not the process' own provider: the program around us may have one.
-        self._provider = TracerProvider(
-            id_generator=ids, resource=Resource.create({"service.name": self._service}), shutdown_on_exit=False
-        )
+        resource = Resource.create({"service.name": self._service})
+        self._provider = TracerProvider(id_generator=ids, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
         offset_ns = time.time_ns() - int(clock.now() * 1e9)
         self._spans = _Spans(self._provider.get_tracer("aelastic"), offset_ns)

@@ -101,7 +101,6 @@ class LogLines(Observer):
         elif self._is_killing:
             _log.warning("%s: workers are being killed already", name)
         else:
-            _log.warning(
-                "%s: stopping workers (up to %g s); send it again to kill them", name, self._shutdown_timeout_s
-            )
+            limit_s = self._shutdown_timeout_s
+            _log.warning("%s: stopping workers (up to %g s); send it again to kill them", name, limit_s)
         self._is_stop_asked = True

@@ -233,9 +233,9 @@ class Rehearsals:
 
             if not play.wait(is_past, self.usual.until(goal)) or (play.round > round_ and not several):
                 return Judged(False, f"it did not go on: {play.why_it_stands()}", PAUSE)
-            return (
-                self.usual.judge(play, round_, same_size=False) if play.round > round_ else Judged(True, "it went on")
-            )
+            if play.round > round_:
+                return self.usual.judge(play, round_, same_size=False)
+            return Judged(True, "it went on")
 
     # What they have in common.
 

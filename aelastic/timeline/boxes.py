@@ -46,9 +46,8 @@ def _open_words(node: NodeStory) -> str:
     if node.closing == "running":
         return "still running"
     words = "cut off" if node.closing == "cut off" or node.gone_by > node.ends else "still running or cut off"
-    return f"{words}: last heard of at {duration(node.ends)}" + (
-        f", gone by {duration(node.gone_by)}" if node.gone_by > node.ends else ""
-    )
+    gone = f", gone by {duration(node.gone_by)}" if node.gone_by > node.ends else ""
+    return f"{words}: last heard of at {duration(node.ends)}{gone}"
 
 
 def worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[Box]]:

@@ -46,9 +46,8 @@ def chart_of(story: Story) -> Chart:
     fitting = next((sizes for most, *sizes in SIZES if workers <= most), None)
     is_collapsed = fitting is None
     if is_collapsed:
-        notes.append(
-            f"More than {WORKER_ROWS_MAX} workers: those of a node share a row, which shows the worst of them."
-        )
+        shared = "those of a node share a row, which shows the worst of them"
+        notes.append(f"More than {WORKER_ROWS_MAX} workers: {shared}.")
     if len(nodes) < len(story.nodes):
         notes.append(f"{len(story.nodes) - len(nodes)} more nodes are not drawn.")
     length = max(story.length_s, 1e-6)

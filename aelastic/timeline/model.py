@@ -94,9 +94,8 @@ class NodeStory:
     pid: int
     begins: float
     ends: float = 0.0  # as far as the log goes
-    gone_by: float = (
-        0.0  # where the log does not say: it was gone then, or may still be there at the end of the picture
-    )
+    # Where the log does not say: it was gone then, or may still be there at the end of the picture.
+    gone_by: float = 0.0
     closing: Closing = "unknown"
     ends_at_start: bool = False  # the log's last entry says that the workers are started
     state: str = ""  # in the end

@@ -54,9 +54,8 @@ def _node(node: NodeStory, pid: int) -> Iterator[Json]:
     yield _name("thread_name", pid, _AGENT, f"agent {node.pid}")
     for local_rank in range(node.workers):
         ranks = ", ".join(map(str, node.ranks_of(local_rank)))
-        yield _name(
-            "thread_name", pid, local_rank + 1, f"local rank {local_rank}" + (f" (rank {ranks})" if ranks else "")
-        )
+        name = f"local rank {local_rank} (rank {ranks})" if ranks else f"local rank {local_rank}"
+        yield _name("thread_name", pid, local_rank + 1, name)
     for block in node.blocks:
         yield _complete(block.name, "phase", pid, _AGENT, (block.start, block.end), {"is_open": block.is_open})
     for life in node.lives:
