@@ -218,9 +218,9 @@ async def _run(invocation: Invocation, live: StatusLine | None, stopped_by: list
 
     loop = asyncio.get_running_loop()
     _stderr.start()  # now: a worker may start threads up to the limit
-    handlers = handlers_of(invocation, supervisor, stop)
     of_terminal = {} if live is None else terminal_handlers(loop, live)
-    with handle_signals(loop, handlers), handle_signals(loop, of_terminal), _reaping_orphans(loop):
+    handlers = {**of_terminal, **handlers_of(invocation, supervisor, stop)}  # what the user says of one comes first
+    with handle_signals(loop, handlers), _reaping_orphans(loop):
         return await supervisor.run()
 
 
