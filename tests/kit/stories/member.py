@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from aelastic.errors import ProcessFailure
@@ -83,53 +84,22 @@ class Story:
         return done
 
 
-def idle() -> Story:
-    return Story()
+def after(*events: ev.Event) -> Callable[[], Story]:
+    def build() -> Story:
+        story = Story()
+        story.tell(*events)
+        return story
+
+    return build
 
 
-def reading() -> Story:
-    story = Story()
-    story.tell(ev.Submitted(m.Ready(NODE)))
-    return story
-
-
-def campaigning() -> Story:
-    story = reading()
-    story.tell(ev.BoardRead(None))
-    return story
-
-
-def pausing() -> Story:
-    story = reading()
-    story.tell(ev.BoardFailed("no answer"))
-    return story
-
-
-def connecting() -> Story:
-    story = reading()
-    story.tell(ev.BoardRead(record()))
-    return story
-
-
-def greeting() -> Story:
-    story = connecting()
-    story.tell(ev.Connected(1))
-    return story
+READ = ev.Submitted(m.Ready(NODE))
+JOINED = READ, ev.BoardRead(record()), ev.Connected(1), ev.Received(1, m.Welcome(4, LEASE_S))
+idle, reading = after(), after(READ)
+campaigning, pausing = after(READ, ev.BoardRead(None)), after(READ, ev.BoardFailed("no answer"))
+connecting, greeting = after(*JOINED[:2]), after(*JOINED[:3])
+busy, over = after(*JOINED, ev.Received(1, assigned())), after(*JOINED, ev.Received(1, SUCCEEDED))
 
 
 def member(renewals: int | None = None) -> Story:
-    story = reading()
-    story.tell(ev.BoardRead(record(renewals=renewals)), ev.Connected(1), ev.Received(1, m.Welcome(4, LEASE_S)))
-    return story
-
-
-def busy() -> Story:
-    story = member()
-    story.hear(assigned())
-    return story
-
-
-def over() -> Story:
-    story = member()
-    story.hear(SUCCEEDED)
-    return story
+    return after(READ, ev.BoardRead(record(renewals=renewals)), *JOINED[2:])()

@@ -173,6 +173,7 @@ class Told(texts.Told):
                 return f"gives up{', refused' * is_refused}: {reason}"
             case ev.Send(m.Hello() as hello):
                 ended = f", and {', '.join(hello.ended)} has ended" if hello.ended else ""
+                ended += f", {hello.node.starts}" * (hello.node.starts is not m.Starts.COLD)
                 return f"sends hello to {hello.token}, seen epoch {hello.seen_epoch}: {past(hello.past)}{ended}"
             case ev.Send(m.Failed(_, round_) | m.Succeeded(_, round_) as message):
                 return f"sends {type(message).__name__.lower()} {round_}"
