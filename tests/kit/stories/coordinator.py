@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aelastic.errors import ProcessFailure
+from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import (
     Broken,
@@ -124,7 +125,9 @@ def told(story: Story) -> list[str]:
             confirmed = core.handle(Confirmed(core.forming.losses), now)
         for each in (sends, confirmed):
             decisions = [
-                send.node_id for send in each if not isinstance(send.message, m.Waiting | r.Answer | r.Benched)
+                send.node_id
+                for send in each
+                if not isinstance(send.message, m.Waiting | m.Look | m.Compared | r.Answer | r.Benched)
             ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
         sends += confirmed
@@ -146,7 +149,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
         r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
-        r"|excludes|includes)(.*)",
+        r"|excludes|includes|hangs|saw)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
@@ -177,6 +180,10 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
                 yield Lost(name, reason, float(options.get("age") or 0))
             case "breaks off":
                 yield Broken(name)
+            case "hangs":
+                yield m.Hangs(name, number.get("round", round_), "no output for 60 s", 60.0, True, "last" in options)
+            case "saw":
+                yield m.Saw(name, number.get("round", round_), (place(name, reads="reads" in options),))
             case "excludes" | "includes":
                 asked = r.Verb.EXCLUDE if verb == "excludes" else r.Verb.INCLUDE
                 yield r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason)
@@ -191,6 +198,12 @@ def typo(name: str) -> ProcessFailure:
     """An error of the user's script."""
     text = 'Traceback (most recent call last):\n  File "/job/train.py", line 40, in <module>\nKeyError: 1'
     return failure(name, 1, "KeyError: 1").replace(traceback=text)
+
+
+def place(name: str, *, reads: bool) -> Place:
+    """Where the rank of a node is: in a collective, or elsewhere."""
+    found = Place("abc".find(name), "a host of its choice", 7, "train.py:9", "all_reduce (train.py:9)", "all_reduce")
+    return found.replace(at="data.py:3", call="read (data.py:3)", collective="", state="D") if reads else found
 
 
 def reached_in(options: dict[str, str]) -> Reached | None:
@@ -248,6 +261,11 @@ def words(message: Any) -> str:
             return f"waiting: {message.text}"
         case m.Departed():
             return f"departed from round {message.round}: group rank {message.group_rank}"
+        case m.Look():
+            return f"look what workers of round {message.round} do: {message.reason}"
+        case m.Compared():
+            stopped = f", stopped: {' '.join(map(str, message.odd))}" * (message.is_stopped and bool(message.odd))
+            return f"compared round {message.round}{stopped}: {message.text}"
         case r.Answer():
             return f"{'answer' if message.is_applied else 'refused'}: {message.text}"
         case r.Benched():
