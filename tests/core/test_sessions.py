@@ -12,7 +12,6 @@ import pytest
 from kit.stories.coordinator import Story
 from kit.stories.leader import stories, told
 from kit.stories.leader_terms import (
-    CANDIDATE,
     EPOCH,
     FAILURE,
     LEASE_S,
@@ -20,7 +19,6 @@ from kit.stories.leader_terms import (
     RENEWED,
     START,
     Term,
-    busy,
     failed,
     hello,
     of_kind,
@@ -36,7 +34,6 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.leader import WAITING_TEXT_INTERVAL_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_TIMEOUT_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
@@ -115,13 +112,6 @@ def test_a_node_is_where_its_connection_comes_from_unless_it_says_otherwise() ->
     assert {each.master_addr for each in of_kind(term.join("b"), m.Assigned)} == {"node-a.example"}
 
 
-def test_a_node_that_is_ready_again_is_where_its_connection_comes_from_too() -> None:
-    term = running("a", nodes=(1, 1))
-    term.say("a", failed("a"))
-    (assigned,) = of_kind(term.say("a", ready("a")), m.Assigned)
-    assert (assigned.round, assigned.master_addr) == (2, "10.0.0.1")
-
-
 # Leadership.
 
 
@@ -141,15 +131,6 @@ def test_the_next_renewal_is_asked_for_when_a_third_of_a_lease_is_over_however_l
     term.tell(RENEWED)
     assert term.leader.deadline == pytest.approx(asked_at + LEASE_S / 3)
     assert term.pass_deadline() == [ev.Renew()]
-
-
-def test_the_count_of_renewals_is_that_of_the_board_also_after_an_answer_was_lost() -> None:
-    term = running(renewals=3)
-    term.pass_time_until_renewal()
-    term.tell(ev.RenewFailed("no answer"))  # it took effect: the board has 4
-    term.pass_time_until_renewal()
-    heard = term.hears(term.tell(ev.Renewed(LeaderRecord(4, CANDIDATE, 5))))
-    assert heard == {"a": [m.Heartbeat(5)], "b": [m.Heartbeat(5)]}
 
 
 def test_heartbeats_go_on_while_the_board_is_away_and_it_is_asked_again() -> None:
@@ -233,15 +214,6 @@ def test_while_the_board_is_silent_only_nodes_that_are_heard_hear_the_coordinato
 # A board that has lost what it knew.
 
 
-def test_a_board_that_answers_with_the_old_record_is_asked_again_and_its_renewals_count() -> None:
-    """The record was renewed on its way: the board has another than the one we campaigned with."""
-    term = running(renewals=3)
-    term.join("c", seen_epoch=9)
-    assert ev.Reclaim(9) in term.tell(ev.Reclaimed(LeaderRecord(4, CANDIDATE, 7)))
-    assert (term.leader.lease.epoch, term.leader.lease.renewals) == (4, 7)
-    assert term.hears(term.tell(reclaimed(10)))["c"] == [m.Welcome(10, LEASE_S), m.Heartbeat(0, True)]
-
-
 def test_while_leadership_is_reclaimed_the_old_record_is_not_renewed() -> None:
     """It would be found to be another agent's: our own."""
     term = running(renewals=3)
@@ -261,9 +233,6 @@ def closing(**others: Any) -> Term:
     term = running(**others)
     term.say("a", m.Succeeded("a", 1))
     return term
-
-
-VERDICT = m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
 
 
 def test_a_node_that_comes_and_goes_does_not_keep_the_verdict_for_ever() -> None:
@@ -286,59 +255,7 @@ def elect(term: Term, names: str) -> None:
     term.leader.sessions.electorate.rounds[1] = m.Seats(1, 1, "secret", seats)
 
 
-@pytest.mark.parametrize("in_contact", ["abc", "ab", "a"])
-def test_a_coordinator_that_most_nodes_elected_displaces_one_that_the_board_got_knowing_nothing(
-    in_contact: str,
-) -> None:
-    """The endpoint was served anew by an agent that is new, too; its epoch, from the wall clock, is the higher one."""
-    term = running("abc")
-    term.pass_time_until_renewal()
-    elect(term, "abc")
-    for name in sorted(set("abc") - set(in_contact)):
-        term.tell(ev.Closed(term.conns.pop(name), is_reset=True))
-    told = term.tell(ev.Renewed(LeaderRecord(4, CANDIDATE), is_assumed=True, rival_epoch=1000))
-    if len(in_contact) == 1:
-        assert of_kind(told, ev.StepDown), "most nodes may be with the other one"
-        return
-    assert of_kind(told, ev.Reclaim) == [ev.Reclaim(1000)]
-    assert of_kind(term.tell(reclaimed(1001)), m.Welcome) == [m.Welcome(1001, LEASE_S)] * len(in_contact)
-
-
-def test_two_nodes_elect_none_so_a_verdict_waits_for_the_other_one() -> None:
-    term = closing()
-    elect(term, "ab")
-    term.say("b", m.Succeeded("b", 1))
-    assert of_kind(term.live_until(term.now + LEASE_S + RETURN_S, "b", is_board_up=False), m.Ended) == []
-
-
 KNOWS = m.Alive(1, EPOCH)  # the seats, and the verdict with them
-
-
-def test_where_nodes_elect_most_of_them_know_the_verdict_before_the_board_does() -> None:
-    """A coordinator after this one hears of it from one of them, and says the same."""
-    term = closing()
-    elect(term, "abc")
-    asked = term.say("b", m.Succeeded("b", 1))
-    heard = term.hears(asked)
-    assert [type(each) for each in heard["a"]] == [m.Seats, m.Probe] == [type(each) for each in heard["b"]]
-    assert heard["a"][0].closing == m.Closing(EPOCH, VERDICT)
-    assert of_kind(asked, ev.Publish) == of_kind(term.say("a", KNOWS), ev.Publish) == []
-    assert of_kind(term.say("b", KNOWS), ev.Publish)
-    assert of_kind(term.tell(ev.Published(True)), m.Ended) == [VERDICT] * 2
-
-
-def test_where_nodes_elect_and_most_know_the_verdict_the_board_has_a_second_to_take_it() -> None:
-    term = closing()
-    elect(term, "abc")
-    term.say("b", m.Succeeded("b", 1))
-    for name in "ab":
-        term.say(name, KNOWS)
-    assert of_kind(term.live_until(term.now + PUBLISH_TIMEOUT_S - 0.01, is_board_up=False), m.Ended) == []
-    for name in "ab":
-        term.say(name, KNOWS)
-    assert of_kind(term.tell(ev.DeadlinePassed()), m.Ended) == []
-    term.now += 0.02
-    assert of_kind(term.tell(ev.DeadlinePassed()), m.Ended) == [VERDICT] * 2
 
 
 def test_a_coordinator_whose_verdict_too_few_know_has_workers_stopped_and_says_at_last_that_it_does_not_know() -> None:
@@ -457,15 +374,6 @@ def test_an_agent_that_was_lost_long_before_the_verdict_is_not_awaited() -> None
     assert term.leader.sessions.awaited_until == 0.0
 
 
-def test_a_coordinator_whose_board_is_gone_still_tells_the_verdict_to_agents_that_come_back() -> None:
-    term = running("ab", max_restarts=0)
-    term.fail("b")
-    term.tell(ev.Published(True))
-    term.tell(ev.Closed(term.conns["a"], True))
-    term.live_until(term.now + LEASE_S, is_board_up=False)
-    assert of_kind(term.join("a", past=busy()), m.Ended)
-
-
 @pytest.mark.parametrize("letter", ["x", '"', "\n", "报", "💥", "\ud800"])
 def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     failure = ProcessFailure.from_elsewhere("h" * 255, 0, 0, 77, 1, f"!{letter * (8 << 10)}", letter * (32 << 10), 1000)
@@ -479,32 +387,7 @@ def test_a_verdict_always_fits_on_the_board(letter: str) -> None:
     assert [each.cause for each in heard] == [failure] * 2, "a connected node hears all of it"
 
 
-# What waiting nodes read.
-
-
-def test_nodes_that_wait_read_what_for_every_ten_seconds() -> None:
-    term = Term((3, 3))
-    term.join("a")
-    term.join("b")
-    actions = term.live_until(START + 3 * WAITING_TEXT_INTERVAL_S)
-    texts = [each.text for each in of_kind(actions, m.Waiting)]
-    assert texts == [
-        f"rendezvous: 2 of 3 nodes joined after {seconds} s (host-a, host-b); waiting for 1 more"
-        for seconds in (10, 10, 20, 20, 30, 30)
-    ]
-
-
-def test_while_the_board_does_not_answer_all_nodes_read_that_what_they_say_waits_for_it() -> None:
-    term = running()
-    term.live_until(START + WAITING_TEXT_INTERVAL_S + 1)
-    silent = term.live_until(START + 2 * WAITING_TEXT_INTERVAL_S + 1, is_board_up=False)
-    assert of_kind(silent, m.Waiting) == [], "workers run"
-    term.say("b", failed("b"))
-    heard = term.hears(term.live_until(START + 3 * WAITING_TEXT_INTERVAL_S + 1, is_board_up=False))
-    text = "rendezvous: no answer from the endpoint for {} s: running workers continue, no new round can start"
-    for name in "ab":
-        (told,) = [each.text for each in heard[name] if isinstance(each, m.Waiting)]
-        assert told == text.format(20)
+# A loop that lags.
 
 
 def be_late(term: Term, late_s: float) -> list[Any]:

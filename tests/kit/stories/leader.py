@@ -3,7 +3,8 @@
 As in `coordinator.py`, with these differences.  `a'` is the connection that node a had before its present one.  While
 time passes all connected nodes that are not `silent` say that they live, and the board renews the record unless it is
 `down`; heartbeats and renewals are not shown then.  After `->` come the states of the coordinator and of the leadership,
-if the event has changed them.  `alone=a`: a coordinates, and another agent could.  `python -m kit.stories.leader` writes
+if the event has changed them.  `alone=a`: a coordinates, and another agent could.  Nodes
+`elect` by majority, and one that `knows` has heard of the verdict.  `python -m kit.stories.leader` writes
 anew what events bring about: read the difference.
 """
 
@@ -32,6 +33,11 @@ OTHERS: dict[str, Callable[[], ev.Event]] = {
     "the board has no newer epoch": lambda: ev.Reclaimed(None),
     "the board has its old record, renewed 7 times": lambda: ev.Reclaimed(LeaderRecord(EPOCH, CANDIDATE, 7)),
     "the board has epoch 10": lambda: reclaimed(10),
+    "the board has epoch 1001": lambda: reclaimed(1001),
+    "the board renews, 5 times by now": lambda: ev.Renewed(LeaderRecord(EPOCH, CANDIDATE, 5)),
+    "the board knew nothing, and has a rival of epoch 1000": lambda: ev.Renewed(
+        LeaderRecord(EPOCH, CANDIDATE), is_assumed=True, rival_epoch=1000
+    ),
     "the board takes the verdict": lambda: ev.Published(True),
     "the board does not take the verdict": ev.PublishFailed,
     "this agent leaves": ev.Resigned,
@@ -46,7 +52,8 @@ def stories() -> list[Story]:
 def begun(rules: dict[str, str]) -> Term:
     low, high = map(int, rules["nodes"].split(":"))
     timeouts = {f"{key}_timeout_s": float(rules[key]) for key in ("join", "last_call") if key in rules}
-    others: dict[str, Any] = {"max_restarts": int(rules.get("restarts", 3)), **timeouts}
+    counts = {"max_restarts": int(rules.get("restarts", 3)), "renewals": int(rules.get("renewals", 0))}
+    others: dict[str, Any] = {**counts, **timeouts}
     if "running" in rules:
         term = running(rules["running"], nodes=(low, high), **others)
     else:
@@ -94,10 +101,15 @@ class Told:
         if line == "a renewal is due":
             term.pass_time_until_renewal()
             return []
+        if line.endswith(" elect"):  # by majority, the nodes of the last round
+            seats = tuple(m.Seat(name, f"host-{name}", "10.0.0.1", 7) for name in line.split()[:-1])
+            term.leader.sessions.electorate.is_on = True
+            term.leader.sessions.electorate.rounds[1] = m.Seats(1, 1, "secret", seats)
+            return []
         if line in OTHERS:
             return term.tell(OTHERS[line]())
         names, verb, rest = re.fullmatch(
-            r"((?:\w'* )+?)(joins|opens|is alive|is ready|fails|succeeds|leaves|hangs up|says hello|closes|is reset"
+            r"((?:\w'* )+?)(joins|opens|is alive|is ready|fails|succeeds|leaves|hangs up|says hello|closes|is reset|knows"
             r"|sends garbage)(.*)",
             line,
         ).groups()  # type: ignore[union-attr]
@@ -115,7 +127,7 @@ class Told:
         said: dict[str, Any] = {
             "joins": greeting, "says hello": greeting, "is alive": m.Alive(), "is ready": m.Ready(node(of, rank)),
             "fails": m.Failed(of, int(options.get("round", 1)), FAILURE), "succeeds": m.Succeeded(of, 1),
-            "leaves": m.Left(of, "SIGTERM"), "hangs up": m.HungUp(),
+            "leaves": m.Left(of, "SIGTERM"), "hangs up": m.HungUp(), "knows": m.Alive(1, EPOCH),
         }  # fmt: skip
         if verb in said:
             return term.tell(ev.Received(conn, said[verb]))
@@ -157,7 +169,7 @@ class Told:
             yield f"{heard_by}: {what}" if heard_by else what
 
 
-def words(action: Any) -> str:  # noqa: C901  a case for each action
+def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
     match action:
         case ev.Drop():
             return "dropped"
@@ -179,6 +191,9 @@ def words(action: Any) -> str:  # noqa: C901  a case for each action
             return f"welcome to epoch {epoch}"
         case ev.Say(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
+        case ev.Say(_, m.Seats(_, round_, _, seats, _, closing)):
+            how = f", closing: {closing.verdict.outcome}" if closing else ""
+            return f"seats of round {round_}: {' '.join(seat.node_id for seat in seats)}{how}"
         case ev.Say(_, message):
             return coordinator.words(message)
         case _:
