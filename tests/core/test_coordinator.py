@@ -5,21 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kit.effort import examples
 from kit.stories.coordinator import Story, failure, node, stories, told
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Lost, Registered
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
-
-NAMES = "abcdef"
 
 
 @pytest.mark.parametrize("story", stories(), ids=str)
@@ -83,56 +76,3 @@ def test_messages_for_one_node_come_in_the_order_of_the_decisions() -> None:
     core, _ = coordinator(node("a"), max_nodes=1, max_restarts=1)
     sends = core.handle(m.Failed("a", 1, failure("a")), 100.0) + core.handle(m.Ready(node("a")), 100.0)
     assert [type(send.message) for send in sends] == [m.Interrupted, m.Assigned]
-
-
-# Whatever happens, in whatever order.
-
-PASTS = st.builds(
-    lambda standing, round_, count, rank, size, boss, name: (
-        m.Past(m.Standing.READY) if round_ == 0 else m.Past(standing, round_, count, rank, size, boss, failure(name) if standing is m.Standing.FAILED else None)
-    ),
-    st.sampled_from(m.Standing), st.integers(0, 3), st.integers(0, 3), st.integers(-1, 3), st.integers(-1, 5),
-    st.integers(-1, 3), st.sampled_from(NAMES),
-)  # fmt: skip
-RANDOM_EVENTS = st.one_of(
-    st.just(DeadlinePassed()),
-    st.builds(lambda name, rank, *others: Registered(node(name, rank), *others), st.sampled_from(NAMES), st.sampled_from([None, None, 0, 1]), PASTS, st.booleans()),
-    st.builds(lambda name: m.Ready(node(name)), st.sampled_from(NAMES)),
-    st.builds(lambda name, round_: m.Failed(name, round_, failure(name)), st.sampled_from(NAMES), st.integers(0, 4)),
-    st.builds(m.Succeeded, st.sampled_from(NAMES), st.integers(0, 4)),
-    st.builds(m.Left, st.sampled_from(NAMES), st.just("x")),
-    st.builds(Lost, st.sampled_from(NAMES), st.just("x")),
-)  # fmt: skip
-
-
-@settings(max_examples=examples(500), deadline=None)
-@given(st.lists(RANDOM_EVENTS, max_size=50), st.booleans(), st.integers(0, 3))
-def test_whatever_is_said_a_coordinator_keeps_its_rules(events: list[Any], is_heir: bool, max_restarts: int) -> None:
-    core, now = Coordinator(RoundRules(1, 3), RestartPolicy(max_restarts), "", (0, -1) if is_heir else None), 100.0
-    verdict: m.Ended | None = None
-    newest = 0
-    for event in events:
-        if isinstance(event, DeadlinePassed) and core.deadline is not None:
-            now = max(now, core.deadline)
-        sends = core.handle(event, now)
-        if isinstance(event, DeadlinePassed):
-            later = core.deadline
-            assert later is None or later > now, "what is due is done at once"
-        if isinstance(event, Registered):
-            newest = max(newest, event.past.round)
-        ranks: list[NodeRanks] = []
-        for send in sends:
-            match send.message:
-                case m.Ended(m.Outcome.REPLACED):
-                    pass
-                case m.Ended() as ended:
-                    assert verdict in {None, ended}, "two verdicts"
-                    verdict = ended
-                case m.Assigned(round_) as message if not isinstance(event, Registered):
-                    assert round_ > newest, "the next round is above every one that a node told of"
-                    ranks.append(message.ranks)
-                case _:
-                    assert verdict is None, "closed stays closed"
-        assert sorted(each.group_rank for each in ranks) in ([], list(range(len(ranks))))
-        newest = max([newest, *(send.message.round for send in sends if isinstance(send.message, m.Assigned))])
-        waiting_texts(core, now)
