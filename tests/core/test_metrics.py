@@ -60,29 +60,6 @@ def told(*events: Any) -> Told:
     return run
 
 
-# What starts take.
-
-
-def test_the_parts_of_a_start_are_counted_by_worker_warm_or_cold() -> None:
-    metrics = told(
-        BEGAN,
-        spawning(),
-        ROUND,
-        ev.WorkersStarted(1, {0: 10, 1: 11}, frozenset({1})),
-        ev.WorkerReached(1, 1, 1, "warm", "output", 1.5),
-        ev.WorkerReached(1, 0, 0, "cold", "process_group", 4.0),
-        ev.ForkServerMeasured(2, 1 << 27),
-    )
-    read = exposed(metrics)
-    took = 'aelastic_worker_start_seconds_{}{{kind="{}",phase="{}"}}'
-    begun = {("cold", "spawned"): 1, ("warm", "spawned"): 1, ("warm", "imported"): 1, ("warm", "output"): 1.5}
-    for (kind, phase), seconds in {**begun, ("cold", "process_group"): 4}.items():
-        assert read[took.format("sum", kind, phase)] == seconds and read[took.format("count", kind, phase)] == 1
-    for kind, phase in (("cold", "output"), ("warm", "process_group")):
-        assert read[took.format("count", kind, phase)] == 0
-    assert read["aelastic_parked_processes"] == 2 and read["aelastic_fork_server_pss_bytes"] == 1 << 27
-
-
 # The text.
 
 
@@ -157,80 +134,87 @@ def test_everything_is_there_before_anything_happens() -> None:
     assert sum(read[name] for name in read if name.startswith("aelastic_state{")) == 1
 
 
-def test_restarts_are_counted_by_their_cause() -> None:
-    metrics = told(
-        BEGAN,
-        ev.Restarting("failure", "rank 0 fell", 1),
-        ev.Restarting("membership", "a node came", 1),
-        ev.Restarting("failure", "rank 1 fell", 2),
-    )
-    read = exposed(metrics)
-    assert read['aelastic_restarts_total{cause="failure"}'] == 2
-    assert read['aelastic_restarts_total{cause="membership"}'] == 1
-    assert (read["aelastic_used_restarts"], read["aelastic_max_restarts"]) == (2, 3)
+TOOK = 'worker_start_seconds_{}{{kind="{}",phase="{}"}}'
+BEGUN = {
+    ("cold", "spawned"): 1,
+    ("warm", "spawned"): 1,
+    ("warm", "imported"): 1,
+    ("warm", "output"): 1.5,
+    ("cold", "process_group"): 4,
+}
+LOST = ev.RunEnded(WorkerState.STOPPED, "no coordinator for 600 s", traceback="Traceback: ...")
+STOPPING = ev.Changed(Phase.SPAWNING, Phase.CANCELLING, WorkerState.STOPPED, "")
+SAME_PHASE = ev.Changed(Phase.SPAWNING, Phase.SPAWNING, WorkerState.HEALTHY, "the state changed")
+COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {  # events, what is given, series
+    "the parts of a start, by worker, warm or cold": (
+        (spawning(), ROUND, ev.WorkersStarted(1, {0: 10, 1: 11}, frozenset({1})),
+         ev.WorkerReached(1, 1, 1, "warm", "output", 1.5), ev.WorkerReached(1, 0, 0, "cold", "process_group", 4.0),
+         ev.ForkServerMeasured(2, 1 << 27)), {},
+        {**{TOOK.format("sum", *of): seconds for of, seconds in BEGUN.items()},
+         **{TOOK.format("count", *of): 1 for of in BEGUN},
+         TOOK.format("count", "cold", "output"): 0, TOOK.format("count", "warm", "process_group"): 0,
+         "parked_processes": 2, "fork_server_pss_bytes": 1 << 27},
+    ),
+    "restarts by their cause": (
+        (ev.Restarting("failure", "rank 0 fell", 1), ev.Restarting("membership", "a node came", 1),
+         ev.Restarting("failure", "rank 1 fell", 2)), {},
+        {'restarts_total{cause="failure"}': 2, 'restarts_total{cause="membership"}': 1, "used_restarts": 2, "max_restarts": 3},
+    ),
+    "sizes of a round": (
+        (ROUND,), {},
+        {"world_size": 4, "group_world_size": 2, "local_world_size": 2, "round": 1, "rounds_total": 1},
+    ),
+    "phases by their names": (
+        (ev.PhaseTook("stop", 0.02), ev.PhaseTook("stop", 20.0), ev.PhaseTook("detect", 0.002, 1)), {},
+        {'phase_duration_seconds_sum{phase="stop"}': 20.02, 'phase_duration_seconds_bucket{phase="stop",le="0.05"}': 1,
+         'phase_duration_seconds_count{phase="detect"}': 1},
+    ),
+    "a restart, from the first worker's end until all run again": (
+        (ROUND, spawning(), STARTED,  # at 3
+         ev.PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
+         ev.PhaseTook("run", 1.0),  # at 5
+         ev.PhaseTook("detect", 0.1, 1), ev.PhaseTook("stop", 2.0), ROUND, spawning(), STARTED), {},  # at 10
+        {"restart_duration_seconds_count": 1, "restart_duration_seconds_sum": 6.5},
+    ),
+    "time in the exit barrier is no part of a restart": (
+        (ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ev.PhaseTook("barrier", 1.0), ROUND, spawning(), STARTED), {},
+        {"restart_duration_seconds_sum": 3},
+    ),
+    "workers that start while they are stopped end no restart": (
+        (ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ROUND, spawning(), STOPPING, STARTED), {},
+        {"restart_duration_seconds_count": 0},
+    ),
+    "ends and notices": (
+        (ev.WorkerEnded(1, 0, 0, "succeeded"), ev.WorkerEnded(1, 1, 1, "stopped"),
+         ev.Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
+         ev.Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
+         ev.Compared(1, "hang: cannot tell which rank the others wait for", ()),
+         ev.StacksTaken(1, "asked", {0: "py-spy"}, "/x")), {},
+        {'hangs_compared_total{outcome="named"}': 0, 'hangs_compared_total{outcome="not_named"}': 1,
+         'worker_exits_total{outcome="succeeded"}': 1, 'worker_exits_total{outcome="stopped"}': 1,
+         'worker_exits_total{outcome="failed"}': 0, "watchdog_expiries_total": 1, 'noticed_total{by="hang"}': 1,
+         "stacks_taken_total": 1},
+    ),
+    "a run that was asked to stop": (
+        (ev.RunEnded(WorkerState.STOPPED, "asked to stop"),), {}, {'run_ended{run_id="job 7",state="STOPPED"}': 1},
+    ),
+    "a run that ends with an error was not": ((LOST,), {}, {'run_ended{run_id="job 7",state="UNKNOWN"}': 1}),
+    "missing nodes before a round": ((), {}, {"nodes_missing": 1, "coordinates": 0}),
+    "missing nodes, the coordinator and silent workers": (
+        (BEGAN.replace(max_nodes=5), ROUND), {"coordinates": True, "silence": (600.0, {1: 320.5})},
+        {"nodes_missing": 3, "coordinates": 1, 'worker_silence_seconds{local_rank="1"}': 320.5,
+         "worker_silence_max_seconds": 600},
+    ),
+    "the start of the phase is a time of day": (
+        (spawning(), SAME_PHASE), {"now": 7.0, "epoch": 1e9}, {"phase_start_time_seconds": 1e9 + 1},
+    ),
+}  # fmt: skip
 
 
-def test_a_round_sets_the_sizes() -> None:
-    read = exposed(told(BEGAN, ROUND))
-    sizes = [read[f"aelastic_{name}world_size"] for name in ("", "group_", "local_")]
-    assert sizes == [4, 2, 2]
-    assert (read["aelastic_round"], read["aelastic_rounds_total"]) == (1, 1)
-
-
-def test_phases_are_measured_by_their_names() -> None:
-    read = exposed(
-        told(BEGAN, ev.PhaseTook("stop", 0.02), ev.PhaseTook("stop", 20.0), ev.PhaseTook("detect", 0.002, 1))
-    )
-    assert read['aelastic_phase_duration_seconds_sum{phase="stop"}'] == pytest.approx(20.02)
-    assert read['aelastic_phase_duration_seconds_bucket{phase="stop",le="0.05"}'] == 1
-    assert read['aelastic_phase_duration_seconds_count{phase="detect"}'] == 1
-
-
-def test_a_restart_takes_from_the_first_workers_end_until_all_run_again() -> None:
-    metrics = told(
-        BEGAN, ROUND, spawning(), STARTED,  # at 3
-        ev.PhaseTook("detect", 0.5, 0),  # at 4: it ended at 3.5
-        ev.PhaseTook("run", 1.0),  # at 5
-        ev.PhaseTook("detect", 0.1, 1),
-        ev.PhaseTook("stop", 2.0), ROUND, spawning(), STARTED,  # at 10
-    )  # fmt: skip
-    read = exposed(metrics)
-    assert read["aelastic_restart_duration_seconds_count"] == 1
-    assert read["aelastic_restart_duration_seconds_sum"] == pytest.approx(6.5)
-
-
-def test_time_in_the_exit_barrier_is_no_part_of_a_restart() -> None:
-    metrics = told(BEGAN, ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ev.PhaseTook("barrier", 1.0), ROUND, spawning(), STARTED)  # fmt: skip
-    assert exposed(metrics)["aelastic_restart_duration_seconds_sum"] == 3
-
-
-def test_workers_that_start_while_they_are_stopped_end_no_restart() -> None:
-    stopping = ev.Changed(Phase.SPAWNING, Phase.CANCELLING, WorkerState.STOPPED, "")
-    metrics = told(BEGAN, ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ROUND, spawning(), stopping, STARTED)
-    assert exposed(metrics)["aelastic_restart_duration_seconds_count"] == 0
-
-
-def test_ends_and_notices_are_counted() -> None:
-    read = exposed(
-        told(
-            BEGAN,
-            ev.WorkerEnded(1, 0, 0, "succeeded"),
-            ev.WorkerEnded(1, 1, 1, "stopped"),
-            ev.Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
-            ev.Noticed(1, 1, 1, "hang", "no sign of life", is_stopped=False),
-            ev.Compared(1, "hang: cannot tell which rank the others wait for", ()),
-            ev.StacksTaken(1, "asked", {0: "py-spy"}, "/x"),
-        )
-    )
-    named, not_named = (read[f'aelastic_hangs_compared_total{{outcome="{o}"}}'] for o in ("named", "not_named"))
-    assert (named, not_named) == (0, 1)
-    assert [read[f'aelastic_worker_exits_total{{outcome="{o}"}}'] for o in ("succeeded", "stopped", "failed")] == [
-        1,
-        1,
-        0,
-    ]
-    assert (read["aelastic_watchdog_expiries_total"], read['aelastic_noticed_total{by="hang"}']) == (1, 1)
-    assert read["aelastic_stacks_taken_total"] == 1
+@pytest.mark.parametrize("events, given, series", COUNTED.values(), ids=COUNTED)
+def test_what_is_counted(events: tuple[Any, ...], given: dict[str, Any], series: dict[str, float]) -> None:
+    read = exposed(told(BEGAN, *events), **given)
+    assert {name: read[f"aelastic_{name}"] for name in series} == pytest.approx(series)
 
 
 def test_of_workers_only_those_that_live_are_told() -> None:
@@ -259,14 +243,6 @@ def test_the_end_of_a_run_is_a_series_of_its_own_and_its_state() -> None:
     assert read['aelastic_run_ended{run_id="job 7",state="FAILED"}'] == 1
     assert read['aelastic_state{state="FAILED"}'] == read['aelastic_phase{phase="done"}'] == 1
     assert read['aelastic_state{state="HEALTHY"}'] == 0
-
-
-def test_a_run_that_ends_with_an_error_was_not_asked_to_stop() -> None:
-    asked, lost = told(BEGAN), told(BEGAN)
-    asked.tell(ev.RunEnded(WorkerState.STOPPED, "asked to stop"), 3.0)
-    lost.tell(ev.RunEnded(WorkerState.STOPPED, "no coordinator for 600 s", traceback="Traceback: ..."), 3.0)
-    assert exposed(asked)['aelastic_run_ended{run_id="job 7",state="STOPPED"}'] == 1
-    assert exposed(lost)['aelastic_run_ended{run_id="job 7",state="UNKNOWN"}'] == 1
 
 
 def test_labels_that_all_series_share_are_added_to_each_that_has_not_its_own() -> None:
@@ -336,13 +312,6 @@ def test_what_was_exposed_never_shrinks() -> None:
     assert [read[f'aelastic_time_seconds_total{{spent="{what}"}}'] for what in ("trained", "hung")] == [6, 5]
 
 
-def test_the_start_of_the_phase_is_a_time_of_day() -> None:
-    metrics = told(
-        BEGAN, spawning(), ev.Changed(Phase.SPAWNING, Phase.SPAWNING, WorkerState.HEALTHY, "the state changed")
-    )
-    assert exposed(metrics, now=7.0, epoch=1e9)["aelastic_phase_start_time_seconds"] == 1e9 + 1
-
-
 @pytest.mark.parametrize(
     "kind, events",
     [
@@ -360,16 +329,6 @@ def test_failures_are_counted_by_how_the_worker_failed(kind: str, events: list[A
     read = exposed(told(BEGAN, *before, ev.WorkerEnded(1, 0, 0, "failed", failure)))
     counted = {name: value for name, value in read.items() if name.startswith("aelastic_failures_total") and value}
     assert counted == {f'aelastic_failures_total{{kind="{kind}"}}': 1}
-
-
-def test_missing_nodes_the_coordinator_and_silent_workers_are_told() -> None:
-    began = BEGAN.replace(max_nodes=5)
-    read = exposed(told(began))
-    assert (read["aelastic_nodes_missing"], read["aelastic_coordinates"]) == (4, 0)
-    read = exposed(told(began, ROUND), coordinates=True, silence=(600.0, {1: 320.5}))
-    assert (read["aelastic_nodes_missing"], read["aelastic_coordinates"]) == (3, 1)
-    assert read['aelastic_worker_silence_seconds{local_rank="1"}'] == 320.5
-    assert read["aelastic_worker_silence_max_seconds"] == 600
 
 
 def test_a_reader_of_openmetrics_gets_the_same_numbers() -> None:

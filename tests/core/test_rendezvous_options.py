@@ -13,7 +13,7 @@ from kit.arguments import complaint, spec_of
 from aelastic.cli.arguments import parse
 from aelastic.errors import InputError
 from aelastic.launcher.launch_config import LaunchConfig, _rendezvous_fields
-from aelastic.rdzv.settings import RendezvousSettings, split_endpoint
+from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
 
 
@@ -21,18 +21,6 @@ def rendezvous_of(script: str, options: str = "", **environ: str) -> RendezvousS
     settings = spec_of(script, options, **environ).rdzv
     assert settings is not None
     return settings
-
-
-# Endpoints.
-
-
-@pytest.mark.parametrize(
-    "endpoint",
-    ["", ":1", "host:", "host:http", "host:99999", "host:65536", "http://h:1", "a b:1", "a,b", "[::1", "::1"],
-)
-def test_what_is_no_endpoint_is_refused(endpoint: str) -> None:
-    with pytest.raises(InputError, match="rendezvous endpoint"):
-        split_endpoint(endpoint, 7)
 
 
 # Several nodes.

@@ -152,7 +152,7 @@ def test_an_endpoint_is_a_host_and_a_port(endpoint: str, found: tuple[str, int])
     "endpoint",
     [
         "", ":", ":5", "a:", "a:b", "a:-1", "a:1:2", "fd00::1", "[fd00::1", "fd00::1]:5", "[]:5", "a b:1", "a:1\n", "a:1 ",
-        "a/b:1", "a,b:1", "http://a:1", "a:٣", "a:100000000",
+        "a/b:1", "a,b:1", "http://a:1", "a:٣", "a:100000000", ":1", "a,b", "::1",
     ],
 )  # fmt: skip
 def test_what_is_none_is_refused(endpoint: str) -> None:
