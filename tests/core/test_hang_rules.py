@@ -335,33 +335,22 @@ def test_a_match_is_found_however_the_output_comes(lines: list[str], ending: str
     assert search.end() == b"" and not search.is_open
 
 
-def test_between_two_questions_one_match_is_enough_and_each_question_starts_anew() -> None:
-    search = ExpectedOutputMatcher("a")
-    search.feed(b"a\na\na\n")
-    assert (search.ask(), search.ask()) == (1, 1)
-    search.feed(b"b\n")
-    assert search.ask() == 1
-    search.feed(b"a\n")
-    assert search.ask() == 2
-
-
-def test_a_line_whose_beginning_was_passed_over_is_not_taken_for_one_of_its_own() -> None:
-    search = ExpectedOutputMatcher("^tail")
-    search.feed(b"tail\n")
-    search.feed(b"begins with a ")
-    search.ask()
-    search.feed(b"tail\n")
-    assert search.ask() == 1
-    search.feed(b"tail\n")
-    assert search.ask() == 2
-
-
-def test_a_line_that_is_not_complete_counts_once() -> None:
-    search = ExpectedOutputMatcher("> $")
-    search.feed(b"name> ")
-    assert (search.ask(), search.ask(), search.ask()) == (1, 1, 1)
-    search.feed(b"x\nname> ")
-    assert search.ask() == 2
+@pytest.mark.parametrize(
+    "pattern, course",
+    [
+        ("a", [b"a\na\na\n", 1, 1, b"b\n", 1, b"a\n", 2]),
+        ("^tail", [b"tail\n", b"begins with a ", 1, b"tail\n", 1, b"tail\n", 2]),
+        ("> $", [b"name> ", 1, 1, 1, b"x\nname> ", 2]),
+    ],
+    ids=["one match between two questions is enough", "a line's beginning was passed over", "a line is not complete"],
+)
+def test_each_question_starts_anew(pattern: str, course: list[bytes | int]) -> None:
+    search = ExpectedOutputMatcher(pattern)
+    for each in course:
+        if isinstance(each, bytes):
+            search.feed(each)
+        else:
+            assert search.ask() == each
 
 
 def test_when_no_caller_asks_any_more_nothing_is_searched() -> None:
