@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import os
@@ -546,6 +547,7 @@ def test_few_open_files_mean_fewer_connections(monkeypatch: pytest.MonkeyPatch) 
 @on_each_loop
 def test_a_run_with_a_server_gives_everything_back(loop: str, tmp_path: Path) -> None:
     run(loop, asyncio.sleep(0))  # libuv keeps a pipe for the rest of a program's life
+    gc.collect()  # loops of the tests before, which would be closed meanwhile
     before = descriptors(), threads()
     status: list[int] = []
 
