@@ -46,9 +46,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def under(folder: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return ran(
-        sys.executable, "-m", "aelastic.under", *argv, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder), **env}
-    )
+    given = {**os.environ, "PYTHONPATH": str(folder), **env}
+    return ran(sys.executable, "-m", "aelastic.under", *argv, cwd=folder, env=given)
 
 
 def test_a_program_that_imports_torchs_launcher_has_aelastics_and_what_ours_lacks_is_torchs(folder: Path) -> None:

@@ -312,13 +312,8 @@ def test_python_m_launch_does_what_torchs_does(line: str, script: str, told: Any
         for path in tmp_path.glob("told?"):
             path.unlink()
         argv = [script if word == "S" else word for word in line.split()]
-        done = ran(
-            sys.executable if module == "aelastic.launch" else warm.python,
-            "-m",
-            module,
-            *argv,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"},
-        )
+        python = sys.executable if module == "aelastic.launch" else warm.python
+        done = ran(python, "-m", module, *argv, env={**os.environ, "OMP_NUM_THREADS": "1", "PET_STANDALONE": "1"})
         outcomes.append((bool(done.returncode), told(), "FutureWarning" in done.stderr))
     if line.startswith("--nope"):
         assert outcomes[0][:2] == outcomes[1][:2]  # torch has not come to its warning

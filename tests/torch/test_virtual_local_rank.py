@@ -37,19 +37,10 @@ def test_workers_find_what_torchrun_gives_them(tmp_path: Path, monkeypatch: pyte
 
 def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path, warm: Warm) -> None:
     (tmp_path / "worker.py").write_text("import os; print('told', os.environ['LOCAL_RANK'])")
-    said = {}
+    said, env = {}, {**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"}
     for name, launcher in (("torchrun", (warm.python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
-        done = ran(
-            *launcher,
-            "--virtual-local-rank",
-            "--nproc-per-node=2",
-            "--tee=3",
-            f"--log-dir={name}",
-            "worker.py",
-            cwd=tmp_path,
-            env={**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"},
-            check=True,
-        )
+        options = ("--virtual-local-rank", "--nproc-per-node=2", "--tee=3", f"--log-dir={name}", "worker.py")
+        done = ran(*launcher, *options, cwd=tmp_path, env=env, check=True)
         said[name] = sorted(line for line in done.stdout.splitlines() if "told" in line)
         logs = tmp_path.glob(f"{name}/*/attempt_0/*/stdout.log")
         assert {log.parent.name: log.read_text() for log in logs} == {"0": "told 0\n", "1": "told 0\n"}
@@ -60,9 +51,8 @@ def test_fewer_devices_than_workers_are_refused_where_torchrun_fails(launch: Lau
     (tmp_path / "worker.py").write_text("print('started')")
     visible, without = "GPU-1,GPU-2", 2
     options = ["--virtual-local-rank", "--nproc-per-node=3"]
-    done = ran(
-        launch.warm.python, *TORCHRUN[1:], *options, "worker.py", cwd=tmp_path, env={**os.environ, VARIABLE: visible}
-    )
+    command, env = (launch.warm.python, *TORCHRUN[1:], *options, "worker.py"), {**os.environ, VARIABLE: visible}
+    done = ran(*command, cwd=tmp_path, env=env)
     assert done.returncode == 1
     assert f"local_rank {without} exceeds available GPUs" in done.stderr
     job = launch("say('started')", *options, env={VARIABLE: visible})
