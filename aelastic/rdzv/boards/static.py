@@ -8,12 +8,12 @@ connect again and again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.host.listeners import LOOPBACKS
 from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import text_of
+from aelastic.rdzv.boards.encoding import KeyState, text_of
 from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
 from aelastic.rdzv.boards.key_board import OneStoreBoard
 from aelastic.rdzv.boards.tcp_store import SERVED_FOR, printable
@@ -90,12 +90,15 @@ class StaticBoard(OneStoreBoard):
         return await (super().campaign(candidate, seen, above) if self._is_master else self.read())
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        if not record.is_same_term((await self._look()).record):
+        if not self._is_master or not record.is_same_term((await self._look()).record):
             return None
         # The other nodes do not look at the count: what they read need not change.
         renewed = record.renewed()
         self._text = text_of(renewed)
         return renewed
+
+    async def _change(self, state: KeyState, record: LeaderRecord, new_text: Callable[[LeaderRecord], bytes]) -> bool:
+        return self._is_master and await super()._change(state, record, new_text)
 
     async def _get(self) -> bytes:
         if self._is_master:
@@ -103,7 +106,6 @@ class StaticBoard(OneStoreBoard):
         return await super()._get()
 
     async def _compare_set(self, expected: bytes, text: bytes) -> bytes:  # noqa: ARG002  nothing else writes it
-        assert self._is_master, "only node 0 writes"
         self._text = claimed(text)  # proved anew with each secret
         self._host.preset(self._key, text.decode())
         return text
