@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -163,7 +163,9 @@ class StackDumps:
                 kept = {rank: path for rank, path in written.items() if self._scratch not in path.parents}
                 self._seen |= {rank: _Seen(each, kept.get(rank)) for rank, each in found.items()}
             sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
-            folder = _folder_of(written.values())
+            # The one that holds all of them, of the attempt as it is laid out.
+            folders = [path.parent.parent if path.name == NAME else path.parent for path in written.values()]
+            folder = os.path.commonpath(folders) if folders else ""
             self.taken = StacksTaken(generation, why, sources, folder)
             assert self._collected is not None
             self._collected.set()
@@ -249,12 +251,6 @@ class _Seen:
             return f"has no stack ({self._found})"
         rest = "" if self._path is None else f", all threads: {self._path}"
         return f"was in {place(self._found.threads)} ({self._found.source}{rest})"
-
-
-def _folder_of(paths: Collection[Path]) -> str:
-    """The folder that holds all of them, of the attempt as it is laid out; "" for none."""
-    folders = [path.parent.parent if path.name == NAME else path.parent for path in paths]
-    return os.path.commonpath(folders) if folders else ""
 
 
 def _append(texts: Mapping[int, tuple[Path, str]], written: dict[int, Path]) -> None:
