@@ -1,6 +1,7 @@
 """Hosts of endpoints that go in the middle of a claim or as a job fails, and most of them that go.
 
-The simulation has them go at each step (`tests/simulation/test_quorum.py`, `test_simulated_endpoints.py`): here are real stores.
+The simulation has them go at each step (`test_quorum.py` and `test_simulated_endpoints.py` there): here are real
+stores.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def test_without_most_endpoints_workers_go_on_and_what_fails_waits_for_them_and_
 def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_others_go_on_with(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    """The last restart is used up 0.3 s after the failure; by then the coordinator, with the only endpoint, reaches no other node."""
+    """The last restart is used up 0.3 s after the failure; by then the coordinator reaches no other node."""
     with battlefield(launch, "c10d", tmp_path, max_restarts=0) as there:
         there.make_coordinator(0)
         fence, began = there.fence, time.monotonic()

@@ -90,9 +90,10 @@ EVERY = [
     Single("mute", AFTER_A_LEASE_S, LONG_S),
     DEAF,
 ]
-# A fault is told on each board where it shows something of its own.  What ends workers and what cuts connections is the same on
-# all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where its host has the
-# only one, by a store that still names it, or by etcd, which forgets it after its lease and may be told sooner.
+# A fault is told on each board where it shows something of its own.  What ends workers and what cuts connections is
+# the same on all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where
+# its host has the only one, by a store that still names it, or by etcd, which forgets it after its lease and may be
+# told sooner.
 SINGLES = {
     "c10d on three": EVERY,
     "c10d": [Single("cut_off", AFTER_A_LEASE_S, 2 * LEASE_S, is_quick=True)],  # and killed: below, with gloo

@@ -180,7 +180,7 @@ def test_torch_meets_across_nodes_over_ipv6(launch: Launcher) -> None:
 def test_a_host_that_calls_itself_127_0_1_1_is_found_and_a_silent_name_server_is_not_asked(
     v4: Net, launch: Launcher, tmp_path: Path
 ) -> None:
-    """The first is what Debian writes into /etc/hosts; the other host does not know its own name.  A question would take 20 s."""
+    """The first is as Debian has it in /etc/hosts; the other knows no name of its own.  A question would take 20 s."""
     server, asked = name_server(v4, tmp_path)
     own, other = tmp_path / "own", tmp_path / "other"
     own.write_text("127.0.0.1 localhost\n127.0.1.1 alpha\n")

@@ -1,4 +1,4 @@
-"""Workers that fail, and nodes that come back or sleep, each agent a real one; those that die or are cut off: `test_chaos.py`."""
+"""Workers that fail, and nodes that come back or sleep; those that die or are cut off: `test_chaos.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUICK = {"lease": LEASE_S, "settle_time": 0.1}
 
 
 def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(launch: Launcher) -> None:
-    """Then what was killed is every agent's cause, and its signal their exit code; the others fail of it, each with its own."""
+    """Then what was killed is every agent's cause, and its signal their exit code; the others fail of it."""
     with team_of(launch, c10d(), "3") as team:
         agents = team.start_many(3)
         round_ = team.wait_round(agents)

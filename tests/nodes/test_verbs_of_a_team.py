@@ -1,4 +1,4 @@
-"""Verbs in a job of several nodes: from any of them, about each, whatever becomes of the coordinator; and nodes that are about to go."""
+"""Verbs in a job of several nodes, from any of them, about each; and nodes that are about to go."""
 
 from __future__ import annotations
 

@@ -105,7 +105,8 @@ def check_charges(there: Battlefield, done: Sequence[Done], since: float, what: 
         failed = [(at, index) for at, index in there.failed if index in round_.ranks]
         failed = [(at, index) for at, index in failed if round_.began_at < at < after.began_at]
         legal, charged = round_.charges(after, done, [at for at, _ in failed]), after.restarts - round_.restarts
-        problem = f"{what}: {charged}, not of {sorted(legal)}; {round_}, then {after}; failed: {failed}; done: {done}\n{there.team.story}"
+        rounds = f"{what}: {charged}, not of {sorted(legal)}; {round_}, then {after}"
+        problem = f"{rounds}; failed: {failed}; done: {done}\n{there.team.story}"
         assert charged in legal, problem
         if all(each.fault.name in IN_ORDER for each in done):
             first = min((at for at, _ in failed), default=0.0) + KILLED_LEAD_S + LATE_S

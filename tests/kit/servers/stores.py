@@ -41,7 +41,7 @@ def external_store() -> Iterator[str]:
 
 
 def in_each_store(folder: Path, body: str) -> dict[str, str]:
-    """An environment in which the process of an agent's store first runs this line; it knows itself by its command line."""
+    """An environment in which the process of a store first runs this line; it knows itself by its command line."""
     folder.mkdir(exist_ok=True)
     code = f'import os, sys\nif "tcpstore/server.py" in " ".join(sys.orig_argv):\n    {body}\n'
     (folder / "sitecustomize.py").write_text(code)
