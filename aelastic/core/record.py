@@ -32,9 +32,11 @@ class Record:
             return
         values.update(zip(names, args, strict=False))
         values.update(fields)
-        for name, default in self._defaults.items():  # last: a message on the wire has its fields in this order
-            values.setdefault(name, default)
-        if fields or len(args) > len(names) or len(values) < len(names):
+        is_wrong = len(values) < len(args) + len(fields) or not self._names.issuperset(fields)
+        if len(values) < len(names):  # defaults come last: a message on the wire has its fields in this order
+            for name, default in self._defaults.items():
+                values.setdefault(name, default)
+        if is_wrong or len(values) < len(names):
             self._refuse_wrong(args, fields)
 
     def _refuse_wrong(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
