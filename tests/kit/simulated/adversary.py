@@ -1,6 +1,6 @@
 """An adversary beside the seeds: faults at any step of a simulated job, chosen by looking ahead.
 
-The world's state is copied by `os.fork()`: a copy meets a fault and runs on, and says what came of it.
+A run comes about again as often as it is asked for: a copy of it meets a fault and runs on, and says what came of it.
 
 - `attack` is one run: at a few moments some faults are tried, each in a copy that runs ahead for a while, and mostly the one
   that makes nodes disagree most comes about.  Then all faults stop, as after a seed, and the job has to agree and end.
@@ -12,9 +12,7 @@ plays again, and what its coordinator was told as a story that `tests/core/stori
 
 from __future__ import annotations
 
-import gc
 import json
-import os
 import random
 import sys
 import time
@@ -28,8 +26,6 @@ from kit.simulated.checks import DeadVotersError, ForgottenError
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.world import FIN, RST
 from kit.stories.of_a_run import story_of
-
-_fork = os.fork  # of the state, for a moment: tests of this ring may start no program, and find `os.fork` refused
 
 Kind: TypeAlias = Literal[
     "cut", "cut one way", "isolate", "reset", "break", "freeze", "suspend", "crash", "crash RST", "dark", "leave",
@@ -108,11 +104,18 @@ class Path:
         Raises:
             AssertionError: a promise was broken.
         """
+        end(self.played())
+
+    def played(self) -> Simulation:
+        """The job after the last of its faults."""
         job = begin(self)
         for at, fault in self.faults:
             job.world.run(lambda: False, at)
             fault.apply(job)
-        end(job)
+        return job
+
+    def with_(self, at: float, fault: Fault) -> Path:
+        return replace(self, faults=(*self.faults, (at, fault)))
 
     def shrunk(self) -> Path:
         """The smallest part of it that fails as well."""
@@ -176,28 +179,14 @@ def end(job: Simulation) -> None:
         job.world.note("END", error)
 
 
-def in_a_copy(job: Simulation, fault: Fault, ahead_s: float | None) -> float:
-    """What a fault leads to: how much nodes disagree after some time, or, after an end, 0; infinite if a promise breaks."""
-    reader, writer = os.pipe()
-    if not (pid := _fork()):
-        try:
-            gc.disable()  # or it would copy all pages that it looks at
-            fault.apply(job)
-            if ahead_s is None:
-                end(job)
-                found = 0.0
-            else:
-                job.world.run(lambda: False, job.world.now + ahead_s)
-                found = unrest(job)
-        except BaseException:  # noqa: BLE001  whatever it is, it was found
-            found = float("inf")
-        os.write(writer, str(found).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        told = pipe.read()
-    os.waitpid(pid, 0)
-    return float(told or b"inf")
+def ahead(path: Path, ahead_s: float) -> float:
+    """What the last fault leads to: how much nodes disagree after some time; infinite if a promise breaks."""
+    try:
+        job = path.played()
+        job.world.run(lambda: False, job.world.now + ahead_s)
+        return unrest(job)
+    except Exception:  # noqa: BLE001  whatever it is, it was found
+        return float("inf")
 
 
 def unrest(job: Simulation) -> float:
@@ -257,11 +246,11 @@ def attack(seed: int, board: str) -> Path:
         tried = [any_fault(dice, job.hosts) for _ in range(CANDIDATES)]
         ahead_s = dice.choice(AHEAD_S)
         if dice.random() < BEST_SHARE:
-            found = {fault: in_a_copy(job, fault, ahead_s) for fault in tried}
+            found = {fault: ahead(path.with_(at, fault), ahead_s) for fault in tried}
             fault = max(tried, key=lambda each: (found[each], dice.random()))
         else:
             fault = tried[0]
-        path = replace(path, faults=(*path.faults, (at, fault)))
+        path = path.with_(at, fault)
         try:
             fault.apply(job)
             at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
@@ -279,11 +268,25 @@ def attack(seed: int, board: str) -> Path:
 
 def everywhere(size: Size, faults: Sequence[Fault], until_s: float) -> Iterator[tuple[float, Fault, bool]]:
     """Each fault at each step of a job that begins: when, which, and whether all was kept."""
-    job = begin(Path(0, size))
+    job, moments = begin(Path(0, size)), list[float]()
     while job.world.now < until_s:
-        for fault in faults:
-            yield job.world.now, fault, in_a_copy(job, fault, None) == 0.0
+        moments.append(job.world.now)
         job.world.step()
+    for steps, at in enumerate(moments):
+        for fault in faults:
+            yield at, fault, _is_kept(size, steps, fault)
+
+
+def _is_kept(size: Size, steps: int, fault: Fault) -> bool:
+    job = begin(Path(0, size))
+    for _ in range(steps):
+        job.world.step()
+    try:
+        fault.apply(job)
+        end(job)
+    except Exception:  # noqa: BLE001  whatever it is, it was found
+        return False
+    return True
 
 
 def of_two() -> list[Fault]:
