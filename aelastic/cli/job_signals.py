@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 
+# What a person at the terminal asks for is obeyed at any time.
+OF_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
+
 
 def handlers_of(invocation: Invocation, supervisor: Supervisor, stop: Callable[[int], None]) -> Handlers:
     """What signals are for: one that has a meaning of its own (`--on-signal`) does not stop the job."""
@@ -35,10 +38,14 @@ def _act(supervisor: Supervisor, on: OnSignal) -> None:
 
 
 @contextmanager
-def handle_signals(loop: AbstractEventLoop, handlers: Handlers) -> Iterator[None]:
+def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool) -> Iterator[None]:
     """Has the loop call what each signal is for.
 
     A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
+
+    Args:
+        is_last: this process ends with the job; what comes then, such as the SIGTERM after a `preStop`, is too late to
+            change how it ends.
     """
     before = {signum: signal.getsignal(signum) for signum in handlers}
     handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
@@ -49,7 +56,7 @@ def handle_signals(loop: AbstractEventLoop, handlers: Handlers) -> Iterator[None
     finally:
         for signum in handled:
             loop.remove_signal_handler(signum)
-            signal.signal(signum, before[signum])
+            signal.signal(signum, signal.SIG_IGN if is_last and signum not in OF_KEYBOARD else before[signum])
 
 
 def terminal_handlers(loop: AbstractEventLoop, line: StatusLine) -> Handlers:

@@ -160,7 +160,7 @@ def _run_command(
         return Outcome(0)
     except KeyboardInterrupt:
         return Outcome.of_signal(signal.SIGINT)
-    outcome = _run_job(invocation)
+    outcome = _run_job(invocation, owns_process=owns_process)
     if invocation.exit_codes == "torchrun" and outcome.code not in {0, EXIT_INPUT}:
         return Outcome(EXIT_FAILURE)
     return outcome
@@ -177,7 +177,7 @@ def collect_rarely() -> None:
     gc.set_threshold(*COLLECT_AFTER)
 
 
-def _run_job(invocation: Invocation) -> Outcome:
+def _run_job(invocation: Invocation, *, owns_process: bool) -> Outcome:
     from aelastic.group.open_files import check_open_files
 
     # Also for the last words: they begin a new line below what workers left open.
@@ -185,7 +185,7 @@ def _run_job(invocation: Invocation) -> Outcome:
         stopped_by: list[int] = []
         try:
             check_open_files(invocation.spec)  # here, too: without descriptors there is no event loop to be refused in
-            result = _run_on_loop(_run(invocation, live, stopped_by), invocation.loop)
+            result = _run_on_loop(_run(invocation, live, stopped_by, owns_process=owns_process), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error, invocation.endpoint_note)
         finally:
@@ -197,12 +197,15 @@ def _run_job(invocation: Invocation) -> Outcome:
 # Run.
 
 
-async def _run(invocation: Invocation, live: StatusLine | None, stopped_by: list[int]) -> RunResult:
+async def _run(
+    invocation: Invocation, live: StatusLine | None, stopped_by: list[int], *, owns_process: bool
+) -> RunResult:
     """One run of a supervisor under the signals of this process.
 
     Args:
         live: the status line, if there is one.
         stopped_by: gets the signals that have asked us to stop.
+        owns_process: this process ends with the run.
     """
     import asyncio
 
@@ -220,7 +223,7 @@ async def _run(invocation: Invocation, live: StatusLine | None, stopped_by: list
     _stderr.start()  # now: a worker may start threads up to the limit
     of_terminal = {} if live is None else terminal_handlers(loop, live)
     handlers = {**of_terminal, **handlers_of(invocation, supervisor, stop)}  # what the user says of one comes first
-    with handle_signals(loop, handlers), _reaping_orphans(loop):
+    with handle_signals(loop, handlers, is_last=owns_process), _reaping_orphans(loop):
         return await supervisor.run()
 
 

@@ -65,6 +65,24 @@ def test_a_signal_ends_the_wait_at_once_and_changes_no_exit_code(
     job.assert_nothing_left()
 
 
+LATE = """
+import os, signal
+from aelastic.cli import main
+
+def conclude(*args, conclude=main._conclude):
+    for signum in signal.SIGTERM, signal.SIGUSR1:
+        os.kill(os.getpid(), signum)
+    return conclude(*args)
+
+main._conclude = conclude
+"""
+
+
+def test_a_signal_that_comes_when_the_job_is_over_changes_no_exit_code(launch: Launcher) -> None:
+    job = launch(FAILS, "--on-signal", "USR1=drain:9", wrapper=LATE)  # as kubelet's SIGTERM does after a preStop
+    assert job.wait() == 3, job.story
+
+
 def test_without_a_scrape_the_wait_ends_by_itself(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
