@@ -217,7 +217,7 @@ JOBS: dict[str, tuple[tuple[str, ...], dict[str, str], str, str]] = {
     "two nodes, and no more": (("--only", "one node", *TWO_NODES), PLANTED["it wants two workers"][0], "one node more", CRASH),
     "one node has an endpoint": (("--only", "rank killed", "--nnodes", "1", *TWO_NODES[2:]), {}, "", ""),
     "a script goes on for long": (("--for", "3", "--only", "rank", "--nproc-per-node", "2", *PROGRESS), {"steps": "99999"}, "", ""),
-    "nodes come and go": (ELASTIC, {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)", "steps": "80"}, "", ""),
+    "nodes come and go": (("--only", "one node", *ELASTIC), {"begin": WITH, "notice": NOTICE, "each": "time.sleep(0.1)", "steps": "80"}, "", ""),
     "nodes come and go, and it never resumes": (("--only", "one node", *ELASTIC), {"load": "", "each": "time.sleep(0.1)", "steps": "80"}, "one node fewer", AGAIN),
 }  # fmt: skip
 
