@@ -36,7 +36,6 @@ from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.rdzv.protocol import requests as r
-from aelastic.result import RunResult
 from aelastic.spec import WorkerSpec
 from aelastic.workers.program import check_program, check_torch
 
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
     from aelastic.observe.exposition import Exposition
     from aelastic.observe.torch_events import TorchEvents
+    from aelastic.result import RunResult
 
 _log = logging.getLogger(__name__)
 

@@ -277,7 +277,8 @@ class Generation:
 
 
 def prepare_for_failure() -> None:
-    """Loads what only a failure or a stop needs while the workers run, so that a restart need not wait for it."""
+    """Loads what only the end of workers needs while they run, so that neither it nor a restart waits for it."""
+    from aelastic import result  # noqa: F401
     from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
     from aelastic.failures import exit_reason, root_cause  # noqa: F401
     from aelastic.group import restart_grace  # noqa: F401

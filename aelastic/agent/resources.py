@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -228,22 +227,36 @@ class Resources:
         return stack
 
 
-@dataclass
 class RunContext:
-    """What the parts of a run share while it runs."""
+    """What the parts of a run share while it runs.
 
-    settings: AgentSettings
-    held: Resources
-    group: WorkerGroup  # read, never changed
-    tasks: TaskGroup  # takes what is done meanwhile
-    post: Callable[[Event], None]  # takes what the group is to hear
-    tell: Callable[[RunEvent], None]  # takes what observers are to hear
+    Args:
+        settings: the agent's.
+        held: what the run holds.
+        group: the workers; read, never changed.
+        tasks: takes what is done meanwhile.
+        post: takes what the group is to hear.
+        tell: takes what observers are to hear.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        held: Resources,
+        group: WorkerGroup,
+        tasks: TaskGroup,
+        post: Callable[[Event], None],
+        tell: Callable[[RunEvent], None],
+    ) -> None:
+        self.settings, self.held, self.group = settings, held, group
+        self.tasks, self.post, self.tell = tasks, post, tell
 
 
-@dataclass
 class GenerationContext(RunContext):
     """What follows the workers of one generation, and what is known of them, by local rank."""
 
-    starts: dict[int, WorkerStart] = field(default_factory=dict[int, WorkerStart])  # how they were started
-    asked_at: dict[int, float] = field(default_factory=dict[int, float])  # when those that were asked to end were
-    ended: set[int] = field(default_factory=set[int])  # those whose own process has ended
+    def __init__(self, *of_run: Any) -> None:
+        super().__init__(*of_run)
+        self.starts: dict[int, WorkerStart] = {}  # how they were started
+        self.asked_at: dict[int, float] = {}  # when those that were asked to end were
+        self.ended: set[int] = set()  # those whose own process has ended

@@ -33,13 +33,13 @@ from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.result import RunResult, result_of
 
 if TYPE_CHECKING:
     from aelastic.agent.health_gate import HealthGate
     from aelastic.agent.requests.enquiries import Enquiries
     from aelastic.agent.requests.notices import Notices
     from aelastic.hangs.watch import Found
+    from aelastic.result import RunResult
 
 
 class Run:
@@ -353,6 +353,8 @@ class Run:
             return None
 
     def _make_result(self) -> RunResult:
+        from aelastic.result import result_of
+
         if self._given_up_for is not None:
             raise self._given_up_for
         is_function = callable(self._settings.spec.entrypoint)
