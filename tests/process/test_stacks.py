@@ -413,7 +413,8 @@ async def test_callers_at_the_same_time_get_the_same_dump_and_an_unhealthy_worke
     assert before.source == after.source == {} and before.path == after.path == ""
     dump, found = listener.heard
     assert answers[0] is dump and answers[1] is dump is answers[2]
-    assert (dump.why, dict(dump.source)) == ("the first", {0: "memory", 1: "memory"})
+    assert dump.why == "the first" and dump.source[1] == "memory"
+    assert dump.source[0] in {"memory", "py-spy"}, "what changes too fast to be read is py-spy's"
     assert Path(dump.path).name == "attempt_0"
     assert found.why == "rank 1: timer 'step' expired"
     for rank, kind in enumerate(("spin", "wait_for_ever")):
