@@ -40,7 +40,7 @@ BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
 
 
 def _on_etcd(settings: RendezvousSettings, around: AgentContext) -> Board:
-    """As the next one, imported when a job uses it: jobs on other boards do not pay for it."""
+    """A board on etcd.  Each board is imported when a job uses it: jobs on other boards do not pay for it."""
     from aelastic.rdzv.boards.etcd import EtcdBoard
 
     return EtcdBoard(settings, around.run_id, around.secret)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from aelastic.host.reaping import waited_for
+from kit.servers.programs import running
 
 # Tells its port, and lasts as long as its stdin; its argument is the port, 0: any.
 STORE = """
@@ -28,16 +28,9 @@ sys.stdin.read()
 @contextmanager
 def external_store() -> Iterator[str]:
     """The endpoint of one on this machine."""
-    command = [sys.executable, "-c", STORE, "0"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        waited_for.add(process.pid)  # so that no agent in this process takes it for an orphan
-        try:
-            assert process.stdout is not None
-            yield f"127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
-            process.wait()
-            waited_for.discard(process.pid)
+    with running(sys.executable, "-c", STORE, "0", stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield f"127.0.0.1:{int(process.stdout.readline())}"
 
 
 def in_each_store(folder: Path, body: str) -> dict[str, str]:
