@@ -90,9 +90,14 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     return core
 
 
+def options_of(line: str) -> dict[str, str]:
+    """The words of a line, each with what follows its `=`."""
+    return dict(word.partition("=")[::2] for word in line.split())
+
+
 def told(story: Story) -> list[str]:
     """A story's lines as the core has it; a comment stays where it is."""
-    rules = dict(word.partition("=")[::2] for word in story.rules.split())
+    rules = options_of(story.rules)
     now = 100.0
     core = begun(rules, now)
     lines: list[str] = []

@@ -13,8 +13,7 @@ from typing import Any
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
 from aelastic.rdzv.requests.drain import Crew, Drain
 from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story
-from kit.stories.texts import options_of
+from kit.stories.coordinator import Story, options_of
 
 FOLDER = coordinator.FOLDER / "drains"
 

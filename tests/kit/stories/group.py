@@ -18,8 +18,7 @@ from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcom
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story
-from kit.stories.texts import options_of
+from kit.stories.coordinator import Story, options_of
 
 FOLDER = coordinator.FOLDER / "group"
 SHUTDOWN_S, BARRIER_S = 30.0, 300.0

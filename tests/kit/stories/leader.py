@@ -19,7 +19,7 @@ from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
 from kit.stories import coordinator
-from kit.stories.coordinator import Story
+from kit.stories.coordinator import Story, options_of
 from kit.stories.leader_terms import CANDIDATE, EPOCH, FAILURE, RENEWED, Term, hello, node, reclaimed, running
 
 FOLDER = coordinator.FOLDER / "leader"
@@ -67,7 +67,7 @@ class Told:
     """A story as it is told: a term, and which connections its nodes have had."""
 
     def __init__(self, story: Story) -> None:
-        self.rules = dict(word.partition("=")[::2] for word in story.rules.split())
+        self.rules = options_of(story.rules)
         self.term = begun(self.rules)
         self.conns: dict[str, list[int]] = {name: [conn] for name, conn in self.term.conns.items()}
 

@@ -19,9 +19,8 @@ from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
 from kit.stories import coordinator, member, texts
-from kit.stories.coordinator import Story
+from kit.stories.coordinator import Story, options_of
 from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED
-from kit.stories.texts import options_of
 
 FOLDER = coordinator.FOLDER / "member"
 SEATS = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))

@@ -14,10 +14,6 @@ from typing import Any
 from kit.stories.coordinator import Story
 
 
-def options_of(line: str) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in line.split())
-
-
 class Told:
     """A story as it is told."""
 

@@ -13,8 +13,7 @@ from typing import Any
 
 from aelastic.hangs import timer_rules as t
 from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story
-from kit.stories.texts import options_of
+from kit.stories.coordinator import Story, options_of
 
 PATH = coordinator.FOLDER / "timers" / "timers.txt"
 KILL = int(signal.SIGKILL)
