@@ -148,6 +148,8 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
         is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
         actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
+        if isinstance(event.message, m.Hello) and not is_leading:
+            actions += self._tell_returned(event.conn, event.message)
         actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
         return actions + self._reclaim_if_needed(now)
 
@@ -240,6 +242,15 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.phase = Phase.RECLAIMING
         told = self._tell_coordinator(CutOff(ALONE), now) if core.phase is CoordinatorPhase.RUNNING else []
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
+
+    def _tell_returned(self, conn: int, hello: m.Hello) -> list[ev.Action]:
+        """A node that was not connected when its round was ended hears so now: the board may be away for long."""
+        core, past = self.coordinator, hello.past
+        is_over = core.phase is CoordinatorPhase.FORMING and not core.forming.end.untold
+        is_running = past.standing is m.Standing.BUSY and past.fence == core.roster.fence
+        if not (is_over and is_running and self.sessions.has_session(hello.node.node_id)):
+            return []
+        return [ev.Say(conn, core.forming.interrupted(hello.node.node_id, past.round, core.forming.reason).message)]
 
     def _lead(self, now: float) -> None:
         """The board has answered that this agent leads."""

@@ -211,7 +211,8 @@ class Member(Machine[Event, Action]):
         self.contact.on_board(now)
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
-        return [ev.Deliver(stop)] if (stop := self.state.interrupt(self.contact.given_up(record, now))) else []
+        reason = self.contact.given_up(record, now) or self.state.left_behind(record.seats)
+        return [ev.Deliver(stop)] if (stop := self.state.interrupt(reason)) else []
 
     # What happens on the connection.
 

@@ -167,6 +167,13 @@ class NodeState:
         self.is_charged, self.ended = is_charged, "" if is_charged else interrupted.reason
         return is_new
 
+    def left_behind(self, seats: m.Seats | None) -> str:
+        """Says so if the board shows a later round, without this node."""
+        if self.node is None or seats is None or seats.fence <= self.past.fence:
+            return ""
+        is_in_it = any(seat.node_id == self.node.node_id for seat in seats.seats)
+        return "" if is_in_it else f"round {seats.round} has begun without this node; rejoining"
+
     def interrupt(self, reason: str) -> m.Interrupted | None:
         """This node ends the round by itself, for a reason; `None` without one."""
         interrupted = m.Interrupted(self.round, reason, self.restart_count)

@@ -131,7 +131,7 @@ class Charges:
         match fault.kind:
             case "end":
                 silences = [each for each in faults if each.kind == "silence" and fault.host in {each.host, each.to}]
-                is_heard = not any(each.was_at(fault.since) for each in silences)
+                is_heard = not any(each.since <= fault.since <= each.until + RESEND_MAX_S for each in silences)
                 is_own = any(
                     host == fault.host for _, host, _ in last.failures
                 )  # its failure may have been told before
@@ -140,7 +140,9 @@ class Charges:
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
                 is_noticed = node_id in last.heard and node_id not in next_.heard
                 is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own
-                return [Loss(since, fault.since + self.late_s, is_certain)]
+                # One that lived on would have answered the failure: its heir does not know that it was not sure of its term.
+                is_unanswered = node_id == last.leader_id and last.token != next_.token and last.named is None
+                return [Loss(-math.inf if is_unanswered else since, fault.since + self.late_s, is_certain)]
             case "break":
                 # A coordinator that stands still dates what fails meanwhile by when it hears of it, which is long after the break.
                 still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]

@@ -65,6 +65,11 @@ class Round:
     named: tuple[str, int] | None = None  # and of whose failure: host and rank
     done: set[str] = field(default_factory=set)  # nodes of it that had finished, and are gone
 
+    @property
+    def first(self) -> Round:
+        """The one that it goes back to."""
+        return self if self.before is None else self.before.first
+
     def __repr__(self) -> str:
         return f"round {self.number} of {self.token}"
 
@@ -100,9 +105,12 @@ class Checks:
                 self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
             case m.Interrupted():
-                if not leader.is_blocked and message.reason != ALONE:  # else it ends a round, and begins none
+                is_told_again = (
+                    round_ := self._round_that_ends(leader, node_id, message.round)
+                ) and round_.ended_at < 1e9
+                if not (leader.is_blocked or message.reason == ALONE or is_told_again):  # these begin no round
                     self._check_leadership(agent, leader, message)
-                self._on_end(leader, message)
+                self._on_end(leader, node_id, message)
             case m.Ended():
                 if message.outcome is not m.Outcome.REPLACED:
                     self._check_last_failure(agent, leader, message)
@@ -115,7 +123,9 @@ class Checks:
         tokens = [record.candidate.token for _, record in self._board.elections]
         if leader.sessions.token not in tokens:
             return  # it was elected by the nodes of its round
-        made = self._board.elections[tokens.index(leader.sessions.token)][0]
+        made, record = self._board.elections[tokens.index(leader.sessions.token)]
+        if record.is_by_nodes and not leader.sessions.electorate.is_on_board:
+            return  # it was, too, and they confirm it while the endpoint is away
         displaced_at, newest = self._board.elections[-1]
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
@@ -236,7 +246,7 @@ class Checks:
         if record is None or record.seats is None or record.seats.needs_endpoint or round_.before is not None:
             return
         known = record.seats
-        others = [self.round_of(agent) for agent in self._running]
+        others = [self.round_of(agent) for agent in self._running if not agent.is_frozen]
         at_work = [other for other in others if other and other.fence == known.fence < round_.fence]
         if 2 * len(at_work) >= len(known.seats):
             self.fail(f"{round_} begins, and the board knows of {known} at work")
@@ -296,16 +306,22 @@ class Checks:
             return ""
         return f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
 
-    def _on_end(self, leader: Leader, message: m.Interrupted) -> None:
+    def _on_end(self, leader: Leader, node_id: str, message: m.Interrupted) -> None:
         """Named is a worker that failed by itself, and no victim."""
-        round_ = self.rounds.get((leader.sessions.token, message.round)) or self._last_before(message.round + 1)
-        if round_ is None or round_.number != message.round:
+        round_ = self._round_that_ends(leader, node_id, message.round)
+        if round_ is None:
             return
         round_.ended_at = min(round_.ended_at, self._world.now)
         named = re.match(r"rank (\d+) failed on (\w+);", message.reason)
         round_.named = (named[2], int(named[1])) if named is not None else round_.named
         if round_.named is not None:
             self._check_name(round_, round_.named)
+
+    def _round_that_ends(self, leader: Leader, node_id: str, number: int) -> Round | None:
+        """One that this coordinator has begun or inherited, as a node hears of it."""
+        inherited = self._round_of.get(node_id) or self._last_before(number + 1)
+        round_ = self.rounds.get((leader.sessions.token, number)) or inherited
+        return round_ if round_ is not None and round_.number == number else None
 
     def _check_name(self, round_: Round, named: tuple[str, int]) -> None:
         legal = self.charges.legal_names(round_, self._world.now)
@@ -473,14 +489,15 @@ class Checks:
             # `min` permits that, while most nodes of that round go on without the endpoint: there is no promise against that.  Of the
             # older round's nodes less than most are no excuse.
             are_most = 2 * rounds.count(round_) > len(round_.heard)
-            knows_none = not newest.before and are_most
+            knows_none = newest.first is not round_.first and are_most
             is_deaf = board.is_deaf(agent.host)
             if agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none)):
                 self._beside_since.pop(agent.node_id, None)
                 continue
             elected_at = board.elections[-1][0]
             since = self._beside_since.setdefault(agent.node_id, now)
-            if now - max(since, elected_at) > within_s:
+            renews_s = self.lease_s / 3 * 1.02 if round_.leader_id == agent.node_id else 0.0
+            if now - max(since, elected_at) > within_s + renews_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
     def _is_beside(self, round_: Round, newest: Round | None) -> bool:

@@ -47,9 +47,10 @@ def remembering(stores: Sequence[Store]) -> set[int] | None:
 
 
 def may_forget(stores: Sequence[Store], index: int) -> bool:
-    """Whether a majority remembers if this one forgets."""
-    members = remembering(stores)
-    return stores[index].cell is None if members is None else len(members - {index}) > len(stores) // 2
+    """Whether a majority remembers if this one forgets: a vote that this one alone has does not count then."""
+    if remembering(stores) is None:
+        return stores[index].cell is None
+    return remembering([Store() if i == index else store for i, store in enumerate(stores)]) is not None
 
 
 class World(world.World):

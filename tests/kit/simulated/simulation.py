@@ -514,7 +514,7 @@ def _changed(values: Any) -> str:
 
 def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
     """The job and the faults that a seed stands for."""
-    dice = random.Random(f"profile {seed}")
+    dice = random.Random(f"job {seed}")
     nodes = max(dice.choice((2, 3, 3, 4, 4, 5, 6)), endpoints)
     min_nodes = dice.randint(1, nodes)
     is_leased = dice.random() < 0.5 and endpoints == 1

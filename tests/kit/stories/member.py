@@ -32,10 +32,11 @@ SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
 
 
 def record(
-    epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = ""
-) -> LeaderRecord:
+    epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = "",
+    seats: m.Seats | None = None,
+) -> LeaderRecord:  # fmt: skip
     candidate = Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id}-{epoch}")
-    return LeaderRecord(epoch, candidate, renewals, verdict)
+    return LeaderRecord(epoch, candidate, renewals, verdict, seats=seats)
 
 
 def assigned(round_: int = 1, restart_count: int = 0) -> m.Assigned:

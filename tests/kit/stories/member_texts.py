@@ -111,7 +111,10 @@ class Told(texts.Told):
             case ["the", "board", "has", name, epoch, *_]:
                 renewals = int(options["renewals"]) if "renewals" in options else None
                 verdict = to_text(SUCCEEDED) if "verdict" in options else ""
-                return ev.BoardRead(member.record(int(epoch), node_id=name, renewals=renewals, verdict=verdict))
+                seats = tuple(seat for seat in SEATS if seat.node_id in options.get("round_of", "").split("+"))
+                later = m.Seats(int(epoch) * 1_000 + 2, 2, "secret", seats) if seats else None
+                record = member.record(int(epoch), node_id=name, renewals=renewals, verdict=verdict, seats=later)
+                return ev.BoardRead(record)
             case ["is", "connected", *_]:
                 return ev.Connected(conn)
             case ["is", "refused" | "timed" as how, *_]:
