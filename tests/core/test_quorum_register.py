@@ -59,9 +59,10 @@ class Story:
 
     def begin(self, expected: str, new: str) -> int:
         """Looks at all cells for a write; gives the step in which they are locked."""
-        looks = self.core.handle(ev.Asked(expected.encode(), new.encode()), self.now)
-        answers = [answer for look in looks if (answer := self.answer(look))]
-        locks = [action for answer in answers for action in self.core.handle(answer, self.now)]
+        locks = self.core.handle(ev.Asked(expected.encode(), new.encode()), self.now)
+        while any(isinstance(each, ev.Look) for each in locks):
+            answers = [answer for look in locks if (answer := self.answer(look))]
+            locks = [action for answer in answers for action in self.core.handle(answer, self.now)]
         assert [type(lock) for lock in locks] == [ev.Write] * len(self.cells)
         return locks[0].step  # type: ignore[union-attr]
 
@@ -278,6 +279,23 @@ def test_when_a_majority_has_forgotten_no_store_is_left_out_of_the_beginning() -
     for store, is_done in ((0, True), (1, True), (2, False)):
         assert core.handle(ev.Written(step, store, is_done), 0.0) == []
     assert core.phase == "pausing"
+
+
+def test_that_a_majority_has_forgotten_is_not_believed_of_answers_that_were_long_on_their_way() -> None:
+    """A client looks, and is stopped; two stores were empty then, and have the first vote when it hears the third."""
+    story = Story()
+    slow = story.core
+    looks = slow.handle(ev.Asked(), 0.0)
+    empty = [story.answer(look) for look in looks[1:]]
+    story.new_client("b")
+    story.down = {2}
+    assert story.ask("", "one") == "one"
+    story.core, story.down = slow, set()
+    late = [each for answer in (*empty, story.answer(looks[0])) if answer for each in slow.handle(answer, story.now)]
+    assert {type(each) for each in late} == {ev.Look}
+    locks = [each for look in late if (answer := story.answer(look)) for each in slow.handle(answer, story.now)]
+    lives = [(lock.expected and lock.expected.life, lock.cell.life) for lock in locks if isinstance(lock, ev.Write)]
+    assert [was == is_now for was, is_now in lives] == [True, True, False], "the members of the vote keep their lives"
 
 
 @pytest.mark.parametrize("forgetful", [(0,), (0, 1), (0, 1, 2)])

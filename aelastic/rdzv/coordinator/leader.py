@@ -244,13 +244,17 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
 
     def _tell_returned(self, conn: int, hello: m.Hello) -> list[ev.Action]:
-        """A node that was not connected when its round was ended hears so now: the board may be away for long."""
-        core, past = self.coordinator, hello.past
-        is_over = core.phase is CoordinatorPhase.FORMING and not core.forming.end.untold
-        is_running = past.standing is m.Standing.BUSY and past.fence == core.roster.fence
-        if not (is_over and is_running and self.sessions.has_session(hello.node.node_id)):
+        """A node that was not connected when its round ended hears so now: the board may be away for long."""
+        core, past, forming = self.coordinator, hello.past, self.coordinator.forming
+        is_ours = self.sessions.has_session(hello.node.node_id) and hello.seen_epoch <= self.lease.epoch
+        if not is_ours or past.standing is not m.Standing.BUSY:
+            return []  # or another coordinator may have taken that round over
+        if past.fence < core.roster.fence:
+            return [ev.Say(conn, forming.went_on(hello.node, past.round).message)]
+        is_over = core.phase is CoordinatorPhase.FORMING and not forming.end.untold
+        if not is_over or past.fence > core.roster.fence:
             return []
-        return [ev.Say(conn, core.forming.interrupted(hello.node.node_id, past.round, core.forming.reason).message)]
+        return [ev.Say(conn, forming.interrupted(hello.node.node_id, past.round, forming.reason).message)]
 
     def _lead(self, now: float) -> None:
         """The board has answered that this agent leads."""

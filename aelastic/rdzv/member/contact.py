@@ -66,6 +66,8 @@ class Contact:
         """
         if (record.epoch, record.candidate.token) != self._term:
             self.begin(record, record.renewals or 0, now)
+        if record.renewals is not None:  # nodes have elected the leader, and the board counts from when it knew of that
+            self._renewals = min(self._renewals, record.renewals)
         if now < self.given_up_at:
             return ""
         if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:

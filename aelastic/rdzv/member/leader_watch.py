@@ -247,9 +247,9 @@ class LeaderWatch:
         """Since when the count of renewals has stood still, for all that this node knows."""
         term, renewals = (record.epoch, record.candidate.token), record.renewals or 0
         if self._still[:3] != (*term, renewals):
-            is_known = term == (self.epoch, self._token) and renewals <= self.renewals
+            is_known = term == (self.epoch, self._token) and renewals == self.renewals
             # Of a renewal that this node has not heard of it does not know when it was asked for: a board that was
-            # slow or away may have taken it just now.
+            # slow or away may have taken it just now.  It may count fewer than were heard: nodes elected that leader.
             self._still = (*term, renewals, self.heard_at if is_known else now)
         return self._still[3]
 

@@ -20,8 +20,9 @@ a majority that had not lost it.
 never takes that for the beginning, nor does another where some stores are locked and some are empty.  When a majority
 has forgotten, only all stores together can begin again, from the newest vote that any of them still has.
 
-**That there is none** is told only when two looks in a row have found a majority without one.  The answers to one look
-come at different moments: a store that had forgotten may have been taken in before another forgets.
+**That there is none** is told only when two looks in a row have found a majority without one, and all stores begin
+again only then.  The answers to one look come at different moments: a store that had forgotten may have been taken in
+before another forgets, and a client that was stopped reads at last what was so long ago.
 """
 
 from __future__ import annotations
@@ -209,6 +210,8 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
         attempt, asked = self._try, self._asked
+        if basis.is_first and basis.vote is not None and not attempt.empty_before:
+            return self._look(now, basis.voters)  # one of the answers may have been on its way for long
         text = asked.new if asked.new is not None and basis.text == asked.expected else basis.text
         if text == basis.text:
             if attempt.holds(basis):

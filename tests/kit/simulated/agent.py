@@ -177,7 +177,7 @@ class Agent(SimulatedProcess):
     def crash(self, how: str) -> None:
         """SIGKILL, after which the kernel tidies up; or, `dark`, the machine is off."""
         self.world.note(self.node_id, f"crashes ({how})")
-        self.watcher.ends(self)
+        self.watcher.ends(self, is_dark=how == "dark")
         if how == "dark":
             self.world.dark.add(self.host)
         self._end("crashed", how)

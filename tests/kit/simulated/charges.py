@@ -29,6 +29,7 @@ class Fault:
         to: for a way, the other end.
         node_id: the agent.
         is_certain: a round that it has a part in has lost it.
+        is_dark: no kernel tells so.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Fault:
     to: str = ""
     node_id: str = ""
     is_certain: bool = False
+    is_dark: bool = False
 
     def was_at(self, time: float) -> bool:
         return self.since <= time <= self.until
@@ -81,6 +83,9 @@ class Charges:
         faults = [fault for fault in self.faults if self._concerns(fault, last, next_)]
         if any(fault.kind == "clock" for fault in faults):
             return EITHER
+        tellers = {_host(each) for each in last.heard.keys() & next_.heard.keys()}
+        if last.token != next_.token and not tellers & {host for _, host, _ in last.failures} and failures:
+            return EITHER  # nodes that failed are gone, and the coordinator that they had told
         losses = [loss for fault in faults for loss in self._losses(fault, faults, last, next_)]
         is_led_on = last.token == next_.token or any(
             fault.kind == "end" and fault.node_id == last.leader_id for fault in faults
@@ -94,9 +99,9 @@ class Charges:
         ended_at = math.inf if last.named is not None else last.ended_at
         return legal_charges(failures, losses, ended_at=ended_at, slack_s=self.slack_s)
 
-    def legal_names(self, last: Any, now: float) -> set[tuple[str, int]] | None:
+    def legal_names(self, last: Any, leader_id: str, now: float) -> set[tuple[str, int]] | None:
         """Which worker's failure is named if one has ended a round, as host and rank; `None`: that cannot be told."""
-        here = replace(last, began_at=now)
+        here = replace(last, leader_id=leader_id, began_at=now)
         is_told = any(fault.kind not in {"end", "break"} and self._concerns(fault, last, here) for fault in self.faults)
         if (
             is_told
@@ -135,7 +140,9 @@ class Charges:
                 is_own = any(
                     host == fault.host for _, host, _ in last.failures
                 )  # its failure may have been told before
-                is_first = all(fault.since < at for at, _, _ in last.failures)
+                # Of a host that is switched off it hears a lease later.
+                heard_at = fault.since + self.lease_s * fault.is_dark
+                is_first = all(heard_at < at for at, _, _ in last.failures)
                 # A coordinator that is lost takes along what only it has heard of, after it had told of the failure.
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
                 is_noticed = node_id in last.heard and node_id not in next_.heard

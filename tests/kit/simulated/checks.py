@@ -108,7 +108,8 @@ class Checks:
                 is_told_again = (
                     round_ := self._round_that_ends(leader, node_id, message.round)
                 ) and round_.ended_at < 1e9
-                if not (leader.is_blocked or message.reason == ALONE or is_told_again):  # these begin no round
+                is_news = not (is_told_again or message.went_on)
+                if is_news and not leader.is_blocked and message.reason != ALONE:  # else it begins no round
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
             case m.Ended():
@@ -241,8 +242,8 @@ class Checks:
         Unless their coordinator was elected before the board forgot all: it is certain for a lease, and knows no better.
         """
         record = self._board.record
-        if round_.token not in self._elected:
-            return
+        if round_.token not in self._elected or (record and record.candidate.token != round_.token):
+            return  # whether one that was displaced still decides is judged elsewhere (`_check_leadership`)
         if record is None or record.seats is None or record.seats.needs_endpoint or round_.before is not None:
             return
         known = record.seats
@@ -315,16 +316,18 @@ class Checks:
         named = re.match(r"rank (\d+) failed on (\w+);", message.reason)
         round_.named = (named[2], int(named[1])) if named is not None else round_.named
         if round_.named is not None:
-            self._check_name(round_, round_.named)
+            self._check_name(leader, round_, round_.named)
 
     def _round_that_ends(self, leader: Leader, node_id: str, number: int) -> Round | None:
         """One that this coordinator has begun or inherited, as a node hears of it."""
-        inherited = self._round_of.get(node_id) or self._last_before(number + 1)
-        round_ = self.rounds.get((leader.sessions.token, number)) or inherited
+        round_ = self.rounds.get((leader.sessions.token, number)) or self._round_of.get(node_id)
+        round_ = round_ or self._last_before(number + 1)
+        while round_ is not None and round_.number > number:
+            round_ = round_.before
         return round_ if round_ is not None and round_.number == number else None
 
-    def _check_name(self, round_: Round, named: tuple[str, int]) -> None:
-        legal = self.charges.legal_names(round_, self._world.now)
+    def _check_name(self, leader: Leader, round_: Round, named: tuple[str, int]) -> None:
+        legal = self.charges.legal_names(round_, leader.coordinator.own_node_id, self._world.now)
         if legal is not None and named not in legal:
             self.fail(f"named is {named}, a victim; {round_.failures} had failed in {round_}")
 
@@ -338,13 +341,13 @@ class Checks:
             return
         last = max(self.rounds.values(), key=_FENCE)
         are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
-        if are_dark or self.charges.legal_names(last, self._world.now) is None:
+        if are_dark or self.charges.legal_names(last, agent.node_id, self._world.now) is None:
             return
         token = leader.sessions.token
         after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
         self._check_charge(after, self._max_restarts + 1)
         if verdict.cause is not None:
-            self._check_name(last, (verdict.cause.host, verdict.cause.rank))
+            self._check_name(leader, last, (verdict.cause.host, verdict.cause.rank))
 
     def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
         """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
@@ -428,12 +431,13 @@ class Checks:
         now, is_certain = self._world.now, agent.stream is not None and agent.stream.peer.is_open
         self.charges.add("break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
 
-    def ends(self, agent: Agent) -> None:
+    def ends(self, agent: Agent, *, is_dark: bool = False) -> None:
         """A node crashes, or is asked to leave."""
         now, is_certain = self._world.now, agent.group.phase != "barrier"
         if not is_certain:
             self._round_of[agent.node_id].done.add(agent.node_id)
-        self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
+        how = {"is_certain": is_certain, "is_dark": is_dark}
+        self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, **how)
 
     def falls_silent(self, agent: Agent) -> None:
         """It stands still for a while."""
