@@ -427,6 +427,27 @@ def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_t
     assert story.coordinator is not story.agent("0")
 
 
+@pytest.mark.parametrize("how", ["cut off", "frozen"])
+def test_most_nodes_of_a_round_go_on_without_the_endpoint_where_one_of_them_coordinates(how: str) -> None:
+    story = with_endpoint()
+    take_away(story, "killed")
+    story.until(lambda: story.run_by("12"), LEASE_S + 1)
+    bring_back(story, "killed")
+    story.until_run_by("012", 2 * LEASE_S + 2)
+    story.pass_time(2 * LEASE_S)
+    assert story.coordinator is not story.agent("0")
+    before = story.checks.round_of(story.agent("1"))
+    take_away(story, how)
+    story.until(
+        lambda: before not in {story.checks.round_of(story.agent(host)) for host in "12"} and story.agent("1").alive,
+        LEASE_S + 1,
+    )
+    story.pass_time(2 * LEASE_S)
+    assert story.run_by("12") or how == "frozen"
+    bring_back(story, how)
+    assert restart_count(story.until_run_by("012", 3 * LEASE_S)) == 0
+
+
 @pytest.mark.parametrize("hosts, gone", [("01", ""), ("012", "1"), ("0123", "1")])
 def test_without_a_majority_nodes_stop_their_workers_and_wait_for_the_endpoint(hosts: str, gone: str) -> None:
     story = with_endpoint(hosts)

@@ -63,6 +63,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     verdict: VerdictGate = field(default_factory=VerdictGate)
     _waiting_text_at: float = field(init=False)
     _has_spares: bool = False  # as all nodes have heard
+    _nodes_asked_at: float | None = None  # since when they are to say that they are here: the board is silent
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
@@ -94,7 +95,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return None
         times = [self.lease.renew_at, self._waiting_text_at, self.sessions.deadline, self.verdict.deadline]
         due = self.coordinator.deadline
-        if self.phase is Phase.LEADING and due is not None and due <= self.lease.certain_until:
+        if self.phase is Phase.LEADING and due is not None and self.lease.is_certain(due):
             times.append(due)  # else decisions wait for the board
         return min(time for time in times if time is not None)
 
@@ -251,10 +252,27 @@ class Leader(Machine[ev.Event, ev.Action]):
             return []  # or another coordinator may have taken that round over
         if past.fence < core.roster.fence:
             return [ev.Say(conn, forming.went_on(hello.node, past.round).message)]
-        is_over = core.phase is CoordinatorPhase.FORMING and not forming.end.untold
+        is_over = core.phase is CoordinatorPhase.FORMING and forming.reason and not forming.end.untold
         if not is_over or past.fence > core.roster.fence:
             return []
         return [ev.Say(conn, forming.interrupted(hello.node.node_id, past.round, forming.reason).message)]
+
+    def _ask_nodes(self, now: float) -> list[ev.Action]:
+        """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
+        known, forming = self.sessions.electorate, self.coordinator.forming
+        is_needed = self.phase is Phase.DOUBTFUL or (self.phase is Phase.LEADING and forming.is_unconfirmed)
+        if not is_needed or not self.lease.is_by_nodes(now) or not known.can_elect:
+            self._nodes_asked_at = None
+            return []
+        if self._nodes_asked_at is None:
+            self._nodes_asked_at = now
+            return self.sessions.say_all(m.Probe())
+        if self.sessions.missing_since(self._nodes_asked_at):
+            return []
+        self._nodes_asked_at, self.phase = None, Phase.LEADING
+        known.on_board(has_answered=False)
+        self.lease.on_confirmed_by_nodes(now)
+        return self._tell_coordinator(Confirmed(forming.losses), now)
 
     def _lead(self, now: float) -> None:
         """The board has answered that this agent leads."""
@@ -267,7 +285,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
         inbox, core = self.sessions.inbox, self.coordinator
-        actions: list[ev.Action] = []
+        actions = self._ask_nodes(now)
         is_doubtful = self.phase is Phase.DOUBTFUL and core.phase is CoordinatorPhase.RUNNING
         if is_doubtful and self.is_blocked:  # others may go on, without this side: its round is over
             actions += self._tell_coordinator(CutOff(), now)

@@ -349,6 +349,11 @@ class Sessions:
         """Nodes that could go on with another coordinator: no round begins while they could."""
         return self.electorate.missing(self.has_session, is_on_board=self.electorate.is_on_board)
 
+    def missing_since(self, time: float) -> list[m.Seat]:
+        """The same without the endpoint, if only nodes count that have said something since then."""
+        heard = {each.node_id for each in self._connections.values() if each.is_session and each.said_at > time}
+        return self.electorate.missing(heard.__contains__, is_on_board=False)
+
     def unaccounted(self) -> list[m.Seat]:
         """Those of them, if no node of a round that they may vote by is here: the board alone tells of them."""
         return [] if self.electorate.has_any(self.has_session) else self.missing

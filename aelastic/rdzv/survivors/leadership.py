@@ -42,6 +42,7 @@ class LeaderLease:
     started: float
     renewals: int = 0
     certain_until: float = 0.0
+    nodes_until: float = 0.0  # the same, as most nodes of the round have confirmed while the board was silent
     renew_at: float = 0.0
     asked_losses: int = 0  # nodes that rounds had lost when the board was asked last
     told_fence: int = 0  # of the round that the board was told with it
@@ -65,7 +66,14 @@ class LeaderLease:
         self.renew_at = min(self.renew_at, at)
 
     def is_certain(self, now: float) -> bool:
-        return now <= self.certain_until
+        return now <= max(self.certain_until, self.nodes_until)
+
+    def is_by_nodes(self, now: float) -> bool:
+        """Whether the board has been silent for so long that leadership is certain by the nodes' word, if at all."""
+        return now > self.certain_until
+
+    def on_confirmed_by_nodes(self, now: float) -> None:
+        self.nodes_until = now + self._trusted_s
 
     def unconfirmed_s(self, now: float) -> float:
         """For how long the board has not said that leadership is ours."""
@@ -119,7 +127,7 @@ class LeaderLease:
     def stand_back(self, now: float) -> float:
         """Leadership is given up, and asked for again if no other agent takes it; gives for how long."""
         seconds = self.lease_s * STAND_BACK_LEASES + STAND_BACK_S
-        self.certain_until = min(self.certain_until, now)
+        self.certain_until, self.nodes_until = min(self.certain_until, now), 0.0
         self.reclaim(now + seconds)
         return seconds
 

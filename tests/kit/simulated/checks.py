@@ -125,8 +125,9 @@ class Checks:
         if leader.sessions.token not in tokens:
             return  # it was elected by the nodes of its round
         made, record = self._board.elections[tokens.index(leader.sessions.token)]
-        if record.is_by_nodes and not leader.sessions.electorate.is_on_board:
-            return  # it was, too, and they confirm it while the endpoint is away
+        is_confirmed = record.is_by_nodes or leader.lease.nodes_until > leader.lease.certain_until
+        if is_confirmed and not leader.sessions.electorate.is_on_board:
+            return  # it was, too, or they confirm it while the endpoint is away
         displaced_at, newest = self._board.elections[-1]
         if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
             return
@@ -436,8 +437,9 @@ class Checks:
         now, is_certain = self._world.now, agent.group.phase != "barrier"
         if not is_certain:
             self._round_of[agent.node_id].done.add(agent.node_id)
-        how = {"is_certain": is_certain, "is_dark": is_dark}
-        self.charges.add("end", now, agent.host, until=now, node_id=agent.node_id, **how)
+        self.charges.add(
+            "end", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_dark
+        )
 
     def falls_silent(self, agent: Agent) -> None:
         """It stands still for a while."""
