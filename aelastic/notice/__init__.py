@@ -14,8 +14,8 @@ go on (`rdzv/requests/drain.py`).  Under torchrun, or plain Python, `due()` is F
 
 from __future__ import annotations
 
-from aelastic.notice.worker import due as due
-from aelastic.notice.worker import saved as saved
+from aelastic.notice.page import due as due
+from aelastic.notice.page import saved as saved
 
 __all__ = ["agent_pages", "due", "lightning_callback", "page", "saved", "trainer_callback"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from aelastic.notice.worker import due, saved
+from aelastic.notice.page import due, saved
 
 
 def trainer_callback() -> Any:
