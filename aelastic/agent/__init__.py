@@ -5,6 +5,7 @@
 - `start_watch`: how far workers that start have come; `grace_watch`: what workers that are stopped still do
 - `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
 - `node_offer`: what this node offers to the rendezvous
+- `channels`: how people speak to the job, and its workers with their agent
 - `postmortem`: what a worker left: its return value, or why it failed
 - `requests`: what is asked of a job that runs
 - `progress`: how far the workers are, by what their output says

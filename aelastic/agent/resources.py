@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.progress import Progress
-from aelastic.agent.requests.door import Door
 from aelastic.agent.start_watch import StartWatch
 from aelastic.aio import clock
 from aelastic.core.record import Record
@@ -27,7 +27,6 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs.watches import Watches
 from aelastic.host.doors import folder_of
 from aelastic.logs.run_logs import RunLogs
-from aelastic.notice.agent_pages import NoticePages
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
 from aelastic.observe.run_state import RunState
@@ -37,7 +36,6 @@ from aelastic.rdzv.policy.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Starts
 from aelastic.rdzv.registry import AgentContext, open_link
 from aelastic.spec import WorkerSpec
-from aelastic.stacks.control_sockets import ControlSockets
 from aelastic.tcpstore.host import StoreHost
 
 # The back end's `start`; and what starts workers by it, changed or not.

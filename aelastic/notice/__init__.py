@@ -17,7 +17,7 @@ from __future__ import annotations
 from aelastic.notice.page import due as due
 from aelastic.notice.page import saved as saved
 
-__all__ = ["agent_pages", "due", "lightning_callback", "page", "saved", "trainer_callback"]
+__all__ = ["due", "lightning_callback", "page", "saved", "trainer_callback"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

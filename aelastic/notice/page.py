@@ -1,8 +1,8 @@
 """A worker's page: 64 bytes of memory that it shares with its agent, and what it does about them.
 
 Eight words of eight bytes; each has one writer.  The worker says how often it has asked for a notice, holds where the
-agent wants that, and waits once it has saved.  The agent's end is in `agent_pages.py`.  Training scripts pay for what
-is imported here: nothing but `mmap`.
+agent wants that, and waits once it has saved.  The agent's end is in `agent/channels.py`.  Training scripts pay for
+what is imported here: nothing but `mmap`.
 """
 
 from __future__ import annotations

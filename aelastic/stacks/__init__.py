@@ -2,7 +2,7 @@
 
 `collect` reads the memory of workers (`interpreter`, by a `layout` of it; `memory`), and where that fails asks py-spy.
 `format` reads and quotes answers, and `places` folds stacks for a comparison of all ranks.  `collectives` asks torch's
-flight recorder and NCCL.  `control_sockets` names the workers' sockets.
+flight recorder and NCCL.
 """
 
-__all__ = ["collect", "collectives", "control_sockets", "format", "interpreter", "memory", "places"]
+__all__ = ["collect", "collectives", "format", "interpreter", "memory", "places"]

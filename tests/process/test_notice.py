@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from kit.launching import ran
 
-from aelastic.notice.agent_pages import NoticePages
+from aelastic.agent.channels import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
 
 LOOP = """

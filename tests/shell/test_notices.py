@@ -11,6 +11,7 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from aelastic.agent.channels import NoticePages
 from aelastic.agent.requests import notice_sources
 from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
@@ -18,7 +19,6 @@ from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
 from aelastic.group.exits import Exits
 from aelastic.group.phases import Phase
-from aelastic.notice.agent_pages import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec

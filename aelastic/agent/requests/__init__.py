@@ -2,7 +2,7 @@
 
 - `notices`: what this node does about an interruption that is announced; `notice_sources`: where that is heard of
 - `enquiries`: what this node asks of the job, and shows of itself to others
-- `door`: the socket by which people ask; `answers`: what is answered there
+- `answers`: what is answered at the door (`agent.channels`)
 """
 
-__all__ = ["answers", "door", "enquiries", "notice_sources", "notices"]
+__all__ = ["answers", "enquiries", "notice_sources", "notices"]

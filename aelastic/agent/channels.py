@@ -1,0 +1,193 @@
+"""The channels of a run: people speak to the job at its door, workers share a page and a socket with their agent.
+
+`agent.resources` opens and closes them.  A run goes on without one that this host refuses.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
+from aelastic.host import doors
+from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
+
+_log = logging.getLogger(__name__)
+
+PAUSE_S = 0.1  # of a door to which one has come who could not be let in
+PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the zero that ends it
+NAME_BYTES_MAX = 32  # for ten digits of the attempt and as many of the rank
+_WORD = struct.Struct("q")
+_WORDS = struct.Struct("8q")
+
+
+class Door:
+    """A UNIX socket by which this user speaks to the job (`aelastic status`, and the like).
+
+    Listens from the beginning of a run to its end, and leaves what it was to be read.
+
+    Args:
+        folder: where; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
+        self._listener: socket.socket | None = None
+
+    def open(self) -> None:
+        """Where there is no place for it, the job goes on without."""
+        try:
+            self._listener = doors.listen(self._folder, self._name)
+        except OSError as error:
+            _log.warning("this job cannot be spoken to (aelastic status, …): %s: %s", self._folder, error)
+
+    async def run(self, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
+        """Serves those that come.  Runs until cancelled."""
+        if self._listener is None:
+            return
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await anyio.wait_readable(self._listener)
+                try:
+                    conn, _ = self._listener.accept()
+                except OSError:  # who came is gone; or there are no descriptors left, and it waits still
+                    await anyio.sleep(PAUSE_S)
+                    continue
+                if doors.user_of(conn) in {0, os.getuid()}:
+                    tasks.start_soon(serve, conn, name="a request")
+                else:
+                    conn.close()
+
+    def close(self, said: dict[str, Any] | None) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+            doors.leave(self._folder, self._name, said)
+
+
+class NoticePages:
+    """The agent's end of the pages of `aelastic.notice`: a file for each worker of the present generation.
+
+    Read and written through a descriptor, not mapped: a script that cuts its file short would kill an agent that maps
+    it.
+
+    Args:
+        folder: where their files lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._paths: dict[int, Path] = {}
+        self._fds: dict[int, int] = {}
+        self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
+
+    def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
+        """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
+        self.close()
+        self.generation = generation
+        for rank in local_ranks:
+            path = self._folder / f"notice_{generation}_{rank}"
+            with suppress(OSError):
+                self._fds[rank] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                self._paths[rank] = path
+                os.ftruncate(self._fds[rank], BYTES)
+                self._write(rank, FORM, FORM_1)
+        return {rank: str(path) for rank, path in self._paths.items()}
+
+    def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
+        """Holds all ranks at their next call, names the call at which they save, or lets them go on.
+
+        Args:
+            save_at: that call.
+            kill_at: when ranks are killed that have not ended after it.
+        """
+        self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
+        self.kill_at = kill_at
+        for rank in self._fds:
+            if phase == SAVE:
+                self._write(rank, SAVE_AT, save_at)
+            self._write(rank, PHASE, phase)
+
+    def calls(self) -> Mapping[int, int]:
+        """How often ranks have asked, of those that have, by local rank."""
+        seen = {rank: self._look(rank) for rank in self._fds}
+        return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
+
+    def saved(self) -> set[int]:
+        """Local ranks that have acknowledged the call at which they were to save."""
+        seen = {rank: self._look(rank) for rank in self._fds}
+        return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
+
+    def is_saving(self, rank: int) -> bool:
+        """Whether a local rank is at the call at which it is to save, or has ended there."""
+        words = self._look(rank) if rank in self._fds and self.phase == SAVE else ()
+        return bool(words) and words[CALLS] == self.save_at > 0
+
+    def _look(self, rank: int) -> Sequence[int]:
+        """All words; none if the script has destroyed them."""
+        data = os.pread(self._fds[rank], BYTES, 0)
+        words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
+        return words if words[FORM] == FORM_1 else ()
+
+    def _write(self, rank: int, word: int, value: int) -> None:
+        with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it
+            os.pwrite(self._fds[rank], _WORD.pack(value), word * _WORD.size)
+
+    def close(self) -> None:
+        for rank, fd in self._fds.items():
+            os.close(fd)
+            self._paths[rank].unlink(missing_ok=True)
+        self._paths, self._fds, self.phase, self.save_at = {}, {}, NONE, 0
+
+
+class ControlSockets:
+    """Paths of the workers' control sockets (torch: `torch.distributed.elastic.control_plane`).
+
+    Under `worker_main`, a worker serves HTTP on the Unix socket that `TORCH_WORKER_SERVER_SOCKET` names; none is made
+    here.  Each worker of each attempt has a path of its own in the run's scratch folder: torch refuses one that exists,
+    and leaves its own there.
+
+    The variable is the agent's mark, too: every process that a worker starts inherits it, and the scratch folder's name
+    is random.
+
+    A path of more than 107 bytes cannot be bound.  If the temporary folder is that deep, the path goes through a
+    descriptor of the agent's.  It leads to the same folder, so there is nothing more to remove.
+
+    Args:
+        scratch: the folder they lie in; it need not exist yet.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self._folder: int | None = None
+        self._prefix = str(scratch)
+        if len(os.fsencode(scratch)) + NAME_BYTES_MAX >= PATH_BYTES_MAX:
+            with suppress(OSError):  # making the scratch folder fails with the reason
+                scratch.parent.mkdir(parents=True, exist_ok=True)
+                self._folder = os.open(scratch.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+                self._prefix = f"/proc/{os.getpid()}/fd/{self._folder}/{scratch.name}"
+
+    @property
+    def mark(self) -> str:
+        """What the environment of every process of this run contains, and no other."""
+        return f"{CONTROL_SOCKET_VARIABLE}={self._prefix}/"
+
+    def path(self, attempt: int, local_rank: int) -> str:
+        return f"{self._prefix}/control_{attempt}_{local_rank}"
+
+    def mark_env(self, env: dict[str, str]) -> dict[str, str]:
+        """The environment of a process of this run that is no worker."""
+        return {**env, CONTROL_SOCKET_VARIABLE: f"{self._prefix}/none"}
+
+    def close(self) -> None:
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
