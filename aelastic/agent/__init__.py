@@ -2,13 +2,13 @@
 
 - `run`: the mailbox loop; carries out what the worker group asks for, and tells the observers
 - `generation`: one start of the workers, followed until nothing of them is left
-- `start_watch`: how far workers that start have come; `grace_watch`: what workers that are stopped still do
+- `watches`: how far workers are, as they start and after, and whether they go on
+- `grace_watch`: what workers that are stopped still do
 - `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
 - `node_offer`: what this node offers to the rendezvous
 - `channels`: how people speak to the job, and its workers with their agent
 - `postmortem`: what a worker left: its return value, or why it failed
 - `requests`: what is asked of a job that runs
-- `progress`: how far the workers are, by what their output says
 - `stuck_workers`: workers that hang, or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
   `places` says where they are
 - `health_gate`: whether this node is fit

@@ -14,8 +14,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.postmortem import Postmortem
-from aelastic.agent.progress import Progress
-from aelastic.agent.start_watch import StartWatch
+from aelastic.agent.watches import Progress, StartWatch, Watches
 from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
@@ -24,7 +23,6 @@ from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.hangs.watches import Watches
 from aelastic.host.doors import folder_of
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers

@@ -14,7 +14,7 @@ from kit.arguments import complaint, invoke
 from kit.metrics_text import values
 
 from aelastic import InputError, LaunchConfig, WorkerSpec
-from aelastic.agent.progress import WINDOW_S, Pace
+from aelastic.agent.watches import WINDOW_S, Pace
 from aelastic.export.trainer import described, status_server
 from aelastic.group.events import WorkerState
 from aelastic.launcher.launch_config import worker_spec

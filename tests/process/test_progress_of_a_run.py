@@ -27,9 +27,9 @@ if rank == 0:
 """
 # In the agent: a machine that is busy takes longer for what its limits are not about.
 PATIENT = """
-from aelastic.agent import progress
+from aelastic.agent import watches
 from aelastic.export import trainer
-progress.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
+watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
 """
 TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
 

@@ -65,7 +65,7 @@ open("saved", "w").write(str(first + {gain}))
 
 
 # In the agent: what was written last is searched, however busy the machine is.
-PATIENT = "from aelastic.agent import progress\nprogress.CATCH_UP_S = 20.0\n"
+PATIENT = "from aelastic.agent import watches\nwatches.CATCH_UP_S = 20.0\n"
 
 
 @pytest.mark.parametrize("gain, starts", [(1, 4), (0, 2)])

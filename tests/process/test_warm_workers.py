@@ -291,8 +291,8 @@ def wait_told(job: Job, kind: str, count: int) -> None:
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
-        "from aelastic.agent import start_watch\nfrom aelastic.forkserver import fork_server\n"
-        "start_watch.IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\nfork_server.MEASURE_INTERVAL_S = 2.0\n"
+        "from aelastic.agent import watches\nfrom aelastic.forkserver import fork_server\n"
+        "watches.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\nfork_server.MEASURE_INTERVAL_S = 2.0\n"
     )
     job = launch(
         STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
@@ -556,7 +556,7 @@ def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cach
 @pytest.mark.all
 def test_auto_learns_until_a_worker_joins_its_process_group_though_it_says_nothing_of_it(launch: Launcher) -> None:
     code = STARTS.replace('say("up")', f"say('up', {MODULE!r} in sys.modules)\nimport {MODULE}")
-    wrapper = f"{QUICK}\nfrom aelastic.agent import start_watch\nlearning.LEARN_TIMEOUT_S = start_watch.IDLE_S = 600.0"
+    wrapper = f"{QUICK}\nfrom aelastic.agent import watches\nlearning.LEARN_TIMEOUT_S = watches.START_IDLE_S = 600.0"
     env = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     job = launch(code, "--nproc-per-node", "2", "--preload", "auto", "--max-restarts", "1", wrapper=wrapper, env=env)
     for number in range(2):

@@ -11,8 +11,8 @@ import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.agent import start_watch
-from aelastic.agent.start_watch import IDLE_S, LIMIT_S, StartWatch
+from aelastic.agent import watches
+from aelastic.agent.watches import START_IDLE_S, START_LIMIT_S, StartWatch
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import RoundFormed, WorkersStarted
 
@@ -20,10 +20,10 @@ from aelastic.observe.run_events import RoundFormed, WorkersStarted
 @pytest.mark.parametrize(
     "is_seen, computes_until_s, first_s, last_s",
     [
-        (True, 0.0, IDLE_S, 2 * IDLE_S),
+        (True, 0.0, START_IDLE_S, 2 * START_IDLE_S),
         (True, 30.0, 60.0, 75.0),
-        (True, LIMIT_S, LIMIT_S, LIMIT_S),
-        (False, 0.0, LIMIT_S, LIMIT_S),
+        (True, START_LIMIT_S, START_LIMIT_S, START_LIMIT_S),
+        (False, 0.0, START_LIMIT_S, START_LIMIT_S),
     ],
 )
 @on_virtual_time
@@ -38,12 +38,12 @@ async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
         looked_at.append(anyio.current_time() - began)
         return {}, dict.fromkeys(places, min(looked_at[-1], computes_until_s)) if is_seen else {}
 
-    monkeypatch.setattr(start_watch, "run_sync", look)
+    monkeypatch.setattr(watches, "run_sync", look)
     group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1))
     watch = StartWatch(group, lambda _: None, is_local=is_seen)
     observers = Observers([watch])
     observers.tell(RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), began)
     observers.tell(WorkersStarted(1, {0: 100, 1: 101}), began)
-    with anyio.move_on_after(2 * LIMIT_S):
+    with anyio.move_on_after(2 * START_LIMIT_S):
         await watch.run()
     assert first_s <= looked_at[-1] <= last_s + 1e-6

@@ -1,0 +1,356 @@
+"""What looks at the workers of a run: how far their start has come, how far they are since, and whether they go on.
+
+- `StartWatch`: the start of each generation, as far as it can be seen from outside.
+- `Progress`: steps, steps per second and the time that is left, by what the workers' output says.
+- `Watches`: what finds workers that hang (`hangs`), of which most jobs have none.
+
+`agent.resources` makes them, and each runs until the run ends.  None of them decides anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from aelastic.aio import clock
+from aelastic.aio.threads import run_sync
+from aelastic.group.backend import WorkerStart
+from aelastic.group.worker_env import STUCK_VARIABLE
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.usage import usage_of
+from aelastic.logs.run_logs import RunLogs
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import (
+    Progressed,
+    Restarting,
+    RunEvent,
+    StartPhase,
+    WorkerEnded,
+    WorkerReached,
+    WorkersStarted,
+)
+from aelastic.rdzv.policy.ledger import NONE, UNKNOWN
+from aelastic.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    from aelastic.hangs.watch import Found, Watch
+    from aelastic.host.connections import Connections
+
+_log = logging.getLogger(__name__)
+
+# Between two looks at a start, and, of the time that has passed: a look at eight workers takes a millisecond, and they
+# start for a second or more.
+START_LOOK_MIN_S = 0.025
+START_LOOK_PART, START_IDLE_LOOK_PART = 0.1, 1.0
+START_LIMIT_S = 600.0
+START_IDLE_S = 2.0  # at least: a disk that imports wait for holds them up for less, as a rule
+
+# Between two looks at steps, and between two events of progress: the Trainer asks for one status in 5 s at most.
+LOOK_INTERVAL_S = 1.0
+TELL_INTERVAL_S = 5.0
+# What a worker wrote before it failed is searched within milliseconds; a busy pump is not waited for.
+CATCH_UP_S = 0.2
+# Steps per second are those of the last minute, or of the last two steps that were seen if these take longer.
+WINDOW_S = 60.0
+# The median step is of so many looks that saw new ones: a few that take longer, to save or to evaluate, change nothing.
+STEPS_MAX = 64
+
+# As torch's agent: any other value is off.
+FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
+
+
+class StartWatch(Observer):
+    """The starts of one run's workers: watched, and told, as far as they can be seen from outside.
+
+    Seen are their first output, by the size of their files, and their first process group, by a connection to the
+    workers' store.  A thread looks, at moments that lie the further apart the longer the start takes: what is told is
+    late by a tenth, and of a worker that computes nothing meanwhile by half.  A start is followed for `START_LIMIT_S`
+    at most, and not further once its workers have computed nothing for half of its time: then nothing is looked at
+    until the next one.
+
+    It is the last of the observers: what it tells comes after the start of all workers for the others, too.
+
+    Args:
+        group: the workers; read, never changed.
+        tell: takes what the observers are to hear.
+        is_local: the workers are processes of this machine; else only their files are seen.
+    """
+
+    def __init__(self, group: WorkerGroup, tell: Callable[[RunEvent], None], *, is_local: bool) -> None:
+        self._group = group
+        self._tell = tell
+        self._is_local = is_local
+        self._visible: tuple[StartPhase, ...] = ("output", "process_group") if is_local else ("output",)
+        self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
+        self._started = WorkersStarted(0, {})
+        self._missing: dict[int, set[StartPhase]] = {}  # by local rank: what it has not reached yet
+        self._changed = anyio.Event()
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+
+    def begin(self, starts: Sequence[WorkerStart]) -> None:
+        """A new generation is about to start."""
+        is_new = self._group.spec.logs_specs is None  # else the files may hold what earlier workers have written
+        self._files = {start.local_rank: start.output_files if is_new else () for start in starts}
+
+    def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the state has it
+        match event:
+            case WorkersStarted():
+                self._started = event
+                self._missing = {local_rank: set(self._visible) for local_rank in event.ids}
+                self._changed.set()
+            case WorkerEnded(_, local_rank):
+                self._missing.pop(local_rank, None)
+            case Restarting():
+                self._missing = {}
+            case _:
+                pass
+
+    async def run(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed = anyio.Event()
+            await self._follow(self._started)
+
+    async def _follow(self, started: WorkersStarted) -> None:
+        """Returns when all have reached everything, or ended, or others start."""
+        from aelastic.host.connections import Connections
+
+        assert self._group.assigned is not None  # or there would be no workers
+        connections = Connections(self._group.assigned.master_port)
+        interval_s, busy_s, cpu_s = START_LOOK_MIN_S, 0.0, dict[int, float]()
+        while self._missing and clock.now() - self.run_state.formed_at < START_LIMIT_S:
+            with anyio.move_on_after(interval_s):
+                await self._changed.wait()
+            if not self._missing or self._changed.is_set():
+                return
+            places = {rank: started.ids[rank] for rank in self._missing}
+            seen, used = await run_sync(self._look, places, connections, abandon_on_cancel=True, limiter=self._limiter)
+            if self._started is not started:
+                return
+            for local_rank, reached in sorted(seen.items()):
+                self._on_reached(started, local_rank, reached)
+            passed_s = clock.now() - self.run_state.formed_at
+            is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in used.items())
+            busy_s = passed_s if is_busy or not used else busy_s
+            if passed_s - busy_s >= max(START_IDLE_S, passed_s / 2):
+                return
+            interval_s = max(START_LOOK_MIN_S, passed_s * (START_LOOK_PART if is_busy else START_IDLE_LOOK_PART))
+            interval_s = min(interval_s, START_LIMIT_S - passed_s)
+            cpu_s.update(used)
+
+    def _look(
+        self, ids: Mapping[int, object], connections: Connections
+    ) -> tuple[dict[int, frozenset[StartPhase]], dict[int, float]]:
+        """What workers have reached, and their CPU time, by what the back end calls them.  In a thread."""
+        from aelastic.host.session_activity import bytes_in  # not before workers are started, which need the CPUs
+
+        pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
+        connected = connections.of(pids.values())
+        reached: dict[int, frozenset[StartPhase]] = {}
+        for rank in ids:
+            output: set[StartPhase] = {"output"} if bytes_in(self._files.get(rank, ())) else set()
+            reached[rank] = frozenset(output | ({"process_group"} if pids.get(rank) in connected else set()))
+        usages = {rank: usage_of(pid, pid) for rank, pid in pids.items()}
+        return reached, {rank: usage.cpu_s for rank, usage in usages.items() if usage is not None}
+
+    def _on_reached(self, started: WorkersStarted, local_rank: int, reached: frozenset[StartPhase]) -> None:
+        missing = self._missing.get(local_rank, set())
+        rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
+        for phase in sorted(missing & reached):
+            missing.discard(phase)
+            passed_s = clock.now() - self.run_state.formed_at
+            self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
+        if not missing:
+            self._missing.pop(local_rank, None)
+
+
+class Pace:
+    """The speed of one generation: steps, and when they were seen."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._took: deque[float] = deque(maxlen=STEPS_MAX)
+
+    def saw(self, step: int, now: float) -> float | None:
+        """Steps per second, with this one; `None` where that is not known yet."""
+        if self._seen and step < self._seen[-1][1]:
+            self._seen.clear()  # the next epoch counts from the beginning
+        if self._seen and step > self._seen[-1][1]:
+            self._took.append((now - self._seen[-1][0]) / (step - self._seen[-1][1]))
+        if not self._seen or step > self._seen[-1][1]:
+            self._seen.append((now, step))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= WINDOW_S:
+            self._seen.popleft()
+        (began, first), (at, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (at - began) if at > began else None
+
+    def step_s(self) -> float | None:
+        """How long a step takes, the median of the last ones; `None` where that is not known yet."""
+        return sorted(self._took)[len(self._took) // 2] if self._took else None
+
+
+class Progress:
+    """The progress of one run's workers.
+
+    A look once a second, and only where `--progress` asks for it; `logs.expected_output` finds the steps.  Of the
+    workers of this node the first one that says how far it is speaks for all of them: they step together.
+
+    Args:
+        is_on: `--progress` asks for it.
+        logs: their output.
+        tell: takes what observers are to hear.
+    """
+
+    def __init__(self, logs: RunLogs, tell: Callable[[Progressed], None], *, is_on: bool) -> None:
+        self._is_on = is_on
+        self._logs = logs
+        self._tell = tell
+        self._generation = 0
+        self._ranks: Sequence[int] = ()  # by local rank
+        self._pace = Pace()
+        self._told = Progressed(0, 0, 0, 0)
+        self._told_at = 0.0
+        self._is_behind = False  # workers may have written more steps than were seen
+
+    def begin(self, generation: int, ranks: Sequence[int]) -> None:
+        """The files of a new generation are open.
+
+        Args:
+            ranks: of its workers, by local rank.
+        """
+        self._generation, self._ranks, self._pace, self._is_behind = generation, ranks, Pace(), False
+
+    def step_s(self) -> float | None:
+        """The median step of this generation, in seconds; `None` where it is not known yet."""
+        return self._pace.step_s()
+
+    async def catch_up(self) -> None:
+        """What the workers have written by now is searched for steps, if that can be done soon."""
+        if self._is_on:
+            with anyio.move_on_after(CATCH_UP_S) as waited:
+                await self._logs.have_steps()
+            self._is_behind = waited.cancelled_caught
+
+    def reached(self) -> int:
+        """The largest step of this generation, as `Reached` has it."""
+        if self._is_behind or self._logs.begin_again:
+            return UNKNOWN
+        return max((found.step for found in self._logs.steps().values()), default=NONE)
+
+    async def run(self) -> None:
+        """Looks now and then, until cancelled."""
+        while self._is_on:
+            await anyio.sleep(LOOK_INTERVAL_S)
+            self.look()
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Emits `Progressed` for new steps.
+
+        Args:
+            is_last: no more of this generation follows.
+        """
+        generation, now = self._generation, clock.now()
+        if not (steps := self._logs.steps()):
+            return
+        local_rank, (step, total) = next(iter(steps.items()))
+        rate = self._pace.saw(step, now)
+        left = None if total is None or not rate else max(0, total - step) / rate
+        found = Progressed(generation, local_rank, self._ranks[local_rank], step, total, rate, left, is_last)
+        is_new = (generation, step, total) != (self._told.generation, self._told.step, self._told.total)
+        says_more = generation != self._told.generation or (self._told.steps_per_s is None and rate is not None)
+        if is_last or (is_new and (says_more or now - self._told_at >= TELL_INTERVAL_S)):
+            self._told, self._told_at = found, now
+            self._tell(found)
+
+
+class Watches:
+    """The watches of one run: made as the spec and the environment ask, and run together.
+
+    A watch is made, and its module imported, only where the spec or the environment asks for it.  What it finds goes to
+    the supervisor, which decides.  A watch that raises has a bug of ours, which is logged; the job goes on without it.
+
+    Args:
+        spec: what the user asked for.
+        env: the agent's environment.
+        scratch: the run's own folder, which need not exist before `open`.
+        count_matches: counts a worker's output that is as expected (`logs.RunLogs`).
+        step_s: gives the median step, where one is known (`Progress`).
+        on_found: gets each finding, in a task of its own.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        env: Mapping[str, str],
+        scratch: Path,
+        count_matches: Callable[[int], Awaitable[int]],
+        step_s: Callable[[], float | None],
+        on_found: Callable[[Found], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._on_found = on_found
+        self._tasks: TaskGroup | None = None
+        self._watches: list[Watch] = []
+        if env.get(FILE_TIMER_VARIABLE) == "1":
+            from aelastic.hangs.file_timer import FileTimerServer
+
+            self._watches.append(FileTimerServer(env, scratch, self._report))
+        if spec.finds_hangs or spec.expect_output is not None or env.get(STUCK_VARIABLE):
+            from aelastic.hangs.activity import ActivitySampler, rules_of
+
+            rules = rules_of(spec, env)
+            self._watches.append(ActivitySampler(rules, count_matches, self._report, step_s=step_s))
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Variables for the workers' environment."""
+        return {name: value for watch in self._watches for name, value in watch.env.items()}
+
+    def open(self) -> None:
+        """Makes what the watches need.
+
+        Raises:
+            InputError: a watch cannot get what it needs.
+        """
+        for watch in self._watches:
+            watch.open()
+
+    def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
+        for watch in self._watches:
+            watch.started(generation, starts, ids)
+
+    def ended(self, generation: int, local_rank: int) -> None:
+        for watch in self._watches:
+            watch.ended(generation, local_rank)
+
+    def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
+        """As the watch that counts signs of life has it; (0, {}) where none does."""
+        return max((watch.silence(now) for watch in self._watches), key=lambda found: found[0], default=(0.0, {}))
+
+    async def run(self) -> None:
+        """Runs all of them, until cancelled."""
+        if not self._watches:
+            return
+        async with anyio.create_task_group() as self._tasks:
+            for watch in self._watches:
+                self._tasks.start_soon(_run, watch, name=type(watch).__name__)
+
+    def _report(self, found: Found) -> None:
+        if self._tasks is not None:
+            self._tasks.start_soon(self._on_found, found, name=f"found {found.local_rank}")
+
+    def close(self) -> None:
+        for watch in self._watches:
+            watch.close()
+
+
+async def _run(watch: Watch) -> None:
+    try:
+        await watch.run()
+    except Exception:  # noqa: BLE001  the job is worth more than any watch
+        _log.exception("watch %s raised and was disabled (a bug in aelastic: please report it)", type(watch).__name__)
