@@ -4,8 +4,8 @@
 - `generation`: one start of the workers, followed until nothing of them is left
 - `watches`: how far workers are, as they start and after, and whether they go on
 - `grace_watch`: what workers that are stopped still do
-- `resources`: logs, sockets, store, watches, rendezvous link and back end, opened and closed as one
-- `node_offer`: what this node offers to the rendezvous
+- `resources`: logs, channels, store, watches, rendezvous link and back end, opened and closed as one; what this node
+  offers to the rendezvous
 - `channels`: how people speak to the job, and its workers with their agent
 - `postmortem`: what a worker left: its return value, or why it failed
 - `requests`: what is asked of a job that runs

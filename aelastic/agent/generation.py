@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from aelastic.agent.node_offer import listen_for_workers
-from aelastic.agent.resources import GenerationContext
+from aelastic.agent.resources import GenerationContext, listen_for_workers
 from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError

@@ -1,10 +1,14 @@
-"""What a run holds: logs, control sockets, store, watches, rendezvous link and back end, opened and closed as one."""
+"""What a run holds: logs, channels, store, watches, rendezvous link and back end, opened and closed as one.
+
+`agent.run` opens it, and offers this node to the rendezvous; the parts of a run share it by their context.
+"""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -17,13 +21,14 @@ from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches import Progress, StartWatch, Watches
 from aelastic.aio import clock
 from aelastic.core.record import Record
-from aelastic.errors import InputError
+from aelastic.errors import AelasticError, InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.doors import folder_of
+from aelastic.host.listeners import is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
@@ -31,8 +36,8 @@ from aelastic.observe.run_state import RunState
 from aelastic.procs import LocalWorkers
 from aelastic.rdzv.link import Link
 from aelastic.rdzv.policy.ledger import NONE, Reached
-from aelastic.rdzv.protocol.messages import Starts
-from aelastic.rdzv.registry import AgentContext, open_link
+from aelastic.rdzv.protocol.messages import Node, Starts
+from aelastic.rdzv.registry import AgentContext, names, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
 
@@ -256,3 +261,46 @@ class GenerationContext(RunContext):
         self.starts: dict[int, WorkerStart] = {}  # how they were started
         self.asked_at: dict[int, float] = {}  # when those that were asked to end were
         self.ended: set[int] = set()  # those whose own process has ended
+
+
+def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Node:
+    """This node, with a port of its own that is held from now on; `listen_for_workers` opens it."""
+    spec, rdzv = settings.spec, settings.spec.rdzv
+    address, port = _address_of(spec)
+    is_on_loopback = is_loopback(address) if rdzv is None else rdzv.is_on_loopback
+    loopback = (address or "localhost") if is_on_loopback else ""
+    return Node(
+        node_id=settings.node_id,
+        host=socket.gethostname(),
+        role=spec.role,
+        local_world_size=spec.local_world_size,
+        master_addr=address,
+        master_port=store.open(port, loopback) if settings.has_agent_store else store.hold(port),
+        preferred_rank=None if rdzv is None else rdzv.node_rank,
+        starts=starts,
+    )
+
+
+async def listen_for_workers(store: StoreHost, address: str) -> None:
+    """Opens the port where all workers of a round are told to come: at this address, or, if that cannot be, at all."""
+    if store.is_on_loopback:
+        return  # it is open
+    from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of  # most jobs are of one node
+
+    addresses: list[str] = []
+    with suppress(AelasticError):
+        addresses = await local_addresses_of(Endpoint(address, 0))
+    store.listen_at(addresses)
+
+
+def _address_of(spec: WorkerSpec) -> tuple[str, int]:
+    """The address and port for the workers to meet at, if this node becomes group rank 0; port 0 is a free one."""
+    rdzv = spec.rdzv
+    if spec.rdzv_handler is not None or (rdzv is not None and rdzv.backend not in names()):
+        return "", 0  # torch's handler says where the workers meet, and has that port
+    if rdzv is None:
+        return spec.master_addr or "localhost", spec.master_port or 0
+    if rdzv.backend == "static":
+        # The address is that of node rank 0, and so is the port.
+        return spec.master_addr or "", (spec.master_port or 0) if rdzv.node_rank == 0 else 0
+    return rdzv.local_addr or "", spec.master_port or 0

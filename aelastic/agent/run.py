@@ -17,8 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
-from aelastic.agent.node_offer import node_offer
-from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext
+from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
