@@ -37,7 +37,7 @@ from aelastic.observe.observer import Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
-from aelastic.workers.program import check_program, check_torch
+from aelastic.workers.requirements import check_program, check_torch
 
 if TYPE_CHECKING:
     from aelastic.health.foreign_server import ForeignServer

@@ -24,7 +24,6 @@ from aelastic.core.record import Record
 from aelastic.errors import AelasticError, InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
-from aelastic.group.open_files import check_open_files
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.doors import folder_of
@@ -40,6 +39,7 @@ from aelastic.rdzv.protocol.messages import Node, Starts
 from aelastic.rdzv.registry import AgentContext, names, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
+from aelastic.workers.requirements import check_open_files
 
 # The back end's `start`; and what starts workers by it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]

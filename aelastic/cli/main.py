@@ -178,7 +178,7 @@ def collect_rarely() -> None:
 
 
 def _run_job(invocation: Invocation, *, owns_process: bool) -> Outcome:
-    from aelastic.group.open_files import check_open_files
+    from aelastic.workers.requirements import check_open_files
 
     # Also for the last words: they begin a new line below what workers left open.
     with _status_line(invocation) as live:

@@ -3,8 +3,7 @@
 - `worker_group`: the core, and its part `exits`; `events`: what it hears and asks for; `phases`: what it is doing
 - `restart_grace`: a core: how long workers that are stopped for a restart are waited for
 - `worker_env`: the environment that a worker starts with
-- `open_files`: how many files the agent needs
 - `backend`: the interface of what starts, waits for and stops workers
 """
 
-__all__ = ["backend", "events", "open_files", "phases", "restart_grace", "worker_env", "worker_group"]
+__all__ = ["backend", "events", "phases", "restart_grace", "worker_env", "worker_group"]

@@ -95,9 +95,9 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
         return InProcessLink(SingleNode(policy_of(spec), clock.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
-        from aelastic.group.open_files import files_for_connections
         from aelastic.rdzv.agent_link import AgentLink
         from aelastic.rdzv.secret.secret_file import SecretFile
+        from aelastic.workers.requirements import files_for_connections
 
         path = settings.secret_path
         around = around.replace(secret=None if path is None else SecretFile(path, around.run_id))

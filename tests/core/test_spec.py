@@ -14,7 +14,7 @@ from aelastic.errors import InputError
 from aelastic.output_patterns import ExpectedOutput
 from aelastic.settings import RULES, Std
 from aelastic.spec import WorkerSpec
-from aelastic.workers.program import check_program, check_torch
+from aelastic.workers.requirements import check_program, check_torch
 
 SPEC: Callable[..., WorkerSpec] = WorkerSpec  # values of wrong types, too
 EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput

@@ -16,7 +16,7 @@ from kit.launching import DEADLINE_S, Job, Launcher, wait_for
 from kit.ports import quiet_port
 
 from aelastic.cli.arguments import parse
-from aelastic.group.open_files import files_needed
+from aelastic.workers.requirements import files_needed
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
