@@ -25,8 +25,7 @@ from aelastic.core.machine import Machine, Story
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
-from aelastic.group.exits import Exits
-from aelastic.group.phases import KILL_WAIT_S, Await, End, Phase, Rejoin, Wish
+from aelastic.group.phases import KILL_WAIT_S, Await, End, Exits, Phase, Rejoin, Wish
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
 

@@ -17,8 +17,7 @@ from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
-from aelastic.group.exits import Exits
-from aelastic.group.phases import Phase
+from aelastic.group.phases import Exits, Phase
 from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
