@@ -19,15 +19,15 @@ from anyio.abc import TaskGroup
 from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches import Progress, StartWatch, Watches
-from aelastic.aio import clock
+from aelastic.host import aio
 from aelastic.core.record import Record
 from aelastic.errors import AelasticError, InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.doors import folder_of
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import doors_folder
+from aelastic.host.sockets import is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
@@ -112,7 +112,7 @@ class Resources:
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
             self.sockets = ControlSockets(scratch)
             self.pages = NoticePages(scratch)
-            self.door = Door(folder_of(env))
+            self.door = Door(doors_folder(env))
             made.callback(self.pages.close)
             made.callback(self.sockets.close)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
@@ -151,7 +151,7 @@ class Resources:
     def reached(self, state: RunState) -> Reached:
         """How far the workers of this generation have come."""
         calls = max(self.pages.calls().values(), default=0)
-        return Reached(self.progress.reached(), calls or NONE, max(0.0, clock.now() - state.formed_at))
+        return Reached(self.progress.reached(), calls or NONE, max(0.0, aio.now() - state.formed_at))
 
     def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec
@@ -208,7 +208,7 @@ class Resources:
         """What the agent knows now, for scrapers."""
         from aelastic.observe.exposition import AgentFacts
 
-        silence_max_s, silent_s = self.watches.silence(clock.now())
+        silence_max_s, silent_s = self.watches.silence(aio.now())
         return AgentFacts(self.link.coordinates, silence_max_s, silent_s)
 
     async def finish(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError
-from aelastic.host.listeners import is_loopback, listen
+from aelastic.host.sockets import is_loopback, listen
 from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
 from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
 from aelastic.rdzv.quorum.cells import MARK, cell_from_bytes

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from aelastic.doctor.finding import Finding
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.board import Candidate
 from aelastic.rdzv.boards.encoding import record_from_bytes
 from aelastic.rdzv.boards.endpoints import Endpoint

@@ -4,12 +4,11 @@
 - `session_activity`: what sessions write and compute
 - `helpers`: starts helper processes; `signals`: what they ignore; `programs`: runs programs of other people
 - `reaping`: waiting for child processes, and reaping them
-- `listeners`: sockets that listen, for every host or for this one; `connections`: which processes have one to a port
-- `doors`: sockets by which this user speaks to its agents
+- `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
 - `files`: writes them whole; `inotify`: when they grow; `limits`: what the kernel refuses, and why
 """
 
 __all__ = [
-    "connections", "doors", "files", "helpers", "inotify", "limits", "listeners", "patterns", "proc_table",
-    "programs", "reaping", "session_activity", "signals", "usage",
+    "files", "helpers", "inotify", "limits", "patterns", "proc_table", "programs", "reaping", "session_activity",
+    "signals", "sockets", "usage",
 ]  # fmt: skip

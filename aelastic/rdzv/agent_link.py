@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.host.listeners import LOOPBACKS, HeldPort
+from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.endpoints import RefusedError

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
 from aelastic.rdzv.secret.handshake import ProofError

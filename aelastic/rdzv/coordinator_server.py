@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from aelastic.aio import clock
 from aelastic.errors import InputError, RendezvousError
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader

@@ -277,7 +277,7 @@ class RendezvousSettings(Record):
         Several nodes may give their head node another name than it has for itself, `localhost` there: then it listens
         for all.
         """
-        from aelastic.host.listeners import is_loopback  # needs sockets, which to read options does not
+        from aelastic.host.sockets import is_loopback  # needs sockets, which to read options does not
 
         if self.local_addr:
             return is_loopback(self.local_addr)

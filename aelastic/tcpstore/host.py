@@ -31,7 +31,7 @@ from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
 from aelastic.host.limits import shortage_of
-from aelastic.host.listeners import LOOPBACKS, HeldPort, first_loopback
+from aelastic.host.sockets import LOOPBACKS, HeldPort, first_loopback
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
 T = TypeVar("T")

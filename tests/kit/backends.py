@@ -16,7 +16,7 @@ import anyio
 
 from aelastic import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.hangs.watch import Found
-from aelastic.host.listeners import listen, loopback_address
+from aelastic.host.sockets import listen, loopback_address
 from aelastic.tcpstore.host import _refusing
 
 TERM, KILL = signal.SIGTERM, signal.SIGKILL

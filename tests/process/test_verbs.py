@@ -21,7 +21,7 @@ from aelastic import Supervisor, WorkerSpec
 from aelastic.cli.verbs import asking
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.group.events import WorkerState
-from aelastic.host import doors
+from aelastic.host import sockets
 from aelastic.observe.run_events import RunEnded, WorkersStarted
 from aelastic.timeline.command import main as timeline
 
@@ -122,13 +122,13 @@ CANNOT = [
 
 def assert_odd_requests_are_refused(job: Job) -> None:
     """What is no request is closed, one that floods, too, and a deadline that is none is refused."""
-    folder = doors.folder_of({"XDG_RUNTIME_DIR": str(job.folder)})
-    (name,) = doors.doors_in(folder)
+    folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(job.folder)})
+    (name,) = sockets.doors_in(folder)
     bad = [b"", b"\n", b"{}\n", b"[1]\n", b'{"verb": 7}\n', b'{"verb": "logs", "rank": "x"}\n', b"x" * 200_000]
     for which, deadline in (("drain", "NaN"), ("drain", "Infinity"), ("restart", "1e300")):
         bad += [f'{{"verb": "{which}", "deadline_s": {deadline}, "at_save": true}}\n'.encode()]
     for data in bad:
-        conn, said = doors.connect(folder, name, 10.0), b""
+        conn, said = sockets.connect_to_door(folder, name, 10.0), b""
         assert conn is not None
         with conn:
             try:
@@ -242,8 +242,8 @@ def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.Ca
 def test_a_login_session_that_ends_takes_no_door_away() -> None:
     user, usual = os.getuid(), Path(f"/tmp/aelastic-{os.getuid()}")
     for given in ({}, {"XDG_RUNTIME_DIR": f"/run/user/{user}"}, {"XDG_RUNTIME_DIR": "relative"}):
-        assert doors.folder_of(given) == usual
-    assert doors.folder_of({"XDG_RUNTIME_DIR": "/run/job"}) == Path("/run/job/aelastic")
+        assert sockets.doors_folder(given) == usual
+    assert sockets.doors_folder({"XDG_RUNTIME_DIR": "/run/job"}) == Path("/run/job/aelastic")
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None:

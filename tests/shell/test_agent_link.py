@@ -12,7 +12,7 @@ from kit.shared_board import InProcessBoard, SharedWorld
 from kit.stories.leader_terms import CANDIDATE, running
 
 from aelastic.core.machine import InvalidTransition
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Candidate, LeaderRecord

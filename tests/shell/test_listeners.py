@@ -9,8 +9,8 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from aelastic.host import listeners
-from aelastic.host.listeners import LOOPBACKS, HeldPort, listen, listen_at
+from aelastic.host import sockets
+from aelastic.host.sockets import LOOPBACKS, HeldPort, listen, listen_at
 
 EVERYWHERE = {"0.0.0.0", "::"}
 
@@ -113,6 +113,6 @@ def test_where_a_kernel_lets_nothing_listen_beside_what_holds_a_port_that_is_giv
         return listen(port, address)
 
     with closing(HeldPort()) as port:
-        monkeypatch.setattr(listeners, "listen", refuse_first)
+        monkeypatch.setattr(sockets, "listen", refuse_first)
         assert port.listen_at(["127.0.0.5"]) and tries == [port.number] * 2
         assert can_connect("127.0.0.5", port.number)

@@ -16,7 +16,7 @@ from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.aio import accept as accepting
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules

@@ -14,7 +14,7 @@ import anyio
 import pytest
 from kit.launching import DEADLINE_S
 
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
 from aelastic.rdzv.secret.handshake import ProofError

@@ -17,7 +17,7 @@ import anyio
 
 from aelastic.agent.requests.enquiries import Enquiries, Shown
 from aelastic.aio import clock
-from aelastic.host import doors
+from aelastic.host import sockets
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r
@@ -32,7 +32,7 @@ NO_ANSWER = "no coordinator has answered: it is not known what follows"
 
 
 async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers) -> None:
-    user, writer = doors.user_of(conn), None
+    user, writer = sockets.user_of(conn), None
     try:
         reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
         with anyio.fail_after(LINE_S):

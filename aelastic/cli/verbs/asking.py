@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.error_file import printable
-from aelastic.host import doors
+from aelastic.host import sockets
 from aelastic.ui.commands import seconds
 
 EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
@@ -110,7 +110,7 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
             return _run_apart(argv[0], argv[1:], environ)
         args = _parser(argv[0]).parse_args(argv[1:])
         try:
-            return _Asking(argv[0], args, doors.folder_of(environ), complain).run()
+            return _Asking(argv[0], args, sockets.doors_folder(environ), complain).run()
         except InputError as error:  # logs that cannot be read
             raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
     except NoAnswerError as error:
@@ -205,7 +205,7 @@ class _Asking:
             NoAnswerError: there is none.
         """
         job, found = getattr(self._args, "job", ""), []
-        for name in doors.doors_in(self._folder):
+        for name in sockets.doors_in(self._folder):
             here = self._answer(name, verb="here")
             if here["code"] == "ok" and here["phase"] != "done" and here["run"]["run_id"].startswith(job):
                 found.append((name, here))
@@ -238,11 +238,11 @@ class _Asking:
         return agents[0][0]
 
     def _ended(self) -> list[Said]:
-        return [said for said in map(json.loads, doors.ended(self._folder)) if said.get("run")]
+        return [said for said in map(json.loads, sockets.left_at_doors(self._folder)) if said.get("run")]
 
     def _answers(self, name: str, **asked: Any) -> Iterator[Said]:
         """What an agent answers, one after the other; at the end, if it has said nothing that ends it, that."""
-        if (conn := doors.connect(self._folder, name, ANSWER_S)) is not None:
+        if (conn := sockets.connect_to_door(self._folder, name, ANSWER_S)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
                 conn.sendall(json.dumps(asked).encode() + b"\n")
                 if asked.get("follow") or asked.get("wait"):

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host.listeners import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
+from aelastic.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
 from aelastic.rdzv.boards.encoding import KeyState
 from aelastic.rdzv.boards.endpoints import (
     Endpoint,

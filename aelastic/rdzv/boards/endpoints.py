@@ -16,7 +16,7 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import is_address, plain_address
 from aelastic.rdzv.settings import RendezvousSettings
 

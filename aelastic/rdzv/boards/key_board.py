@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
 from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, first_of, useful_elsewhere

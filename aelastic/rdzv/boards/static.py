@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.host.listeners import LOOPBACKS
+from aelastic.host.sockets import LOOPBACKS
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, text_of
 from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv6Address, ip_address
 
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.messages import Node
 
 

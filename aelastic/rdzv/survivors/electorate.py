@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.addresses import master_address
 

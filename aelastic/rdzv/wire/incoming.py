@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from aelastic.aio import clock
 from aelastic.aio.mailbox import Mailbox
-from aelastic.host.listeners import HeldPort
+from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.wire.proofs import Proofs

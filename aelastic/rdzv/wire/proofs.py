@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from aelastic.host.listeners import is_loopback
+from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.secret.handshake import NONCE_BYTES, Handshake
