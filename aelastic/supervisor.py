@@ -31,7 +31,7 @@ from aelastic.group.worker_env import (
     check_devices,
 )
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.limits import shortage_of
+from aelastic.host.usage import shortage_of
 from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken

@@ -18,9 +18,9 @@ from aelastic.aio.threads import in_thread, run_sync
 from aelastic.core.record import Record
 from aelastic.failures.error_file import Json, parse_record, printable, read_error_file
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
-from aelastic.failures.oom import OomWatch
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
+from aelastic.host.usage import OomWatch
 from aelastic.logs.run_logs import RunLogs
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import anyio
 import anyio.to_thread
 
 from aelastic.aio import clock
-from aelastic.host.limits import is_refused_thread
+from aelastic.host.usage import is_refused_thread
 
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
@@ -52,7 +52,7 @@ async def keep_one() -> None:
     """Starts a thread that stays until the loop ends: of those that are idle, the last one used is kept.
 
     Raises:
-        RuntimeError: the host has refused it for a second (`aelastic.host.limits.shortage_of` tells).
+        RuntimeError: the host has refused it for a second (`aelastic.host.usage.shortage_of` tells).
     """
     with anyio.move_on_after(TELL_AFTER_S):
         await run_sync(int)

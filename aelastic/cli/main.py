@@ -42,7 +42,7 @@ from aelastic.errors import (
     get_error_handler,
 )
 from aelastic.failures.error_file import ERROR_FILE_VARIABLE
-from aelastic.host.limits import shortage_of
+from aelastic.host.usage import shortage_of
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

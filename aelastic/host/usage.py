@@ -1,21 +1,54 @@
-"""What processes use: CPU time, memory (`proc_pid_stat(5)`, `proc_pid_smaps(5)`) and files, as the kernel has it."""
+"""What processes use of this machine, what is short when the kernel refuses more, and whether it killed for memory.
+
+CPU time, memory and descriptors are as the kernel has them (`proc_pid_stat(5)`, `proc_pid_smaps(5)`).  `shortage_of`
+tells of an error what is short, and how to get more.
+
+Whether a worker was killed for want of memory its exit code of -9 does not say, but this process's cgroup knows:
+`OomWatch` remembers the kill counter when it is made, and explains a worker's exit by what was counted since.  Both
+versions of the interface are read (the kernel's `cgroup-v2.rst` and `cgroup-v1/memory.rst`); on a host without either,
+or one that hides them, nothing is explained.  It never raises.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
+from aelastic.host.files import text_of
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Counted from the state, which follows the name.
 _STATE, _SESSION, _UTIME, _STIME, _RSS = 0, 3, 11, 12, 21
+
+# What is short where the kernel refuses something, and what to do.
+_SHORT = {
+    errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",
+    errno.ENFILE: "this host can open no more files: raise fs.file-max",
+    errno.ENOMEM: "this host has no memory left",
+    errno.EAGAIN: "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)",
+}
+# The places of the standard library that fork.
+_FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py", "util.py", "forkserver.py")
+
+PROC_CGROUP = Path("/proc/self/cgroup")
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+# v1 says "no limit" with the largest multiple of the page size; no host has 2^62 bytes.
+UNLIMITED_BYTES = 1 << 62
+# What Popen and shells call SIGKILL.
+KILLED = (-9, 137)
+# The names of the files that count and limit.
+_V1 = {"events": "memory.oom_control", "limit": "memory.limit_in_bytes"}
+_V2 = {"events": "memory.events", "limit": "memory.max"}
 
 
 class Usage(Record):
@@ -87,3 +120,114 @@ def descriptors(pid: int) -> dict[str, str]:
             with suppress(OSError):  # it has closed that one
                 found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
     return found
+
+
+def shortage_of(error: BaseException) -> str:
+    """What the host is short of and what to do, where an error says that; else ""."""
+    if is_refused_thread(error):
+        return "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
+    if isinstance(error, MemoryError):
+        return _SHORT[errno.ENOMEM]
+    places = (frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__))
+    # Elsewhere EAGAIN is no limit but a call that would have to wait.
+    if isinstance(error, OSError) and (error.errno != errno.EAGAIN or any(each.endswith(_FORKING) for each in places)):
+        return _SHORT.get(error.errno or 0, "")
+    return ""
+
+
+def is_refused_thread(error: BaseException) -> bool:
+    """Whether the host has refused a thread: CPython has no class of its own for that (`_threadmodule.c`)."""
+    return type(error) is RuntimeError and str(error) == "can't start new thread"
+
+
+class OomWatch:
+    """Counts out-of-memory kills in this process's cgroup since it was made.
+
+    In v2 the counter covers the cgroups below, in v1 the cgroup alone.  Where this cgroup has no counter (v2 without
+    the memory controller), the nearest one above that has counts for it.
+
+    Args:
+        proc_cgroup: the list of this process's cgroups (`cgroups(7)`).
+        root: where the hierarchies are mounted.
+    """
+
+    def __init__(self, proc_cgroup: Path = PROC_CGROUP, root: Path = CGROUP_ROOT) -> None:
+        self._interface, self._folders = _find_folders(proc_cgroup, root)
+        self._events = next((path for path in self._paths("events") if _read_kills(path) is not None), None)
+        self._at_start = self._count()
+        self._explained = 0
+
+    def kills_since_start(self) -> int:
+        """How many processes of the cgroup the kernel has killed since; 0 where it cannot be told."""
+        # A cgroup that was replaced by a new one of its name starts at 0 again.
+        return max(0, self._count() - self._at_start)
+
+    def limit_bytes(self) -> int | None:
+        """The smallest limit of the cgroup and those above it, now; `None` where there is none."""
+        limits = [_number(text_of(path)) for path in self._paths("limit")]  # v2 writes "max" for none
+        return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
+
+    @property
+    def limit_text(self) -> str:
+        """As in `512.0 MiB`, or ""."""
+        limit = self.limit_bytes()
+        return "" if limit is None else _size_text(limit)
+
+    def explain(self, exitcode: int) -> str:
+        """A sentence for a worker's exit, where the kernel has killed a process since; else "".
+
+        One kill explains one SIGKILL.  Another exit is not explained by it, but may follow from it: a data-loader
+        that was killed makes its parent fail.  The kernel counts before it kills, so an exit that was seen is counted.
+        """
+        kills = self.kills_since_start() - self._explained
+        if kills <= 0:
+            return ""
+        limit = f" (memory limit {self.limit_text})" if self.limit_text else ""
+        if exitcode in KILLED:
+            self._explained += 1
+            return f"the kernel's out-of-memory killer ended it{limit}"
+        return f"the kernel's out-of-memory killer ended {kills} process(es) of its cgroup{limit}"
+
+    def _count(self) -> int:
+        return (_read_kills(self._events) or 0) if self._events else 0
+
+    def _paths(self, what: str) -> list[Path]:
+        return [folder / self._interface[what] for folder in self._folders]
+
+
+def _find_folders(proc_cgroup: Path, root: Path) -> tuple[dict[str, str], list[Path]]:
+    """The cgroup's folder and those above it, innermost first, up to the mount."""
+    cgroups: dict[str, str] = {}
+    for line in text_of(proc_cgroup).splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        cgroups |= dict.fromkeys(controllers.split(","), path)
+    # Where v1 has the memory controller, v2 has not.
+    interface = _V1 if "memory" in cgroups else _V2
+    mount = root / "memory" if interface is _V1 else root
+    inside = Path((cgroups.get("memory") or cgroups.get("", "/")).strip("/"))
+    # A container may see the host's path, of which its mount shows only the end, or a path above its namespace.
+    folders = [mount / above for above in (inside, *inside.parents)] if ".." not in inside.parts else [mount]
+    return interface, [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _read_kills(path: Path) -> int | None:
+    for line in text_of(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill":
+            return _number(value)
+    return None
+
+
+def _number(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _size_text(size: int) -> str:
+    value, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):  # noqa: B007
+        if value < 1024:
+            break
+        value /= 1024
+    return f"{value:.1f} {unit}" if unit != "B" else f"{size} B"

@@ -27,8 +27,8 @@ import anyio
 from aelastic.core.record import Record
 from aelastic.host import proc_table
 from aelastic.host.helpers import start_helper
-from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.usage import shortage_of
 
 _log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.host.inotify import wait_opened
-from aelastic.host.limits import shortage_of
 from aelastic.host.sockets import LOOPBACKS, HeldPort, first_loopback
+from aelastic.host.usage import shortage_of
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ import anyio
 
 from aelastic.aio.threads import run_sync
 from aelastic.host.helpers import start_helper
-from aelastic.host.limits import shortage_of
 from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.usage import shortage_of
 from aelastic.workers import guard
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aelastic.failures.oom import OomWatch
+from aelastic.host.usage import OomWatch
 
 
 class Cgroups:
