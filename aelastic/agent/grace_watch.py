@@ -17,6 +17,7 @@ from aelastic.aio import clock
 from aelastic.aio.threads import run_sync
 from aelastic.group.events import GraceOver
 from aelastic.group.phases import Phase
+from aelastic.host.usage import bytes_in
 
 if TYPE_CHECKING:
     from aelastic.group.restart_grace import Sample
@@ -70,7 +71,6 @@ class GraceWatch:
     def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
         """Samples of the workers of which something is alive.  In a thread."""
         from aelastic.group.restart_grace import Sample
-        from aelastic.host.session_activity import bytes_in
 
         seen = activity.look(sessions.values())
         samples = {}

@@ -31,8 +31,7 @@ from aelastic.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Ru
 from aelastic.hangs.watch import Found, Report, Watch
 from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
-from aelastic.host.session_activity import bytes_in
-from aelastic.host.usage import Growth
+from aelastic.host.usage import Growth, bytes_in
 from aelastic.settings import HangSignal
 from aelastic.spec import WorkerSpec
 

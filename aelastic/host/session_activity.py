@@ -7,10 +7,8 @@ given to `write(2)`, into files, pipes and sockets, and what goes to disks, by m
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
-from pathlib import Path
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
@@ -101,17 +99,6 @@ def _io_of(pid: int) -> tuple[int, int, int] | None:
         return None
     except (OSError, ValueError, KeyError):
         return None
-
-
-def bytes_in(files: Iterable[Path]) -> int | None:
-    """Bytes in regular files, which others may write for a worker; `None` where there is none (a pipe, say)."""
-    sizes = []
-    for path in files:
-        with suppress(OSError):
-            found = path.stat()
-            if stat.S_ISREG(found.st_mode):
-                sizes.append(found.st_size)
-    return sum(sizes) if sizes else None
 
 
 def _states(pids: Collection[int]) -> set[str]:

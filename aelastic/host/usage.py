@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from itertools import zip_longest
@@ -120,6 +121,17 @@ def descriptors(pid: int) -> dict[str, str]:
             with suppress(OSError):  # it has closed that one
                 found[fd] = os.readlink(f"/proc/{pid}/fd/{fd}")
     return found
+
+
+def bytes_in(files: Iterable[Path]) -> int | None:
+    """Bytes in regular files, which others may write for a worker; `None` where there is none (a pipe, say)."""
+    sizes = []
+    for path in files:
+        with suppress(OSError):
+            found = path.stat()
+            if stat.S_ISREG(found.st_mode):
+                sizes.append(found.st_size)
+    return sum(sizes) if sizes else None
 
 
 def shortage_of(error: BaseException) -> str:
