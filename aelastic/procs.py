@@ -26,8 +26,8 @@ from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
+from aelastic.host.children import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.host.files import text_of
-from aelastic.host.reaping import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.host.usage import shortage_of
 from aelastic.workers.children import Child, Function, Program
 from aelastic.workers.guard import is_guard

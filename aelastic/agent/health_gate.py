@@ -19,9 +19,9 @@ import anyio
 from aelastic.aio import clock
 from aelastic.aio.threads import in_thread, run_sync
 from aelastic.host import proc_table
+from aelastic.host.children import helpers
 from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
-from aelastic.host.reaping import helpers
 from aelastic.host.usage import descriptors
 
 _log = logging.getLogger(__name__)

@@ -151,7 +151,7 @@ def _run_command(
             return Outcome(run_verb(argv, environ, _say))
         invocation = parse(argv, environ, groups)
         if owns_process:
-            from aelastic.host.reaping import adopt_orphans
+            from aelastic.host.children import adopt_orphans
 
             adopt_orphans()
     except (InputError, ModuleNotFoundError) as error:
@@ -282,7 +282,7 @@ def _observers(invocation: Invocation, live: StatusLine | None) -> list[Observer
 @contextmanager
 def _reaping_orphans(loop: AbstractEventLoop) -> Iterator[None]:
     """Reaps orphans where this process adopts them, or inherits them as PID 1, the first process of a container."""
-    from aelastic.host.reaping import is_adopting, reap_orphans
+    from aelastic.host.children import is_adopting, reap_orphans
 
     if not is_adopting():
         yield

@@ -8,8 +8,8 @@ from typing import Any
 
 from aelastic.forkserver.command import Launch, PythonCommand, parse
 from aelastic.group.backend import WorkerStart
+from aelastic.host.children import taken_status
 from aelastic.host.files import opened_to_append
-from aelastic.host.reaping import taken_status
 
 
 class ForkedProgram:

@@ -27,7 +27,7 @@ from aelastic.forkserver.learning import Imports, KeptImports
 from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
 from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
-from aelastic.host.helpers import ForkedHelper
+from aelastic.host.children import ForkedHelper
 from aelastic.observe.run_events import ForkServerMeasured
 
 _log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import anyio
 
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
-from aelastic.host.reaping import taken_status, wait_ended, waited_for
+from aelastic.host.children import taken_status, wait_ended, waited_for
 from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
 

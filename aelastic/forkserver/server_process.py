@@ -18,8 +18,7 @@ import anyio
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.parked import Parked, said_by
 from aelastic.host import proc_table
-from aelastic.host.helpers import start_helper
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.children import start_helper, wait_ended, waited_for
 
 _PROGRAM = Path(__file__).with_name("program.py")
 END_TIMEOUT_S = 1.0

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 import anyio
 
 from aelastic.host import proc_table
-from aelastic.host.reaping import helpers, wait_ended, waited_for
+from aelastic.host.children import helpers, wait_ended, waited_for
 
 # A killed process is gone at once, or not soon.
 REAP_TIMEOUT_S = 0.1

@@ -26,8 +26,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.host import proc_table
-from aelastic.host.helpers import start_helper
-from aelastic.host.reaping import wait_ended, waited_for
+from aelastic.host.children import start_helper, wait_ended, waited_for
 from aelastic.host.usage import shortage_of
 
 _log = logging.getLogger(__name__)

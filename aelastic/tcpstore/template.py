@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
-from aelastic.host.helpers import ForkedHelper
+from aelastic.host.children import ForkedHelper
 from aelastic.tcpstore.child import FORKED_CONTROL, Death, StoreProcess, Unanswered
 
 # A fork takes 10 ms.

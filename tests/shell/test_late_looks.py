@@ -19,8 +19,8 @@ from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.fork_server import ForkServer
 from aelastic.forkserver.parked import NoAnswerError, Parked
 from aelastic.host import proc_table
+from aelastic.host.children import waited_for
 from aelastic.host.proc_table import Process
-from aelastic.host.reaping import waited_for
 from aelastic.tcpstore import child as children
 from aelastic.tcpstore.child import FORKED_CONTROL, StoreProcess, Unanswered
 from aelastic.workers import guard as guard_program

@@ -15,7 +15,7 @@ import anyio.lowlevel
 import pytest
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.host.reaping import waited_for
+from aelastic.host.children import waited_for
 from aelastic.tcpstore import child as children
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 from aelastic.tcpstore.host import LONG_LIFE_S, PAUSE_MAX_S, STARTS_MAX, StoreHost

@@ -16,8 +16,8 @@ import anyio
 
 from aelastic.agent.resources import Asked
 from aelastic.aio import clock
+from aelastic.host.children import wait_ended
 from aelastic.host.programs import ProgramError, program
-from aelastic.host.reaping import wait_ended
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from aelastic.host.reaping import waited_for
+from aelastic.host.children import waited_for
 from kit.launching import stand_still, wait_for
 from kit.ports import quiet_port
 from kit.servers.programs import missing

@@ -1,6 +1,7 @@
-"""Waiting for child processes, and reaping them.
+"""Child processes: helpers are started, the end of any process is waited for, and those that are dead are reaped.
 
-Nothing here waits for "any child": that would take the status from the code that waits for that one.
+No signal to the agent's group or process tree ends a helper.  Nothing here waits for "any child": that would take the
+status from the code that waits for that one.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from typing import Any
 
 import anyio
 
@@ -23,6 +28,41 @@ helpers: set[int] = set()
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _before: set[int] | None = None  # children of this process when it began to adopt
+
+
+def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a program that calls `signals.ignore_signals` first; it is in `waited_for` until its caller takes it out.
+
+    Args:
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    # The child has our mask: a signal that comes before it ignores signals waits until then, and is dropped.
+    usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        popen = subprocess.Popen(command, start_new_session=True, **options)  # a Ctrl-C at the terminal is not for it
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, usual)
+    waited_for.add(popen.pid)
+    helpers.add(popen.pid)
+    return popen
+
+
+class ForkedHelper:
+    """A helper that another process has forked as a child of this one (`subprocess.Popen` where it is exec'd)."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        waited_for.add(pid)
+        helpers.add(pid)
+
+    def kill(self) -> None:
+        proc_table.kill(self.pid)
+
+    def poll(self) -> int | None:
+        return taken_status(self.pid)
 
 
 def pidfd_of(pid: int) -> int | None:
