@@ -28,9 +28,9 @@ from enum import Enum
 from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
 
-from aelastic.failures.error_file import log
 from aelastic.failures.error_handler import ErrorHandler as ErrorHandler  # noqa: PLC0414  this is its documented place
 from aelastic.failures.failure import ProcessFailure as ProcessFailure  # noqa: PLC0414  this is its documented place
+from aelastic.failures.failure import log
 
 P = ParamSpec("P")
 R = TypeVar("R")

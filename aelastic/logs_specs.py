@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place, too
 from aelastic.settings import Streams, streams_of
 

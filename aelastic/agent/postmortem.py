@@ -16,8 +16,7 @@ import anyio
 
 from aelastic.aio.threads import in_thread, run_sync
 from aelastic.core.record import Record
-from aelastic.failures.error_file import Json, parse_record, printable, read_error_file
-from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
+from aelastic.failures.failure import NOT_AVAILABLE, Json, ProcessFailure, parse_record, printable, read_error_file
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
 from aelastic.host.usage import OomWatch

@@ -41,7 +41,7 @@ from aelastic.errors import (
     exit_code_of,
     get_error_handler,
 )
-from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.host.usage import shortage_of
 
 if TYPE_CHECKING:

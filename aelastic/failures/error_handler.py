@@ -11,16 +11,16 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from aelastic.failures.error_file import (
+from aelastic.failures.failure import (
     ERROR_FILE_VARIABLE,
     Json,
+    ProcessFailure,
     log,
     parse_record,
     read_error_file,
     record_of,
     with_error_code,
 )
-from aelastic.failures.failure import ProcessFailure
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -9,9 +9,8 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from aelastic.failures.error_file import log, printable
 from aelastic.failures.exit_reason import last_line
-from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure
+from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure, log, printable
 
 # What is beyond these is in the logs.
 REPORT_TRACEBACK_CHARS = 32 * 1024

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from aelastic.errors import ChildFailedError, ErrorHandler
-from aelastic.failures.error_file import ERROR_FILE_VARIABLE
+from aelastic.failures.failure import ERROR_FILE_VARIABLE
 
 _log = logging.getLogger(__name__)
 

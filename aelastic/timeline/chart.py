@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 from aelastic.timeline.boxes import Box, Lines, agent_boxes, fold_all, worker_boxes
 from aelastic.timeline.model import Mark, MarkKind, NodeStory, Restart, Story
 from aelastic.timeline.text import duration

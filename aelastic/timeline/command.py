@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aelastic.errors import EXIT_INPUT, InputError
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 from aelastic.host.files import replace_file
 from aelastic.timeline.files import read_all
 from aelastic.timeline.html import page, summary

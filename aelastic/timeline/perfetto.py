@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 from aelastic.timeline.model import RESTART_PHASES, NodeStory, Story
 
 Json: TypeAlias = dict[str, Any]

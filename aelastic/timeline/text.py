@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 from aelastic.observe.status_text import counted as counted  # noqa: PLC0414  offered here
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import NoReturn, TextIO
 
 from aelastic.errors import InputError
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 
 
 class Parser(argparse.ArgumentParser):

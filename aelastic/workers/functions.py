@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aelastic.errors import ErrorHandler, record
-from aelastic.failures.error_file import FINAL_KEY, Json
 from aelastic.failures.error_handler import without_frames_of
+from aelastic.failures.failure import FINAL_KEY, Json
 from aelastic.group.backend import WorkerStart
 
 

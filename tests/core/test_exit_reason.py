@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.failures.error_file import printable
 from aelastic.failures.exit_reason import (
     HEADLINE_CHARS,
     TAIL_CHARS,
@@ -19,7 +18,7 @@ from aelastic.failures.exit_reason import (
     last_line,
     may_be_uncaught,
 )
-from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.failure import ProcessFailure, printable
 
 PLAIN = """Traceback (most recent call last):
   File "train.py", line 9, in <module>

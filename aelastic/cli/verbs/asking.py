@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from aelastic.cli.verbs import texts
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
-from aelastic.failures.error_file import printable
+from aelastic.failures.failure import printable
 from aelastic.host import sockets
 from aelastic.ui.commands import seconds
 
