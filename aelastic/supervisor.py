@@ -18,8 +18,6 @@ import anyio
 
 from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
-from aelastic.aio.mailbox import Mailbox
-from aelastic.aio.threads import keep_one
 from aelastic.errors import HostError, RequestError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
@@ -31,6 +29,7 @@ from aelastic.group.worker_env import (
     check_devices,
 )
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.aio import Mailbox, keep_one
 from aelastic.host.usage import shortage_of
 from aelastic.observe.log_lines import LogLines
 from aelastic.observe.observer import Observer, Observers, events_of

@@ -17,14 +17,16 @@ import anyio
 import anyio.lowlevel
 
 from aelastic.agent.resources import GenerationContext, listen_for_workers
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
 
@@ -127,7 +129,7 @@ class Generation:
                 self._killed.add(local_rank)
                 self.stuck.stack_dumps.killed(local_rank)
             else:
-                self._context.asked_at.setdefault(local_rank, clock.now())
+                self._context.asked_at.setdefault(local_rank, aio.now())
 
     async def dump_and_stop(self, stop: ev.Stop) -> None:
         """Finds out where workers are before they are killed.
@@ -212,7 +214,7 @@ class Generation:
         self._one_has_ended.set()
         self._context.ended.add(local_rank)
         held.watches.ended(self.number, local_rank)
-        gone_at = clock.now()
+        gone_at = aio.now()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.threads import in_thread, run_sync
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
+from aelastic.host.aio import in_thread, run_sync
 from aelastic.host.children import helpers
 from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
@@ -125,8 +124,8 @@ class HealthGate:
 
     async def _held(self) -> str:
         """Processes of this run that still hold a device are awaited: the next workers would find no memory."""
-        until = clock.now() + HELD_S
-        while (held := await run_sync(holder, self._mark, abandon_on_cancel=True)) and clock.now() < until:  # noqa: ASYNC110  /proc
+        until = aio.now() + HELD_S
+        while (held := await run_sync(holder, self._mark, abandon_on_cancel=True)) and aio.now() < until:  # noqa: ASYNC110  /proc
             await anyio.sleep(HELD_LOOK_S)
         return held
 

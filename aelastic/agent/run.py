@@ -18,14 +18,15 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
+from aelastic.host.aio import Mailbox
 from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_event_source import RunEventSource, introduction
@@ -192,7 +193,7 @@ class Run:
         self._mailbox.post(ev.Start())
         while not self._group.is_done:
             event = await self._mailbox.next(self._group.deadline) or ev.DeadlinePassed()
-            now = clock.now()
+            now = aio.now()
             for action in self._group.handle(event, now):
                 self._carry_out(action, tasks)
             if self._generation is not None:
@@ -214,7 +215,7 @@ class Run:
             case ev.CancelSpawn():
                 self._current.cancel()
             case ev.TellFailed(round_, failure, at):
-                age_s, reached = clock.now() - at, held.reached(self._observers.state)
+                age_s, reached = aio.now() - at, held.reached(self._observers.state)
                 held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
             case ev.TellSucceeded(round_):
                 held.link.tell(m.Succeeded(node_id, round_))
@@ -248,11 +249,11 @@ class Run:
         """Others go on without this node until it is fit; it is in no job before that."""
         from aelastic.rdzv.settings import JOIN_TIMEOUT_S  # most jobs have no gate
 
-        rdzv, began = self._settings.spec.rdzv, clock.now()
+        rdzv, began = self._settings.spec.rdzv, aio.now()
         limit_s = JOIN_TIMEOUT_S if rdzv is None else rdzv.join_timeout_s
         while reason := await gate.look():
             is_alone = rdzv is None or self._generation is None  # nobody tells it that the job is over
-            if is_alone and clock.now() - began >= limit_s:
+            if is_alone and aio.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
                 self.resources.link.tell(ready.replace(node=ready.node.replace(unfit=reason)))
@@ -362,7 +363,7 @@ class Run:
         return result_of(self._group, returned, stacks, self.resources.backend.describe)
 
     def _tell(self, run_event: RunEvent) -> None:
-        now = clock.now()
+        now = aio.now()
         if isinstance(run_event, EndpointChanged):
             self._endpoints[run_event.endpoint] = run_event.trouble, now
         self._observers.tell(run_event, now)
@@ -370,7 +371,7 @@ class Run:
     def _missing_endpoints(self, text: str) -> str:
         """What a line about waiting says of endpoints that are missing, and that it does not name yet."""
         missing = [
-            f"{endpoint} ({trouble}, for {clock.now() - since:.0f} s)"
+            f"{endpoint} ({trouble}, for {aio.now() - since:.0f} s)"
             for endpoint, (trouble, since) in sorted(self._endpoints.items())
             if trouble and endpoint not in text
         ]

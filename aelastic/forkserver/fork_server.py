@@ -18,8 +18,6 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.children import command_of
 from aelastic.forkserver.command import Launch, PythonCommand
@@ -27,6 +25,8 @@ from aelastic.forkserver.learning import Imports, KeptImports
 from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
 from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.host.children import ForkedHelper
 from aelastic.observe.run_events import ForkServerMeasured
 
@@ -158,7 +158,7 @@ class ForkServer:
         self._tell(preload.Ended(exitcode, self._process.read_printed()))
 
     def _tell(self, event: preload.Event) -> None:
-        for action in self._core.handle(event, clock.now() if self._tasks else 0.0):
+        for action in self._core.handle(event, aio.now() if self._tasks else 0.0):
             match action:
                 case preload.Start():
                     self._start(action.modules)

@@ -21,15 +21,14 @@ from typing import Any, TypeAlias
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
+from aelastic.host.aio import run_sync
 from aelastic.host.proc_table import Process
 from aelastic.host.usage import Growth, bytes_in
 from aelastic.settings import HangSignal
@@ -110,13 +109,13 @@ class ActivitySampler(Watch):
         expected = self._rules.expect_output
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
-        self._core.handle(Began(tuple(self._places)), clock.now())
+        self._core.handle(Began(tuple(self._places)), aio.now())
         self._changed.set()
 
     def ended(self, generation: int, local_rank: int) -> None:
         if generation == self._generation:
             self._places.pop(local_rank, None)
-            self._core.handle(Ended(local_rank), clock.now())
+            self._core.handle(Ended(local_rank), aio.now())
             self._changed.set()
 
     def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
@@ -129,7 +128,7 @@ class ActivitySampler(Watch):
             if not await self._wait_due():
                 continue
             generation, places = self._generation, dict(self._places)
-            began_at = clock.now()
+            began_at = aio.now()
             samples = await run_sync(self._look, places, self._rules, abandon_on_cancel=True, limiter=limiter)
             sizes = await self._sizes({rank: places[rank] for rank in samples})
             matches = await self._matches(self._expecting & samples.keys())
@@ -165,7 +164,7 @@ class ActivitySampler(Watch):
         return counts
 
     def _judge(self, looked: Looked) -> None:
-        for verdict in self._core.handle(looked, clock.now()):
+        for verdict in self._core.handle(looked, aio.now()):
             # SIGTERM, as for all others: a worker that waits in Python may save what it has; another is killed after
             # the shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None

@@ -26,12 +26,11 @@ from typing import Any, assert_never
 import anyio
 import anyio.lowlevel
 
-from aelastic.aio import clock
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.hangs import timer_rules as rules
 from aelastic.hangs.watch import Found, Report, Watch
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
 
 _log = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class FileTimerServer(Watch):
             if is_more:
                 await anyio.lowlevel.checkpoint()
             else:
-                await anyio.sleep_until(min(clock.now() + self._coalesce_s, self._deadline()))
+                await anyio.sleep_until(min(aio.now() + self._coalesce_s, self._deadline()))
 
     def _deadline(self) -> float:
         """When to wake up, by the loop's clock.
@@ -141,7 +140,7 @@ class FileTimerServer(Watch):
         Then we are woken early, and wait again.
         """
         deadline = self._timers.deadline
-        return math.inf if deadline is None else clock.now() + deadline - time.monotonic()
+        return math.inf if deadline is None else aio.now() + deadline - time.monotonic()
 
     def _read(self) -> bool:
         """Reads what is there, up to a chunk; gives whether there may be more."""

@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic.host import aio
+from aelastic.host.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ConnectionLimits:
     async def _attach(self, conn: socket.socket) -> None:
         handler = self._make_handler()
         await attach([conn], lambda: handler)
-        self._since[handler] = clock.now()  # now: a handler without a transport counts as lost
+        self._since[handler] = aio.now()  # now: a handler without a transport counts as lost
 
     def has_asked(self, handler: Any) -> None:
         """The request of a connection has come."""

@@ -30,8 +30,6 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
@@ -40,6 +38,8 @@ from aelastic.health.page import PAGE, POLICY
 from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.host.usage import usage_of
 from aelastic.observe.exposition import TICK_S, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
@@ -306,7 +306,7 @@ class HealthServer(Observer):
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
-        described = describe(self.run_state, clock.now(), datetime.now(UTC), self._exposition.usage())
+        described = describe(self.run_state, aio.now(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,

@@ -1,4 +1,4 @@
-"""This machine, as the kernel shows it.
+"""This machine, as the kernel shows it, and the event loop of a process on it.
 
 - `proc_table`: the process table, the one place that reads it
 - `usage`: CPU time and memory of processes, what the kernel refuses and why, and whether it killed for want of memory
@@ -7,9 +7,10 @@
 - `programs`: runs programs of other people
 - `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
 - `files`: writes them whole; `inotify`: when they grow
+- `aio`: the loop's clock, the mailbox of a core's events, threads and connections on a host that may refuse more
 """
 
 __all__ = [
-    "children", "files", "inotify", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets",
-    "usage",
+    "aio", "children", "files", "inotify", "patterns", "proc_table", "programs", "session_activity", "signals",
+    "sockets", "usage",
 ]  # fmt: skip

@@ -34,9 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aelastic.aio.threads import in_thread, run_sync
 from aelastic.errors import HostError, InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
+from aelastic.host.aio import in_thread, run_sync
 from aelastic.host.inotify import Growth
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here

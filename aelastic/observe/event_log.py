@@ -30,10 +30,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.rdzv.policy.restart_policy import otherwise
@@ -112,7 +112,7 @@ class EventLog(Observer):
         if self._thread is None:
             return
         writer = self._writer
-        self._put_down_lost(time.time_ns(), clock.now())
+        self._put_down_lost(time.time_ns(), aio.now())
         writer.entries.put(None)
         try:
             await run_sync(writer.is_over.wait, FINISH_TIMEOUT_S)

@@ -11,8 +11,8 @@ from types import MappingProxyType
 import anyio
 
 import aelastic
-from aelastic.aio import clock
 from aelastic.core.record import Record
+from aelastic.host import aio
 from aelastic.host.usage import usage_of, usage_of_leaders
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
@@ -73,7 +73,7 @@ class Exposition(Observer):
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
             common=common,
-            now=clock.now(),
+            now=aio.now(),
             epoch=self._epoch or 0.0,
             coordinates=facts.coordinates,
             silence=(facts.silence_max_s, facts.silent_s),

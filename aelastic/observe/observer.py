@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
-from aelastic.aio.mailbox import Mailbox
+from aelastic.host.aio import Mailbox
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
 

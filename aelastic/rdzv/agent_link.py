@@ -13,9 +13,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
@@ -114,7 +114,7 @@ class AgentLink:
                 await self._begin(tasks)
                 while True:
                     event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
-                    for action in self._member.handle(event, clock.now()):
+                    for action in self._member.handle(event, aio.now()):
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
@@ -166,7 +166,7 @@ class AgentLink:
             case ev.ReadBoard():
                 tasks.start_soon(self._ask, self._read, name="read the board")
             case ev.Campaign(seen, above) if seen is not None and self._is_chosen(seen):
-                self._campaigned_at = clock.now()
+                self._campaigned_at = aio.now()
                 self._mailbox.post(ev.BoardRead(seen))
             case ev.Campaign(seen, above):
                 tasks.start_soon(self._campaign, seen, above, name="campaign")
@@ -191,7 +191,7 @@ class AgentLink:
 
     async def _read(self) -> ev.Event:
         record = await self._board.read()
-        if self._election.is_stale(record, clock.now()):
+        if self._election.is_stale(record, aio.now()):
             return ev.BoardFailed(f"{self._board.name}: it knows of no election yet")
         return ev.BoardRead(record)
 
@@ -199,12 +199,12 @@ class AgentLink:
         async def campaign() -> ev.Event:
             past = self._member.state.past
             self._candidate = self._new_candidate().replace(
-                fence=past.fence, group_rank=past.group_rank, made_ms=clock.wall_ms()
+                fence=past.fence, group_rank=past.group_rank, made_ms=aio.wall_ms()
             )
             record = await self._board.campaign(self._candidate, seen, above)
             return ev.NotEligible() if record is None else ev.BoardRead(record)
 
-        self._campaigned_at = clock.now()
+        self._campaigned_at = aio.now()
         await self._ask(campaign)
 
     async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
@@ -212,7 +212,7 @@ class AgentLink:
         with anyio.CancelScope() as scope:
             self._questions.add(scope)
             try:
-                self._tell_ballots(BoardSilent(clock.now(), is_refused=False))
+                self._tell_ballots(BoardSilent(aio.now(), is_refused=False))
                 answer = await self._answer(question)
             finally:
                 self._questions.discard(scope)
@@ -238,7 +238,7 @@ class AgentLink:
             if isinstance(error, NotTrustedError) and error.candidate is not None:
                 await self._greet(error.candidate)
             if isinstance(error, RefusedError):
-                self._tell_ballots(BoardSilent(clock.now(), is_refused=True))
+                self._tell_ballots(BoardSilent(aio.now(), is_refused=True))
             self._is_reached = False
             if isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch:
                 raise  # there is no hope

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
+from aelastic.host import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
@@ -73,7 +73,7 @@ class Ballots(Incoming[ev.Event]):
                 tasks.start_soon(self._listen, name="listen for ballots")
                 while True:
                     event = await self._mailbox.next(self.election.deadline) or ev.DeadlinePassed()
-                    for action in self.election.handle(event, clock.now()):
+                    for action in self.election.handle(event, aio.now()):
                         self._carry_out(action, tasks)
                     if self.election.chosen is not None:
                         self._on_chosen()
@@ -135,7 +135,7 @@ class Ballots(Incoming[ev.Event]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
-        self._strangers.tell(clock.now(), told, stream.peer, error)
+        self._strangers.tell(aio.now(), told, stream.peer, error)
         stream.abort()
 
 

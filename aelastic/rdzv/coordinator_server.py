@@ -14,8 +14,8 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
 from aelastic.errors import InputError, RendezvousError
+from aelastic.host import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
@@ -81,7 +81,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
                 while not self._leader.has_stepped_down:
                     event = await self._mailbox.next(self._leader.deadline) or ev.DeadlinePassed()
-                    for action in self._leader.handle(event, clock.now()):
+                    for action in self._leader.handle(event, aio.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
                         stream = self._streams[event.conn]
@@ -97,10 +97,10 @@ class CoordinatorServer(Incoming[ev.Event]):
 
     async def tell_all(self) -> None:
         """Waits for agents that may have yet to hear the verdict: two leases at most, and some time to connect."""
-        leader, began, has_said = self._leader, clock.now(), False
+        leader, began, has_said = self._leader, aio.now(), False
         most_s = awaited_s(leader.lease.lease_s)
         while leader.sessions.is_over and not leader.has_stepped_down:
-            now = clock.now()
+            now = aio.now()
             until = min(leader.sessions.awaited_until, began + most_s)
             if now >= until:
                 break
@@ -208,7 +208,7 @@ class CoordinatorServer(Incoming[ev.Event]):
         seen = None if stand_back_s else self._record
         if stand_back_s:
             _log.warning(STANDING_BACK, stand_back_s)
-            until = clock.now() + stand_back_s
+            until = aio.now() + stand_back_s
             await self._resign(self._record.seats)
             await anyio.sleep_until(until)
         try:
@@ -248,7 +248,7 @@ class CoordinatorServer(Incoming[ev.Event]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: not an aelastic agent (%s)"
-        self._strangers.tell(clock.now(), told, stream.peer, error)
+        self._strangers.tell(aio.now(), told, stream.peer, error)
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:

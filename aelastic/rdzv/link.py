@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
 from aelastic.rdzv.single_node import SingleNode
 
@@ -54,7 +54,7 @@ class InProcessLink:
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         while True:
-            message, now = await self._mailbox.next(self._coordinator.deadline), clock.now()
+            message, now = await self._mailbox.next(self._coordinator.deadline), aio.now()
             core = self._coordinator
             for answer in core.on_deadline_passed(now) if message is None else core.handle(message, now):
                 deliver(answer)

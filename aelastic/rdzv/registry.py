@@ -10,9 +10,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from aelastic.aio import clock
 from aelastic.core.record import Record
 from aelastic.errors import InputError
+from aelastic.host import aio
 from aelastic.rdzv.link import InProcessLink, Link
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
@@ -93,7 +93,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
         # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
-        return InProcessLink(SingleNode(policy_of(spec), clock.wall_ms()))
+        return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
         from aelastic.rdzv.secret.secret_file import SecretFile

@@ -21,10 +21,9 @@ from functools import partial
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
+from aelastic.host.aio import run_sync
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.stacks.format import Thread, listing, read_py_spy
 from aelastic.stacks.interpreter import stacks_of
@@ -83,7 +82,7 @@ async def take(targets: Mapping[int, int], tools: Tools, found: dict[int, Stack 
         tools: what to ask with.
         found: takes the answers as they come, by local rank: a stack, or why there is none.
     """
-    begun = clock.now()
+    begun = aio.now()
     turns = anyio.CapacityLimiter(AT_ONCE)
 
     async def look(local_rank: int, pid: int) -> None:

@@ -26,9 +26,9 @@ from typing import TypeVar
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.errors import HostError, InputError
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
 from aelastic.host.inotify import wait_opened
 from aelastic.host.sockets import LOOPBACKS, HeldPort, first_loopback
 from aelastic.host.usage import shortage_of
@@ -187,7 +187,7 @@ class StoreHost:
         except OSError as error:
             self._on_loss(f"the workers' store cannot be started ({shortage_of(error) or error})")
             return
-        self._started_at = clock.now()
+        self._started_at = aio.now()
         self._hand_over()
 
     def _on_loss(self, what: str) -> None:
@@ -209,7 +209,7 @@ class StoreHost:
     def _on_death(self, death: Death) -> None:
         if not self._is_wanted:
             return  # the next round starts another
-        if clock.now() - self._started_at >= LONG_LIFE_S:
+        if aio.now() - self._started_at >= LONG_LIFE_S:
             self._losses = 0
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 FLOORS = (
     ("core.fits", "core.record", "host.files", "host.signals"),
     ("host", "failures", "health_check_server"),
-    ("aio",),
+    ("host.aio",),
     ("errors",),
     ("core",),
     ("rdzv.secret", "rdzv.policy"),

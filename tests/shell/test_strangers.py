@@ -15,7 +15,7 @@ from kit.launching import DEADLINE_S, on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.aio import accept as accepting
+from aelastic.host import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -260,7 +260,7 @@ def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, en
 def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    take, failures = accepting.next_connection, [OSError(24, "Too many open files")] * 2
+    take, failures = aio.next_connection, [OSError(24, "Too many open files")] * 2
 
     def next_connection(listener: socket.socket) -> socket.socket | None:
         if failures:

@@ -16,8 +16,7 @@ from typing import Any
 import anyio
 
 from aelastic.agent.requests.enquiries import Enquiries, Shown
-from aelastic.aio import clock
-from aelastic.host import sockets
+from aelastic.host import aio, sockets
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r
@@ -170,11 +169,11 @@ class Answers:
 
 async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
     """What follows a request, until workers run again, or the run is over."""
-    began, has_ended = clock.now(), False
+    began, has_ended = aio.now(), False
     while (event := await stream.next(began + within_s)) is not None:
         match event:
             case Announced("saving", text) as saving:
-                yield f"{text}: {saving.where}, agreed on after {clock.now() - began:.3f} s"
+                yield f"{text}: {saving.where}, agreed on after {aio.now() - began:.3f} s"
             case Announced("called off", text):
                 yield text or "called off"
                 return
@@ -182,7 +181,7 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
                 has_ended = True
                 yield reason
             case WorkersStarted() if has_ended:
-                yield f"running again after {clock.now() - began:.2f} s"
+                yield f"running again after {aio.now() - began:.2f} s"
                 return
             case RunEnded(_, reason):
                 yield reason

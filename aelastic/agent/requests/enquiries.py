@@ -14,11 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
-from aelastic.aio.threads import run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox, run_sync
 from aelastic.host.usage import usage_of_leaders
 from aelastic.observe.run_events import StacksTaken
 from aelastic.observe.run_state import RunState
@@ -83,7 +82,7 @@ class Enquiries:
             usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
             ask = r.Ask(self._node_id, ask_id, verb, **{**usual, **fields})
             self._say(ask)
-            answer = await mailbox.next(clock.now() + ANSWER_S)
+            answer = await mailbox.next(aio.now() + ANSWER_S)
             return answer if isinstance(answer, r.Answer) else None
 
     async def fetch(self, what: r.What, **fields: Any) -> Shown:
@@ -94,10 +93,10 @@ class Enquiries:
         done: set[str] = set()
         with self._opened() as (ask_id, mailbox):
             fetch = r.Fetch(self._node_id, ask_id, what, **fields)
-            began = clock.now()
+            began = aio.now()
             until = began + (STACKS_S if what is r.What.STACKS else ANSWER_S)
             self._say(fetch)
-            while (now := clock.now()) < until:
+            while (now := aio.now()) < until:
                 is_few = answer is not None and answer.text == r.STILL_COMING and now < began + COMING_S
                 if answer is not None and not {*answer.nodes} - done and not is_few:
                     break
@@ -167,7 +166,7 @@ class Enquiries:
     def status(self) -> dict[str, Any]:
         """This node's, as `/status` has it, without what is long."""
         used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
-        status = describe(self._state, clock.now(), datetime.now(UTC), used)
+        status = describe(self._state, aio.now(), datetime.now(UTC), used)
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
@@ -175,7 +174,7 @@ class Enquiries:
 
     def why(self) -> list[dict[str, Any]]:
         """Why each generation of workers ended, the latest first."""
-        return describe_ends(self._state.ends, clock.now(), datetime.now(UTC))
+        return describe_ends(self._state.ends, aio.now(), datetime.now(UTC))
 
 
 def _piece(path: Path, offset: int) -> tuple[int, bytes]:

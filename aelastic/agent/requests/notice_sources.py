@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 
 from aelastic.agent.resources import Asked
-from aelastic.aio import clock
+from aelastic.host import aio
 from aelastic.host.children import wait_ended
 from aelastic.host.programs import ProgramError, program
 from aelastic.spec import WorkerSpec
@@ -80,12 +80,12 @@ class NoticeSources:
     async def _follow(self, command: str) -> None:
         pause_s, has_warned = PAUSE_MIN_S, False
         while True:
-            began = clock.now()
+            began = aio.now()
             how = await self._listen(command)
             if not has_warned:
                 _log.warning("notice command %r %s; it is started again", command, how)
                 has_warned = True
-            pause_s = PAUSE_MIN_S if clock.now() - began >= PAUSE_MAX_S else min(2 * pause_s, PAUSE_MAX_S)
+            pause_s = PAUSE_MIN_S if aio.now() - began >= PAUSE_MAX_S else min(2 * pause_s, PAUSE_MAX_S)
             await anyio.sleep(pause_s)
 
     async def _listen(self, command: str) -> str:

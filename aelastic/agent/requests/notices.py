@@ -12,10 +12,9 @@ from typing import assert_never
 import anyio
 
 from aelastic.agent.resources import Asked, RunContext
-from aelastic.aio import clock
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
-from aelastic.host import proc_table
+from aelastic.host import aio, proc_table
 from aelastic.notice.page import FROZEN, NONE, SAVE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol import requests as r
@@ -67,7 +66,7 @@ class Notices:
             notice = self._newest
             assert notice is not None
             with anyio.CancelScope() as self._following:
-                await self._follow(notice, clock.now() + notice.kill_s)
+                await self._follow(notice, aio.now() + notice.kill_s)
 
     async def _follow(self, notice: r.Notice, kill_at: float) -> None:
         pages = self._pages
@@ -75,7 +74,7 @@ class Notices:
             self._post(ev.StopRequested(reason=notice.reason, is_drained=True))
             return await self._kill_late(kill_at)
         while self._round <= notice.round and not self._is_in(notice.round):
-            if clock.now() >= kill_at:
+            if aio.now() >= kill_at:
                 return None
             await anyio.sleep(LOOK_S)  # this node has yet to begin it
         if self._round != notice.round:
@@ -130,7 +129,7 @@ class Notices:
                 await anyio.sleep(LOOK_S)
             while self._group.phase is Phase.RUNNING and not self._group.exits.alive:  # noqa: ASYNC110
                 await anyio.sleep(LOOK_S)  # all have come to their end: that is told first
-        if clock.now() < kill_at:
+        if aio.now() < kill_at:
             self._say(r.Saved(self._node_id, notice.notice_id))
         await self._kill_late(kill_at)
 

@@ -18,9 +18,9 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
 from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of
 from aelastic.rdzv.boards.key_board import KeyBoard
@@ -148,7 +148,7 @@ class QuorumBoard(KeyBoard):
 
     async def _operate(self, asked: ev.Asked) -> bytes:
         register = self._register
-        actions = register.handle(asked, clock.now())
+        actions = register.handle(asked, aio.now())
         try:
             while True:
                 for action in actions:
@@ -163,9 +163,9 @@ class QuorumBoard(KeyBoard):
                         case ev.Look() | ev.Write():
                             self._requests[action.store].put(action)
                 event = await self._mailbox.next(register.deadline) or ev.DeadlinePassed()
-                actions = register.handle(event, clock.now())
+                actions = register.handle(event, aio.now())
         finally:
-            register.handle(ev.Dropped(), clock.now())
+            register.handle(ev.Dropped(), aio.now())
 
     def _no_majority(self, answer: ev.NoMajority) -> RendezvousError | InputError:
         if self._hopeless is not None and not self._has_worked:

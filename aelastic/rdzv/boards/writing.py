@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from aelastic.aio import clock
 from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.host import aio
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
@@ -64,7 +64,7 @@ class Writing:
         except ForeignError as error:
             if not self._keys():
                 raise InputError(f"{where}: {error}") from None
-            now = clock.now()
+            now = aio.now()
             if text != self._foreign:
                 self._foreign, self._since = text, now
             if now - self._told_at >= TELL_INTERVAL_S:
@@ -78,7 +78,7 @@ class Writing:
         Raises:
             NotTrustedError: it has not stood for so long.
         """
-        if text == self._foreign and clock.now() - self._since < self._lease_s:
+        if text == self._foreign and aio.now() - self._since < self._lease_s:
             error = NotTrustedError(f"{where}: what is there was not written with this agent's secret")
             with suppress(ValueError):
                 error.candidate = record.candidate if (record := read(claimed(text))) else None

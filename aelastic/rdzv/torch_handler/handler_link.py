@@ -28,10 +28,10 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.failures.places import compare
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.rdzv.policy.ledger import Ledger, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
@@ -256,14 +256,14 @@ class TorchHandlerLink:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
         cause, reached = Cause.of(failed.failure), most_of(failed.reached)
-        decision = self._policy.decide(end := End(cause, self._restart_count, self._ledger, reached, now=clock.now()))
+        decision = self._policy.decide(end := End(cause, self._restart_count, self._ledger, reached, now=aio.now()))
         if decision.is_final:
             self._is_job_over = True
             deliver(m.Ended(m.Outcome.FAILED, decision.text, failed.failure))
             return
         self._ledger = self._policy.after(end, decision)
         self._restart_count += decision.is_charged
-        self._joins_at = clock.now() + decision.delay_s
+        self._joins_at = aio.now() + decision.delay_s
         budget = " (this agent's budget, as in torchrun)" * decision.is_charged
         deliver(m.Interrupted(self._round, decision.text + budget, self._restart_count))
 

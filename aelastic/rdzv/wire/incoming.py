@@ -10,8 +10,8 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from aelastic.aio import clock
-from aelastic.aio.mailbox import Mailbox
+from aelastic.host import aio
+from aelastic.host.aio import Mailbox
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.secret.handshake import ProofError
@@ -40,14 +40,14 @@ class Incoming(ABC, Generic[EventT]):
     def _on_open(self, stream: Stream) -> None:
         stream.conn = next(self._numbers)
         self._streams[stream.conn] = stream
-        self._strangers.add(stream, clock.now())
+        self._strangers.add(stream, aio.now())
 
     @abstractmethod
     def on_message(self, stream: Stream, message: Any) -> None:
         """An agent says something."""
 
     def on_unfinished(self, stream: Stream) -> None:
-        self._strangers.note(stream, clock.now())
+        self._strangers.note(stream, aio.now())
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         if isinstance(error, ProofError):

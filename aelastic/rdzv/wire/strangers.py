@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic.aio import clock
-from aelastic.aio.accept import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic.host import aio
+from aelastic.host.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.wire.stream import Stream
@@ -70,7 +70,7 @@ class Strangers:
                 failure = error
             await attach(conns, make_stream)
             if failure is not None:
-                self.tell(clock.now(), "cannot accept connections: %s", failure.strerror)
+                self.tell(aio.now(), "cannot accept connections: %s", failure.strerror)
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:
@@ -114,7 +114,7 @@ class Strangers:
 
     def refuse(self, stream: Stream, error: ProofError) -> None:
         """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
-        self.tell(clock.now(), "refused %s: %s", plain_address(stream.peer), error)
+        self.tell(aio.now(), "refused %s: %s", plain_address(stream.peer), error)
 
     def _drop(self, stream: Stream, now: float, why: str) -> None:
         self.forget(stream)
