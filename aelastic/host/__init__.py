@@ -6,11 +6,10 @@
 - `children`: starts helper processes, waits for child processes, and reaps them; `signals`: what helpers ignore
 - `programs`: runs programs of other people
 - `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
-- `files`: writes them whole; `inotify`: when they grow
-- `aio`: the loop's clock, the mailbox of a core's events, threads and connections on a host that may refuse more
+- `files`: writes them whole; `patterns`: searches what workers write for what users give
+- `aio`: of the loop: its clock, the mailbox of a core's events, threads, accepting connections, files that grow
 """
 
 __all__ = [
-    "aio", "children", "files", "inotify", "patterns", "proc_table", "programs", "session_activity", "signals",
-    "sockets", "usage",
+    "aio", "children", "files", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets", "usage",
 ]  # fmt: skip

@@ -1,17 +1,20 @@
-"""What asyncio and anyio lack for an agent: a clock for every callback, a mailbox, threads on a full host, accepting.
+"""What asyncio and anyio lack for an agent: a clock for every callback, a mailbox, waiting for what blocks or grows.
 
 - `now`: the time of the loop, `wall_ms`: that of the host
 - `Mailbox`: the one queue of a core's events
 - `run_sync`, `in_thread`: what blocks, or may hang with a disk, also where the host refuses another thread
 - `next_connection`, `attach`: connections, of which none is dropped half made
+- `Growth`, `wait_opened`: files that grow, or are opened
 - `loop_factory`: event loops by name
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import math
+import os
 import socket
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -37,6 +40,17 @@ LOOK_AGAIN_S = 0.05
 TELL_AFTER_S = 1.0
 # Of descriptors, which others have taken and may give back.
 OUT_OF_FILES_PAUSE_S = 1.0
+# Where the kernel does not tell of files that grow: as often as torch's agent looks at its log files.
+LOOK_AT_FILES_S = 0.1
+# The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
+LOST = -1
+
+# linux/inotify.h
+IN_MODIFY = 0x00000002
+IN_OPEN = 0x00000020
+IN_ONESHOT = 0x80000000
+# An event of a file: watch, mask, cookie, and the length of a name that files don't have here.
+_EVENT_INTS = 4
 
 
 def now() -> float:
@@ -195,6 +209,95 @@ async def attach(conns: Iterable[socket.socket], make_protocol: Callable[[], asy
 
     with anyio.CancelScope(shield=True):  # a step or two; a half-made connection would never be closed
         await asyncio.gather(*map(attach_one, conns))
+
+
+class Growth:
+    """Waits for any of the watched files to grow (`inotify(7)`, of which this is all we need).
+
+    Where it is not to be had (not Linux, or all of the user's instances are taken), looking at intervals takes its
+    place.  Each file is watched for one event and then anew: a worker that writes line by line would make an event of
+    each, which it pays for as it writes, and we as we read them.
+    """
+
+    def __init__(self) -> None:
+        self._libc, self._fd = _inotify()
+        self._files: dict[int, set[int]] = {}  # by the kernel's number; what is opened twice has one
+        self._is_blind = False  # a file could not be watched anew
+
+    def watch(self, file: int) -> int | None:
+        """Starts to watch an open file, and gives the number it is named by: `None` where the kernel does not tell."""
+        return file if self._fd is not None and self._arm(file) else None
+
+    def _arm(self, file: int) -> bool:
+        # By descriptor: its name may lead elsewhere by now, or nowhere.
+        path = b"/proc/self/fd/%d" % file
+        number: int = self._libc.inotify_add_watch(self._fd, path, ctypes.c_uint32(IN_MODIFY | IN_ONESHOT))
+        if number != -1:
+            self._files.setdefault(number, set()).add(file)
+        return number != -1
+
+    def forget(self, file: int) -> None:
+        """Ends a `watch`; called before the file is closed."""
+        for number in [number for number, files in self._files.items() if file in files]:
+            self._files[number].discard(file)
+            if self._fd is not None and not self._files[number]:
+                del self._files[number]
+                self._libc.inotify_rm_watch(self._fd, number)
+
+    async def wait(self, *, blind: bool) -> set[int]:
+        """Which files have grown; `LOST` among them: any may have.
+
+        What is written before the files are read next is in them by then; what is written later, the next call tells.
+
+        Args:
+            blind: some file could not be watched: come back after an interval in any case.
+        """
+        if self._fd is None:
+            await anyio.sleep(LOOK_AT_FILES_S)
+            return set()
+        with anyio.move_on_after(LOOK_AT_FILES_S if blind or self._is_blind else None):
+            await anyio.wait_readable(self._fd)
+            return self._read()
+        return {LOST}
+
+    def _read(self) -> set[int]:
+        assert self._fd is not None
+        try:
+            events = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return set()
+        grown = set()
+        for number in set(memoryview(events).cast("i")[::_EVENT_INTS]):
+            files = {LOST} if number == LOST else self._files.pop(number, set())
+            grown |= files
+            for file in files - {LOST}:
+                self._is_blind |= not self._arm(file)
+        return grown
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+async def wait_opened(path: str) -> None:
+    """Returns when a process has opened a file since the call; not at all where the kernel does not tell."""
+    libc, fd = _inotify()
+    try:
+        if fd is None or libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(IN_OPEN | IN_ONESHOT)) == -1:
+            await anyio.sleep_forever()
+        else:
+            await anyio.wait_readable(fd)
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def _inotify() -> tuple[ctypes.CDLL, int | None]:
+    """The C library, and a descriptor that tells; `None` where none is to be had."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(libc, "inotify_init1") else -1
+    return libc, None if fd == -1 else fd
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 
 import anyio
 
-from aelastic.host.aio import run_sync
-from aelastic.host.inotify import LOST
+from aelastic.host.aio import LOST, run_sync
 from aelastic.logs.follower import Follower
 from aelastic.logs.sinks import Sink
 

@@ -36,8 +36,7 @@ import anyio
 
 from aelastic.errors import HostError, InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.host.aio import in_thread, run_sync
-from aelastic.host.inotify import Growth
+from aelastic.host.aio import Growth, in_thread, run_sync
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
 from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
