@@ -17,7 +17,7 @@ from typing import Any
 import anyio
 
 from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
-from aelastic.host import doors
+from aelastic.host import sockets
 from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
 
 _log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Door:
     def open(self) -> None:
         """Where there is no place for it, the job goes on without."""
         try:
-            self._listener = doors.listen(self._folder, self._name)
+            self._listener = sockets.open_door(self._folder, self._name)
         except OSError as error:
             _log.warning("this job cannot be spoken to (aelastic status, …): %s: %s", self._folder, error)
 
@@ -62,7 +62,7 @@ class Door:
                 except OSError:  # who came is gone; or there are no descriptors left, and it waits still
                     await anyio.sleep(PAUSE_S)
                     continue
-                if doors.user_of(conn) in {0, os.getuid()}:
+                if sockets.user_of(conn) in {0, os.getuid()}:
                     tasks.start_soon(serve, conn, name="a request")
                 else:
                     conn.close()
@@ -71,7 +71,7 @@ class Door:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-            doors.leave(self._folder, self._name, said)
+            sockets.close_door(self._folder, self._name, said)
 
 
 class NoticePages:

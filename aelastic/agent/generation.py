@@ -17,8 +17,6 @@ import anyio
 import anyio.lowlevel
 
 from aelastic.agent.resources import GenerationContext, listen_for_workers
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev

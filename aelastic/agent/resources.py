@@ -19,15 +19,14 @@ from anyio.abc import TaskGroup
 from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches import Progress, StartWatch, Watches
-from aelastic.host import aio
 from aelastic.core.record import Record
 from aelastic.errors import AelasticError, InputError
 from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.sockets import doors_folder
-from aelastic.host.sockets import is_loopback
+from aelastic.host import aio
+from aelastic.host.sockets import doors_folder, is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached

@@ -18,8 +18,6 @@ from anyio.abc import TaskGroup
 
 from aelastic.agent.generation import Generation
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState

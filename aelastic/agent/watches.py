@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.aio import clock
-from aelastic.aio.threads import run_sync
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.usage import usage_of
+from aelastic.host import aio
+from aelastic.host.aio import run_sync
+from aelastic.host.sockets import Connections
+from aelastic.host.usage import bytes_in, usage_of
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import (
@@ -40,7 +41,6 @@ from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from aelastic.hangs.watch import Found, Watch
-    from aelastic.host.connections import Connections
 
 _log = logging.getLogger(__name__)
 
@@ -119,12 +119,10 @@ class StartWatch(Observer):
 
     async def _follow(self, started: WorkersStarted) -> None:
         """Returns when all have reached everything, or ended, or others start."""
-        from aelastic.host.connections import Connections
-
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
         interval_s, busy_s, cpu_s = START_LOOK_MIN_S, 0.0, dict[int, float]()
-        while self._missing and clock.now() - self.run_state.formed_at < START_LIMIT_S:
+        while self._missing and aio.now() - self.run_state.formed_at < START_LIMIT_S:
             with anyio.move_on_after(interval_s):
                 await self._changed.wait()
             if not self._missing or self._changed.is_set():
@@ -135,7 +133,7 @@ class StartWatch(Observer):
                 return
             for local_rank, reached in sorted(seen.items()):
                 self._on_reached(started, local_rank, reached)
-            passed_s = clock.now() - self.run_state.formed_at
+            passed_s = aio.now() - self.run_state.formed_at
             is_busy = any(used_s > cpu_s.get(local_rank, 0.0) for local_rank, used_s in used.items())
             busy_s = passed_s if is_busy or not used else busy_s
             if passed_s - busy_s >= max(START_IDLE_S, passed_s / 2):
@@ -148,8 +146,6 @@ class StartWatch(Observer):
         self, ids: Mapping[int, object], connections: Connections
     ) -> tuple[dict[int, frozenset[StartPhase]], dict[int, float]]:
         """What workers have reached, and their CPU time, by what the back end calls them.  In a thread."""
-        from aelastic.host.session_activity import bytes_in  # not before workers are started, which need the CPUs
-
         pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
         connected = connections.of(pids.values())
         reached: dict[int, frozenset[StartPhase]] = {}
@@ -164,7 +160,7 @@ class StartWatch(Observer):
         rank, kind = self._group.workers[local_rank].global_rank, started.kind_of(local_rank)
         for phase in sorted(missing & reached):
             missing.discard(phase)
-            passed_s = clock.now() - self.run_state.formed_at
+            passed_s = aio.now() - self.run_state.formed_at
             self._tell(WorkerReached(started.generation, local_rank, rank, kind, phase, passed_s))
         if not missing:
             self._missing.pop(local_rank, None)
@@ -255,7 +251,7 @@ class Progress:
         Args:
             is_last: no more of this generation follows.
         """
-        generation, now = self._generation, clock.now()
+        generation, now = self._generation, aio.now()
         if not (steps := self._logs.steps()):
             return
         local_rank, (step, total) = next(iter(steps.items()))
