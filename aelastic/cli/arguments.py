@@ -17,12 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from aelastic.cli.advice import check_effects
-from aelastic.cli.converters import OnSignal, Steps
+from aelastic.cli.converters import OnSignal
 from aelastic.cli.options import GROUPS, OPTIONS
-from aelastic.cli.output_options import output_fields, ui_of
 from aelastic.cli.parser import Groups, Settings, read_options
-from aelastic.cli.rendezvous_options import rendezvous_fields
+from aelastic.cli.spec_fields import check_effects, hang_fields, output_fields, rendezvous_fields, ui_of
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.spec import WorkerSpec
@@ -87,7 +85,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]
     if isinstance(grace, float) and grace > limit_s:
         raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
-    hang_fields = _hang_fields(chosen)
+    of_hangs = hang_fields(chosen)  # before workers are counted, which may take a while
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
     # Workers inherit the agent's environment, and what torchrun's command line adds to its own.
     inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
@@ -97,7 +95,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     fields = {
         **{option.field: chosen[option.dest] for option in OPTIONS if option.field},
         "preload_from": chosen.by_dest["preload"].variable or "--preload",
-        **hang_fields,
+        **of_hangs,
         "env": inherited,
         **output_fields(chosen),
         **rendezvous_fields(chosen, environ),
@@ -113,24 +111,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         ui=ui_of(chosen),
         on_signal=chosen["on_signal"],
     )
-
-
-def _hang_fields(chosen: Settings) -> dict[str, Any]:
-    """Fields of hang detection; refuses its options where they would have no effect."""
-    timeout, expected, ranks = chosen["hang_timeout"], chosen["expect_output"], chosen.by_dest["expect_output_ranks"]
-    is_timed = timeout is not None
-    for dest, is_used in (("hang_signals", is_timed), ("hang_action", is_timed or expected is not None)):
-        if not is_used and not chosen.by_dest[dest].is_default:
-            raise InputError(f"{chosen.source(dest)}: no effect without hang detection: add --hang-timeout")
-    steps = timeout.times if isinstance(timeout, Steps) else None
-    if steps is not None and chosen["progress"] is None:
-        raise InputError(f"{chosen.source('hang_timeout')}: no step is known without --progress: add it")
-    if expected is None and not ranks.is_default:
-        raise InputError(f"{ranks.source}: no effect without --expect-output: add it")
-    if expected is not None:
-        expected = expected.replace(ranks=ranks.value)
-    timeout_s = timeout if steps is None else None
-    return {"hang_timeout_s": timeout_s, "hang_timeout_steps": steps, "expect_output": expected}
 
 
 # What to run.

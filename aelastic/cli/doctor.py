@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aelastic.cli.parser import Groups, read_options
-from aelastic.cli.rendezvous_options import rendezvous_fields
+from aelastic.cli.spec_fields import rendezvous_fields
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host

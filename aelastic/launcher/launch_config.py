@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from aelastic.cli.converters import read_signals
-from aelastic.cli.rendezvous_options import PRIVATE_ENDPOINTS
 from aelastic.cli.several_nodes import check_backend
+from aelastic.cli.spec_fields import PRIVATE_ENDPOINTS
 from aelastic.core.fits import INT, MAPPING, REAL, SECONDS, STR, TEXTS, Rule, in_words, optional
 from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs

@@ -19,9 +19,9 @@ from typing import Any
 from aelastic.cli.arguments import check_command, command_of, count_workers
 from aelastic.cli.converters import read_filters, read_flag, read_workers
 from aelastic.cli.options import LAUNCH_GROUPS, OPTIONS, OWN, Option
-from aelastic.cli.output_options import logs_specs_of
 from aelastic.cli.parser import PURPOSE, Settings, read_setting
 from aelastic.cli.several_nodes import static_endpoint
+from aelastic.cli.spec_fields import logs_specs_of
 from aelastic.errors import InputError, record
 from aelastic.launcher.elastic_launch import launch
 from aelastic.launcher.launch_config import LaunchConfig
