@@ -2,11 +2,11 @@
 
 `main` runs it and owns the process.  `parser` reads the arguments by the table of `options`, whose values `converters`
 read; `arguments` makes a checked `Invocation` of them, with the `spec_fields` that several options decide (of several
-nodes: `several_nodes`).  `verbs` are for a job that runs.  `completion` prints scripts for shells.  `stderr` writes log
-lines and reports.
+nodes: `several_nodes`).  `process` has what is of this process: stderr and signals.  `verbs` are for a job that runs.
+`completion` prints scripts for shells.
 """
 
 __all__ = [
-    "arguments", "completion", "converters", "main", "options", "parser", "several_nodes", "spec_fields", "stderr",
+    "arguments", "completion", "converters", "main", "options", "parser", "process", "several_nodes", "spec_fields",
     "verbs",
 ]  # fmt: skip

@@ -22,10 +22,15 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
-from aelastic.cli.job_signals import handle_signals, handlers_of, terminal_handlers
 from aelastic.cli.options import GROUPS
 from aelastic.cli.parser import VERBS, Groups
-from aelastic.cli.stderr import StderrWriter, configure_logging
+from aelastic.cli.process import (
+    StderrWriter,
+    configure_logging,
+    handle_signals,
+    handlers_of,
+    terminal_handlers,
+)
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import (
     EXIT_FAILURE,

@@ -120,7 +120,7 @@ def _show_messages() -> None:
         return
     import atexit
 
-    from aelastic.cli.stderr import StderrWriter, configure_logging
+    from aelastic.cli.process import StderrWriter, configure_logging
 
     writer = StderrWriter()
     configure_logging(writer, os.environ.get("LOGLEVEL", ""))

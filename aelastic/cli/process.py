@@ -1,21 +1,39 @@
-"""The agent's stderr: log lines, reports and the status line, written in turn by one thread.
+"""This process while a job runs: its stderr, written in turn by one thread, and its signals.
 
-A console that stops reading blocks that thread, and never the agent.  Where the host refuses the thread, what is put is
-written at once: it matters more.
+Log lines, reports and the status line go to a `StderrWriter`.  A console that stops reading blocks its thread, and
+never the agent.  Where the host refuses the thread, what is put is written at once: it matters more.
+
+Signals are those that stop the job or have a meaning of their own, and those of a terminal (another size, Ctrl-Z).
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+    from aelastic.cli.arguments import Invocation
+    from aelastic.cli.converters import OnSignal
+    from aelastic.supervisor import Supervisor
+    from aelastic.ui.status_line import StatusLine
+
+Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 
 # As long as the workers' output waits for the console (`logs`).
 STALL_TIMEOUT_S = 30.0
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
+# What a person at the terminal asks for is obeyed at any time.
+OF_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 
 
 class StderrWriter(logging.Handler):
@@ -101,3 +119,59 @@ def warnings_on_stderr() -> Iterator[None]:
     finally:
         ours.removeHandler(writer)
         writer.finish()
+
+
+# Signals.
+
+
+def handlers_of(invocation: Invocation, supervisor: Supervisor, stop: Callable[[int], None]) -> Handlers:
+    """What signals are for: one that has a meaning of its own (`--on-signal`) does not stop the job."""
+    handlers: dict[int, Callable[[], None]] = {signum: partial(stop, signum) for signum in invocation.signals}
+    return {**handlers, **{on.signum: partial(_act, supervisor, on) for on in invocation.on_signal}}
+
+
+def _act(supervisor: Supervisor, on: OnSignal) -> None:
+    if on.drain_s is None:
+        supervisor.send_signal(on.signum)
+    else:
+        supervisor.drain(on.drain_s, f"by {on.signum.name}")
+
+
+@contextmanager
+def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool) -> Iterator[None]:
+    """Has the loop call what each signal is for.
+
+    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
+
+    Args:
+        is_last: this process ends with the job; what comes then, such as the SIGTERM after a `preStop`, is too late to
+            change how it ends.
+    """
+    before = {signum: signal.getsignal(signum) for signum in handlers}
+    handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
+    for signum in handled:
+        loop.add_signal_handler(signum, handlers[signum])
+    try:
+        yield
+    finally:
+        for signum in handled:
+            loop.remove_signal_handler(signum)
+            signal.signal(signum, signal.SIG_IGN if is_last and signum not in OF_KEYBOARD else before[signum])
+
+
+def terminal_handlers(loop: AbstractEventLoop, line: StatusLine) -> Handlers:
+    """Draws again when the terminal has another size, and takes the rows away while a shell has the terminal.
+
+    A signal that is ignored, or is another's, is left out.
+    """
+
+    def suspend() -> None:
+        line.suspend()
+        # The default now: the kernel stops us, or knows why not (setpgid(2)).
+        loop.remove_signal_handler(signal.SIGTSTP)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        loop.add_signal_handler(signal.SIGTSTP, suspend)  # continued
+        line.resume()
+
+    wanted = {signal.SIGWINCH: line.redraw, signal.SIGTSTP: suspend}
+    return {signum: wanted[signum] for signum in wanted if signal.getsignal(signum) is signal.SIG_DFL}
