@@ -39,7 +39,6 @@ from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.host.aio import Growth, in_thread, run_sync
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
-from aelastic.logs.folders import DROPPED, link_latest, refusing, temporary_folder
 from aelastic.logs.follower import Follower
 from aelastic.logs.pump import Pump
 from aelastic.logs.sinks import Sink, sinks_of

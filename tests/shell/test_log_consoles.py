@@ -16,7 +16,7 @@ from kit.launching import DEADLINE_S
 
 from aelastic.logs import follower as follower_module
 from aelastic.logs import pump as pump_module
-from aelastic.logs.folders import link_latest
+from aelastic.logs.attempt_files import link_latest
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PrefixedLines
 from aelastic.logs.pump import Pump
