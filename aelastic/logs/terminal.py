@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from aelastic.logs.row_text import cut_to, width_of
-
 # Control sequences, of ECMA-48 and the VT100.  Behind the live rows, the cursor goes back to where the output of
 # others has left it.  So what is there from the cursor on is ours, and can be erased without knowing what it is.
 _ERASE_BELOW = b"\x1b[J"
@@ -95,6 +93,8 @@ class Terminal:
             is_plain = len(self._line) < _OPEN_BYTES_MAX and self._line.decode().isprintable()
         except UnicodeDecodeError:
             is_plain = False
+        from aelastic.logs.live_lines import width_of  # not for a start in a pipe
+
         # Behind a full row the cursor waits, and not every terminal keeps that.
         return not is_plain or width_of(self._line) % self.size[0] == 0
 
@@ -166,6 +166,8 @@ class Terminal:
 
     def _frame(self) -> bytes:
         """What draws the rows, and leaves the cursor where it is."""
+        from aelastic.logs.live_lines import cut_to  # as above
+
         columns, rows = self.size
         self.has_changed = False
         held = [row for rows_of in self._held.values() for row in rows_of]

@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from aelastic.logs import live_lines
-from aelastic.logs.live_lines import LiveLines
-from aelastic.logs.row_text import cut_to, overlaid, width_of
+from aelastic.logs.live_lines import LiveLines, cut_to, overlaid, width_of
 
 UP = b"\x1b[A"
 
