@@ -2,7 +2,7 @@
 
 `run_logs` shows the files of a run, which `attempt_files` makes; the picture there says how a line travels.  A
 `follower` reads a file while it grows, `lines` and `expected_output` split and search it, a `pump` is the thread that
-shows files on `sinks`; `terminal` keeps live rows below them (`live_lines`), `tail` reads a file's end.
+shows files on its sinks; `terminal` keeps live rows below them (`live_lines`), `tail` reads a file's end.
 """
 
 __all__ = ["run_logs", "tail", "terminal"]

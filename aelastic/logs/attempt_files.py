@@ -22,7 +22,7 @@ from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
-from aelastic.logs.sinks import DescriptorSink, NullSink, Sink
+from aelastic.logs.pump import DescriptorSink, NullSink, Sink
 from aelastic.logs_specs import INHERITED, LogsDest
 from aelastic.settings import Std
 from aelastic.spec import WorkerSpec

@@ -40,8 +40,7 @@ from aelastic.host.aio import Growth, in_thread, run_sync
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
 from aelastic.logs.follower import Follower
-from aelastic.logs.pump import Pump
-from aelastic.logs.sinks import Sink, sinks_of
+from aelastic.logs.pump import Pump, Sink, sinks_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.settings import Std, streams_of
 from aelastic.spec import WorkerSpec

@@ -1,6 +1,6 @@
 """A terminal that several write to, with live rows below what they have written.
 
-All writers take turns, and each first takes the live rows away and draws them again: the workers' output (`sinks.py`)
+All writers take turns, and each first takes the live rows away and draws them again: the workers' output (`pump.py`)
 through `Terminal.writing`, what this process prints through a `TerminalStream` in the place of `sys.stdout` and
 `sys.stderr`.  Live rows are what workers hold open (`live_lines.py`), then the state of the run.  A user may stop a
 terminal (Ctrl-S).  Then all writers wait, but for the state of the run.

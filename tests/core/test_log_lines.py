@@ -16,7 +16,7 @@ from aelastic.logs import follower as following
 from aelastic.logs import lines
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
-from aelastic.logs.sinks import Sink
+from aelastic.logs.pump import Sink
 from aelastic.logs.tail import tail_of
 
 P = b"[default0]:"

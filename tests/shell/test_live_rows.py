@@ -21,7 +21,7 @@ from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.logs import terminal as terminal_module
 from aelastic.logs.lines import PrefixedLines
-from aelastic.logs.sinks import sinks_of
+from aelastic.logs.pump import sinks_of
 from aelastic.logs.terminal import Terminal, TerminalStream
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observers

@@ -19,8 +19,7 @@ from aelastic.logs import pump as pump_module
 from aelastic.logs.attempt_files import link_latest
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PrefixedLines
-from aelastic.logs.pump import Pump
-from aelastic.logs.sinks import DescriptorSink, Sink, StreamSink, sinks_of
+from aelastic.logs.pump import DescriptorSink, Pump, Sink, StreamSink, sinks_of
 
 MIB = 1 << 20
 
