@@ -281,4 +281,3 @@ def prepare_for_failure() -> None:
     from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
     from aelastic.failures import exit_reason, root_cause  # noqa: F401
     from aelastic.group import restart_grace  # noqa: F401
-    from aelastic.logs import tail  # noqa: F401

@@ -39,7 +39,7 @@ from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.host.aio import Growth, in_thread, run_sync
 from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
-from aelastic.logs.follower import Follower
+from aelastic.logs.follower import Follower, tail_of
 from aelastic.logs.pump import Pump, Sink, sinks_of
 from aelastic.logs_specs import LogsDest, ask, check_logs_specs, lay_out, name_of_run
 from aelastic.settings import Std, streams_of
@@ -276,8 +276,6 @@ class RunLogs:
         Args:
             is_searched: if no traceback is in it, it begins with the last one before.
         """
-        from aelastic.logs.tail import tail_of  # loaded while the workers run: only a failure needs it
-
         path = self._opened.files[local_rank].stderr
         seen = [each.follower.traceback for each in self._opened.shown if each.follower.path == path]
         return tail_of(path, max(seen, default=b"", key=len), is_searched=is_searched)

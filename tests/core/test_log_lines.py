@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from aelastic.failures.exit_reason import last_exception
 from aelastic.logs import follower as following
 from aelastic.logs import lines
-from aelastic.logs.follower import Follower
+from aelastic.logs.follower import Follower, tail_of
 from aelastic.logs.lines import FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.pump import Sink
-from aelastic.logs.tail import tail_of
 
 P = b"[default0]:"
 
