@@ -58,10 +58,9 @@ if TYPE_CHECKING:
     from aelastic.launcher.errors import SignalException
     from aelastic.launcher.launch_config import LaunchConfig
     from aelastic.observe.observer import Observer
-    from aelastic.output_patterns import ExpectedOutput
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.result import RunResult
-    from aelastic.settings import Std
+    from aelastic.settings import ExpectedOutput, Std
     from aelastic.spec import WorkerSpec
     from aelastic.supervisor import Supervisor
 
@@ -87,8 +86,7 @@ _HOMES = {
     "launcher.elastic_launch": ("elastic_launch", "launch_agent"),
     "launcher.errors": ("SignalException",),
     "rdzv.settings": ("RendezvousSettings",),
-    "output_patterns": ("ExpectedOutput",),
-    "settings": ("Std",),
+    "settings": ("ExpectedOutput", "Std"),
     "spec": ("WorkerSpec",),
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),

@@ -6,6 +6,7 @@ A value is judged here, whoever gives it: a program, the command line or a `Laun
 from __future__ import annotations
 
 import math
+import re
 import signal
 from collections.abc import Mapping
 from enum import IntFlag
@@ -24,6 +25,7 @@ from aelastic.core.fits import (
     Rule,
     all_of,
     are_ranks,
+    are_texts,
     is_int,
     is_real,
     is_sequence,
@@ -31,8 +33,8 @@ from aelastic.core.fits import (
     optional,
     rule,
 )
+from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.output_patterns import expected_problem, is_expected, progress_problem, silence_problem
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
@@ -52,6 +54,8 @@ HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
 # What becomes of a worker that hangs.
 HangAction: TypeAlias = Literal["stop", "report"]
 HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
+# Workers are looked at once a second at most.
+HANG_TIMEOUT_MIN_S = 1.0
 
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
 # Far more than any machine has devices or CPUs.
@@ -62,6 +66,13 @@ SHUTDOWN_TIMEOUT_S = 30.0
 # torch's `exit_barrier_timeout`: how long a finished node waits for the others.
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
+# Of the files that node_exporter's textfile collector reads.
+TEXTFILE_SUFFIX = ".prom"
+# Of a log file's end: a cause of death is looked for in less.
+LOG_BYTES_MIN = 1 << 20
+
+
+# Standard streams.
 
 _NUMBERS = ("0", "1", "2", "3")
 
@@ -99,12 +110,6 @@ def _rank_number(text: str) -> int:
     return rank
 
 
-# Of the files that node_exporter's textfile collector reads.
-TEXTFILE_SUFFIX = ".prom"
-# Of a log file's end: a cause of death is looked for in less.
-LOG_BYTES_MIN = 1 << 20
-
-
 Streams: TypeAlias = Std | Mapping[int, Std]
 
 
@@ -119,6 +124,69 @@ def streams_of(streams: Streams, local_rank: int) -> Std:
 def _are_streams(value: Any) -> bool:
     by_rank = value if isinstance(value, Mapping) else {0: value}
     return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
+
+
+# Output that is expected, and that says how far a worker is.
+
+
+class ExpectedOutput(Record):
+    """What workers have to write, again and again, on either of their streams.
+
+    Args:
+        pattern: a regular expression that some line, or frame of a progress bar, has a match of.
+        within_s: seconds from a worker's start to the first of these, and from each to the next.
+        ranks: global ranks of the workers that it is expected of, each by itself; `None` is all.
+    """
+
+    pattern: str
+    within_s: float
+    ranks: frozenset[int] | None = None
+
+    def concerns(self, env: Mapping[str, str]) -> bool:
+        """Whether it is expected of a worker with that environment."""
+        return self.ranks is None or int(env["RANK"]) in self.ranks
+
+
+def is_expected(expected: Any) -> bool:
+    """Whether it is output to expect, with a text, seconds, and ranks."""
+    is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
+    return is_one and (expected.ranks is None or are_ranks(expected.ranks))
+
+
+def expected_problem(expected: ExpectedOutput) -> str:
+    """What is wrong with output that is to be expected."""
+    if expected.ranks is not None and not expected.ranks:
+        return "ranks is empty: name some, or use None for all"
+    return pattern_problem(expected.pattern) or silence_problem(expected.within_s)
+
+
+def silence_problem(timeout_s: float) -> str:
+    """What is wrong with a time after which a silent worker counts as hung."""
+    is_seen = HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
+    return "" if is_seen else "use 1 second or more, as workers are looked at once a second at most"
+
+
+def pattern_problem(pattern: str) -> str:
+    """What keeps the text from being a pattern of output."""
+    if not pattern:
+        return "the pattern is empty: every line has it"
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"the pattern {pattern!r} is no regular expression ({error})"
+    return ""
+
+
+def progress_problem(pattern: str) -> str:
+    """What keeps the text from being a pattern of progress."""
+    if problem := pattern_problem(pattern):
+        return problem
+    if not re.compile(pattern).groups:
+        return f"the pattern {pattern!r} has no group: put the step's digits in ( ), as in 'step (\\d+)/(\\d+)'"
+    return ""
+
+
+# Rules.
 
 
 def _is_rendezvous(value: Any) -> bool:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from aelastic.core.fits import are_texts, in_words
 from aelastic.errors import InputError
-from aelastic.output_patterns import ExpectedOutput
 from aelastic.settings import (
     EXIT_BARRIER_TIMEOUT_S,
     HANG_SIGNALS,
     RULES,
     SHUTDOWN_TIMEOUT_S,
+    ExpectedOutput,
     HangAction,
     HangSignal,
     NumaBinding,

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from aelastic.core import fits
-from aelastic.output_patterns import ExpectedOutput
-from aelastic.settings import HANG_SIGNALS, RULES, HangSignal
+from aelastic.settings import HANG_SIGNALS, RULES, ExpectedOutput, HangSignal
 
 T = TypeVar("T")
 

@@ -27,8 +27,7 @@ from typing import TypeAlias, assert_never
 
 from aelastic.core.record import Record
 from aelastic.group.events import WatchName
-from aelastic.output_patterns import ExpectedOutput
-from aelastic.settings import HangAction, HangSignal
+from aelastic.settings import ExpectedOutput, HangAction, HangSignal
 
 # Of one core, between two looks.  A heartbeat thread uses less; computing, or waiting in a busy loop, uses far more.
 CPU_FRACTION_MIN = 0.01

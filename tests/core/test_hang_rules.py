@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from aelastic.hangs import hang_rules as h
 from aelastic.logs.expected_output import LINE_BYTES_MAX, ExpectedOutputMatcher, OutputSearch
-from aelastic.output_patterns import ExpectedOutput
-from aelastic.settings import HANG_SIGNALS
+from aelastic.settings import HANG_SIGNALS, ExpectedOutput
 
 TIMEOUT_S = 60.0
 INTERVAL_S = TIMEOUT_S / h.LOOKS_PER_TIMEOUT

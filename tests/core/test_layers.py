@@ -20,7 +20,7 @@ FLOORS = (
     ("errors",),
     ("core",),
     ("rdzv.secret", "rdzv.policy"),
-    ("rdzv.settings", "output_patterns"),
+    ("rdzv.settings",),
     ("settings",),
     ("spec",),
     ("logs_specs",),

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from aelastic.errors import InputError
-from aelastic.output_patterns import ExpectedOutput
-from aelastic.settings import RULES, Std
+from aelastic.settings import RULES, ExpectedOutput, Std
 from aelastic.spec import WorkerSpec
 from aelastic.workers.requirements import check_program, check_torch
 
