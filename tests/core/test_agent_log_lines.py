@@ -11,8 +11,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
-from aelastic.observe.log_lines import LogLines
-from aelastic.observe.observer import Observers
+from aelastic.observe.observer import LogLines, Observers
 from aelastic.rdzv.policy.restart_policy import OFF
 from aelastic.rdzv.protocol.messages import Outcome
 
