@@ -27,8 +27,8 @@ from aelastic.host import aio, proc_table
 from aelastic.host.aio import Mailbox
 from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
-from aelastic.observe.run_event_source import RunEventSource, introduction
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
+from aelastic.observe.run_state import RunEventSource, introduction
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 

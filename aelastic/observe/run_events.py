@@ -1,7 +1,7 @@
 """Run events, as observers get them.
 
 The event log writes them, metrics count them, log lines and the status line show them, and torchelastic's events are
-made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_event_source.py`
+made from them.  A run event says what happened, not what to do about it, and is not answered.  `run_state.py`
 makes those that follow from the worker group's events; the supervisor adds what only it knows: `RunBegan`, `Waited`,
 `EndpointChanged`, `WorkerReached`, `ForkServerMeasured`, `Progressed`, `StacksTaken`, `Compared`, `Announced`,
 `RunEnded`.  The time of each is given beside it (`observer.py`).

@@ -11,7 +11,7 @@ from kit.stories.group_events import Told, stories, told
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.observe import run_events as ev
-from aelastic.observe.run_event_source import introduction
+from aelastic.observe.run_state import introduction
 from aelastic.spec import WorkerSpec
 
 

@@ -30,8 +30,8 @@ from aelastic import InputError, ProcessFailure, Std, Supervisor, WorkerSpec, Wo
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.observe import torch_events
-from aelastic.observe.run_event_source import RunEventSource
 from aelastic.observe.run_events import RunEnded
+from aelastic.observe.run_state import RunEventSource
 from aelastic.observe.torch_events import check_event_log_handler
 from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome

@@ -12,7 +12,7 @@ from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
-from aelastic.observe.run_event_source import RunEventSource
+from aelastic.observe.run_state import RunEventSource
 from kit.stories import coordinator, group
 from kit.stories.coordinator import Story
 
