@@ -32,7 +32,6 @@ from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
 from aelastic.observe.run_state import RunState
 from aelastic.procs import LocalWorkers
-from aelastic.rdzv.link import Link
 from aelastic.rdzv.policy.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Node, Starts
 from aelastic.rdzv.registry import AgentContext, names, open_link

@@ -1,9 +1,9 @@
 """Rendezvous: the agents of a job agree on the next round, and on the agent that decides.
 
-`registry` opens the link of a job (`link`): the in-process one, an `agent_link` over a `board`, or torch's handler.
+`registry` opens the link of a job: the in-process one, an `agent_link` over a `board`, or torch's handler.
 The cores are in `member/` (each node's side) and `coordinator/` (the one that decides, which `coordinator_server`
 puts on the wire); `policy/` says what follows from the end of a round, `protocol/` has their messages, `wire/` the
 connections that carry them, `secret/` what these prove, `boards/` the stores that hold the leader record.
 """
 
-__all__ = ["board", "link", "registry", "settings"]
+__all__ = ["board", "registry", "settings"]

@@ -11,7 +11,7 @@ from kit.shared_board import InProcessBoard, SharedWorld
 from aelastic.errors import InputError
 from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.link import InProcessLink
+from aelastic.rdzv.registry import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
 from aelastic.spec import WorkerSpec

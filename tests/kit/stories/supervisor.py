@@ -24,7 +24,7 @@ from aelastic.logs import run_logs
 from aelastic.logs.follower import Follower
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
-from aelastic.rdzv.link import InProcessLink
+from aelastic.rdzv.registry import InProcessLink
 from kit.backends import FakeBackend, Plan, StoreStandIn, WatchingStandIn
 from kit.stories.coordinator import Story, read, write
 from kit.virtual_clock import DiskHangs, on_virtual_time
