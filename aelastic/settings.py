@@ -203,7 +203,7 @@ def _modules_problem(names: Any) -> str:
 
 
 def _policy_problem(text: Any) -> str:
-    from aelastic.rdzv.policy.rules import problem_of  # who gives none does not pay for it
+    from aelastic.rdzv.restart_rules import problem_of  # who gives none does not pay for it
 
     return problem_of(text)
 

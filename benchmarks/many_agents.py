@@ -27,7 +27,6 @@ import anyio
 from aelastic.cli.main import collect_rarely
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -37,6 +36,7 @@ from aelastic.rdzv.protocol.messages import (
     Node,
     Ready,
 )
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 

@@ -36,7 +36,7 @@ from aelastic.host import aio
 from aelastic.host.aio import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.rdzv.policy.restart_policy import otherwise
+from aelastic.rdzv.restart_policy import otherwise
 
 _log = logging.getLogger(__name__)
 

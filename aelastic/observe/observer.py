@@ -16,8 +16,8 @@ import anyio
 from aelastic.host.aio import Mailbox
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
-from aelastic.rdzv.policy.restart_policy import OFF, otherwise
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.rdzv.restart_policy import OFF, otherwise
 
 _log = logging.getLogger(__name__)
 

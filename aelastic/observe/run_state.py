@@ -34,8 +34,8 @@ from aelastic.group.events import (
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
-from aelastic.rdzv.policy.restart_policy import Cause
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.restart_policy import Cause
 
 if TYPE_CHECKING:
     from aelastic.group.worker_group import WorkerGroup

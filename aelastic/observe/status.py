@@ -14,7 +14,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import NAME_OF, Progressed
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
-from aelastic.rdzv.policy.restart_policy import blame_of, otherwise
+from aelastic.rdzv.restart_policy import blame_of, otherwise
 
 SCHEMA = 1
 # Of a failure's traceback; the end of it says most.

@@ -29,9 +29,9 @@ from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings

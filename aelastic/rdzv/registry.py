@@ -19,6 +19,7 @@ from aelastic.host import aio
 from aelastic.rdzv.link import InProcessLink, Link
 from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def policy_of(spec: WorkerSpec) -> RestartPolicy:
     if not spec.restart_policy:
         return RestartPolicy(spec.max_restarts)
     from aelastic.host.patterns import is_found
-    from aelastic.rdzv.policy.rules import parse
+    from aelastic.rdzv.restart_rules import parse
 
     rules = parse(spec.restart_policy)
     if endless := next((each for each in rules if each.is_endless), None):

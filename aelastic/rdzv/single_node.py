@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from aelastic.failures.places import Place
-from aelastic.rdzv.policy.ledger import Ledger, most_of
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import assign_ranks
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
 
 if TYPE_CHECKING:
     from aelastic.rdzv.requests.drain import Drain

@@ -12,8 +12,8 @@ from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import LogLines, Observers
-from aelastic.rdzv.policy.restart_policy import OFF
 from aelastic.rdzv.protocol.messages import Outcome
+from aelastic.rdzv.restart_policy import OFF
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
 BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "trainer", "train.py", 2, 2, 4, 3, "c10d")

@@ -10,8 +10,8 @@ from kit.stories.coordinator import Story, failure, node, stories, told
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 

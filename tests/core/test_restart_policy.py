@@ -16,9 +16,11 @@ from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy, innocence, otherwise
-from aelastic.rdzv.policy.rules import (
+from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, innocence, otherwise
+from aelastic.rdzv.restart_rules import (
     ACTIONS,
     CONDITIONS,
     DEFAULT,
@@ -29,8 +31,6 @@ from aelastic.rdzv.policy.rules import (
     parse,
     problem_of,
 )
-from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.single_node import SingleNode
 
 TYPO = "KeyError: 'lr'"

@@ -11,14 +11,14 @@ from kit.stories.member import LEASE_S, Story, assigned, busy, interrupted, memb
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
+from aelastic.rdzv.ledger import Excluded, Ledger, Spent
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.search import BACK_OFF_MAX_S, TRUST_AGAIN_S
-from aelastic.rdzv.policy.ledger import Excluded, Ledger, Spent
-from aelastic.rdzv.policy.rules import RESTARTS_MAX, RULES_MAX
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import BALLOT, DOWNWARD, UPWARD, Decoder, WireError, encode
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.sense import rule_of
+from aelastic.rdzv.restart_rules import RESTARTS_MAX, RULES_MAX
 
 RANKS = assigned().ranks
 NODE = m.Node("a", "host-a", "default", 1, "", 29500)

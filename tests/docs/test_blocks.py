@@ -31,8 +31,8 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.observe.time_spent import TimeSpent
-from aelastic.rdzv.policy.ledger import Blamed, Ledger
-from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
+from aelastic.rdzv.ledger import Blamed, Ledger
+from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
 from aelastic.rehearse.command import split
 from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
 from aelastic.spent.command import as_text

@@ -17,8 +17,8 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.restart_policy import RestartPolicy
 
 NODES = 6
 # Settle time, what newcomers wait for beyond that, then last call or join timeout.

@@ -11,11 +11,11 @@ from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator import coordinator_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.ledger import Reached
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
-from aelastic.rdzv.policy.rules import parse
+from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.restart_policy import RestartPolicy
+from aelastic.rdzv.restart_rules import parse
 from aelastic.rdzv.single_node import SingleNode
 
 ME = "me"

@@ -19,8 +19,8 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.codec import DOWNWARD
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers

@@ -21,9 +21,9 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.term import begin_term
 from aelastic.rdzv.wire import strangers as strangers_module
 from aelastic.rdzv.wire.proofs import Proofs

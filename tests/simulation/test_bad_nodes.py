@@ -19,9 +19,9 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.ledger import BLAME_WINDOW_S, Reached
-from aelastic.rdzv.policy.restart_policy import SEATS_PER_ABSENT, RestartPolicy
+from aelastic.rdzv.ledger import BLAME_WINDOW_S, Reached
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.restart_policy import SEATS_PER_ABSENT, RestartPolicy
 
 HOUR_S = 3600.0
 # What befalls good nodes, all of a job together: once in so many hours.

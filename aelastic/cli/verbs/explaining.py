@@ -19,9 +19,9 @@ from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.host.patterns import is_found
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
-from aelastic.rdzv.policy.ledger import NONE, Ledger, Reached
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
-from aelastic.rdzv.policy.rules import parse
+from aelastic.rdzv.ledger import NONE, Ledger, Reached
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.restart_rules import parse
 from aelastic.timeline.files import read_all
 from aelastic.timeline.reader import Entry
 from aelastic.ui.commands import Parser, say

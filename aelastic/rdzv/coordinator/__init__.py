@@ -6,7 +6,7 @@
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and
   `inquiry` (what all workers do, when one hangs); `bench` (what is remembered, and nodes that have no seat by it);
-  `rdzv.policy` says what follows from an end
+  `rdzv.restart_policy` says what follows from an end
 - `verdict`: holds it until the board has it
 - `waiting_text`: what nodes that wait read
 

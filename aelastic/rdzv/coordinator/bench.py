@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.roster import Roster
-from aelastic.rdzv.policy.ledger import Ledger
+from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 

@@ -21,11 +21,11 @@ from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, Ste
 from aelastic.rdzv.coordinator.inquiry import Inquiry
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import TAKEN, Takeover, credible, has_seat
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Outcome, Standing
 from aelastic.rdzv.requests.drain import Drain
+from aelastic.rdzv.restart_policy import RestartPolicy
 
 
 @dataclass(slots=True)

@@ -26,9 +26,9 @@ from enum import IntEnum
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator_events import Lost
-from aelastic.rdzv.policy.ledger import Reached, most_of
-from aelastic.rdzv.policy.restart_policy import Cause
+from aelastic.rdzv.ledger import Reached, most_of
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.restart_policy import Cause
 
 # A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
 GRACE_S = 0.3

@@ -29,9 +29,9 @@ from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
-from aelastic.rdzv.policy.ledger import Ledger
-from aelastic.rdzv.policy.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
 
 RESTARTED = "the worker group of {} restarted on its own"
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.

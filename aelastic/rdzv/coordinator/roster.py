@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from aelastic.core.record import Record
-from aelastic.rdzv.policy.ledger import Ledger
+from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import master_address

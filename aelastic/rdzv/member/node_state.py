@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.policy.ledger import Reached
+from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 

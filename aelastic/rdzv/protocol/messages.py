@@ -13,7 +13,7 @@ from typing import TypeAlias
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
-from aelastic.rdzv.policy.ledger import Ledger, Reached
+from aelastic.rdzv.ledger import Ledger, Reached
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
 

@@ -36,6 +36,7 @@ from aelastic.rdzv.policy.ledger import Ledger, most_of
 from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, NotAdmitted
 from aelastic.spec import WorkerSpec

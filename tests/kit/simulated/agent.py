@@ -24,7 +24,6 @@ from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.search import Search
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     CoordinatorMessage,
@@ -43,6 +42,7 @@ from aelastic.rdzv.protocol.messages import (
     Welcome,
 )
 from aelastic.rdzv.protocol.requests import Answer, Benched, Notice
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import LEASE_S, RendezvousSettings
 from aelastic.rdzv.survivors import election_events as e
 from aelastic.rdzv.survivors.absent import RETURN_S

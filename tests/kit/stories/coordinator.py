@@ -31,11 +31,11 @@ from aelastic.rdzv.coordinator.coordinator_events import (
 )
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
-from aelastic.rdzv.policy.ledger import Reached
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
-from aelastic.rdzv.policy.rules import parse
+from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.restart_policy import RestartPolicy
+from aelastic.rdzv.restart_rules import parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 
 FOLDER = Path(__file__).parents[2] / "core" / "stories"

@@ -12,9 +12,9 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL
+from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.term import begin_term
 
 LEASE_S = 5.0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.policy.ledger import BROKEN_S, Ledger, Reached
+from aelastic.rdzv.ledger import BROKEN_S, Ledger, Reached
 
 if TYPE_CHECKING:
-    from aelastic.rdzv.policy.rules import Condition, Rule
+    from aelastic.rdzv.restart_rules import Condition, Rule
 
 # At most one in so many hosts is kept out at once, and one always may be.
 SEATS_PER_ABSENT = 10
@@ -121,7 +121,7 @@ class RestartPolicy(Record):
 
     Args:
         max_restarts: for the whole job.
-        rules: `None`: the default, `rules.DEFAULT`.
+        rules: `None`: the default, `restart_rules.DEFAULT`.
         text: of the rules.
         search: finds a pattern in a text.
     """
@@ -186,7 +186,7 @@ class RestartPolicy(Record):
             return self.rules
         if not end.ledger.root or end.has_advanced is not False:
             return ()  # no proof: what is left of the default is a restart
-        from aelastic.rdzv.policy.rules import DEFAULT
+        from aelastic.rdzv.restart_rules import DEFAULT
 
         return DEFAULT
 
@@ -241,7 +241,7 @@ class RestartPolicy(Record):
         delay_s = min(rule.after[0] * 2.0**times, rule.after[1])
         if not rule.most:
             return self._charge(end, delay_s)
-        from aelastic.rdzv.policy.rules import in_time
+        from aelastic.rdzv.restart_rules import in_time
 
         number = end.ledger.spent_by(place, end.now - rule.window_s) + 1
         budget = f"restart {number} of {rule.most} within {in_time(rule.window_s)}{_after(delay_s)}"
