@@ -31,8 +31,7 @@ from aelastic.group.worker_env import (
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.aio import Mailbox, keep_one
 from aelastic.host.usage import shortage_of
-from aelastic.observe.log_lines import LogLines
-from aelastic.observe.observer import Observer, Observers, events_of
+from aelastic.observe.observer import LogLines, Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec

@@ -32,9 +32,9 @@ from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEvent, WorkerReached
 from aelastic.observe.run_state import RunState
 from aelastic.procs import LocalWorkers
-from aelastic.rdzv.policy.ledger import NONE, Reached
+from aelastic.rdzv.ledger import NONE, Reached
 from aelastic.rdzv.protocol.messages import Node, Starts
-from aelastic.rdzv.registry import AgentContext, names, open_link
+from aelastic.rdzv.registry import AgentContext, Link, names, open_link
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
 from aelastic.workers.requirements import check_open_files

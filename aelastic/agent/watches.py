@@ -36,7 +36,7 @@ from aelastic.observe.run_events import (
     WorkerReached,
     WorkersStarted,
 )
-from aelastic.rdzv.policy.ledger import NONE, UNKNOWN
+from aelastic.rdzv.ledger import NONE, UNKNOWN
 from aelastic.spec import WorkerSpec
 
 if TYPE_CHECKING:

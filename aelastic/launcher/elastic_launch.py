@@ -14,7 +14,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aelastic.cli.stderr import warnings_on_stderr
+from aelastic.cli.process import warnings_on_stderr
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer, delegate

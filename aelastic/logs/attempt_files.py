@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.logs.folders import DROPPED, touched
 from aelastic.logs.follower import Follower
 from aelastic.logs.lines import PID, FilteredLines, PrefixedLines, Splitter
 from aelastic.logs.pump import DescriptorSink, NullSink, Sink

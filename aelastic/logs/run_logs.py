@@ -37,7 +37,15 @@ import anyio
 from aelastic.errors import HostError, InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
 from aelastic.host.aio import Growth, in_thread, run_sync
-from aelastic.logs.attempt_files import AttemptFiles, AttemptOpener, Shown
+from aelastic.logs.attempt_files import (
+    DROPPED,
+    AttemptFiles,
+    AttemptOpener,
+    Shown,
+    link_latest,
+    refusing,
+    temporary_folder,
+)
 from aelastic.logs.attempt_files import WorkerFiles as WorkerFiles  # noqa: PLC0414  offered here
 from aelastic.logs.follower import Follower, tail_of
 from aelastic.logs.pump import Pump, Sink, sinks_of

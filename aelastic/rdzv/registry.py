@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.host import aio
-from aelastic.rdzv.link import InProcessLink, Link
-from aelastic.rdzv.policy.restart_policy import RestartPolicy
+from aelastic.host.aio import Mailbox
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
@@ -69,7 +68,7 @@ class InProcessLink:
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
         while True:
-            message, now = await self._mailbox.next(self._coordinator.deadline), clock.now()
+            message, now = await self._mailbox.next(self._coordinator.deadline), aio.now()
             core = self._coordinator
             for answer in core.on_deadline_passed(now) if message is None else core.handle(message, now):
                 deliver(answer)

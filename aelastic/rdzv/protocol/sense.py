@@ -12,7 +12,7 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure, printable
-from aelastic.rdzv.policy.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
+from aelastic.rdzv.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 

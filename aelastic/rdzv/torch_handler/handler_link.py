@@ -32,8 +32,7 @@ from aelastic.errors import AelasticError, InputError, RendezvousError, Rendezvo
 from aelastic.failures.places import compare
 from aelastic.host import aio
 from aelastic.host.aio import Mailbox
-from aelastic.rdzv.policy.ledger import Ledger, most_of
-from aelastic.rdzv.policy.restart_policy import Cause, End, RestartPolicy
+from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
