@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aelastic.aio import run_sync
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
-from aelastic.host.aio import run_sync
 from aelastic.host.children import orphans, pidfd_of, reap_orphans, wait_ended, waited_for
 from aelastic.host.files import text_of
 from aelastic.host.usage import shortage_of

@@ -14,7 +14,6 @@ from os import fsencode
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aelastic.core.fits import are_texts, in_words
 from aelastic.errors import InputError
 from aelastic.settings import (
     EXIT_BARRIER_TIMEOUT_S,
@@ -29,6 +28,8 @@ from aelastic.settings import (
     RestartGrace,
     StartMethod,
     Streams,
+    are_texts,
+    in_words,
 )
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
 

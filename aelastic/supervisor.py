@@ -18,6 +18,7 @@ import anyio
 
 from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
+from aelastic.aio import Mailbox, keep_one
 from aelastic.errors import HostError, RequestError
 from aelastic.group.backend import WorkerBackend
 from aelastic.group.events import Event, StopRequested, Worker, WorkerState
@@ -29,7 +30,6 @@ from aelastic.group.worker_env import (
     check_devices,
 )
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host.aio import Mailbox, keep_one
 from aelastic.host.usage import shortage_of
 from aelastic.observe.observer import LogLines, Observer, Observers, events_of
 from aelastic.observe.run_events import RunEvent, StacksTaken

@@ -17,7 +17,7 @@ LEVELS = {"warning", "error", "exception", "critical"}
 # What these raise becomes the reason in a line of the command line: "--nnodes 4:2: the minimum 4 is above …".
 READERS = ("aelastic.cli.converters", "aelastic.settings")
 # What these return is what to use instead of a value; the others give it as the last argument of `rule`.
-REMEDIES = ("aelastic.core.fits", "aelastic.settings")
+REMEDIES = ("aelastic.settings",)
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
 VERDICTS = {"Ended", "Interrupted", "Lost", "Refused", "_refuse", "_drop", "tell"}
 LETTERS = re.compile(r"[A-Za-z]{2,}")

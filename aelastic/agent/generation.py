@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from aelastic import aio
 from aelastic.agent.resources import GenerationContext, listen_for_workers
+from aelastic.aio import run_sync
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
 

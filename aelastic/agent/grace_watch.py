@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.resources import GenerationContext
+from aelastic.aio import run_sync
 from aelastic.group.events import GraceOver
 from aelastic.group.phases import Phase
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.host.usage import bytes_in
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.host import aio, proc_table
-from aelastic.host.aio import in_thread, run_sync
+from aelastic import aio
+from aelastic.aio import in_thread, run_sync
+from aelastic.host import proc_table
 from aelastic.host.children import helpers
 from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of

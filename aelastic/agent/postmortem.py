@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aelastic.aio import in_thread, run_sync
 from aelastic.core.record import Record
 from aelastic.failures.failure import NOT_AVAILABLE, Json, ProcessFailure, parse_record, printable, read_error_file
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.events import Worker
-from aelastic.host.aio import in_thread, run_sync
 from aelastic.host.usage import OomWatch
 from aelastic.logs.run_logs import RunLogs
 

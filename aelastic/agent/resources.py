@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
 from aelastic.agent.channels import ControlSockets, Door, NoticePages
 from aelastic.agent.postmortem import Postmortem
 from aelastic.agent.watches import Progress, StartWatch, Watches
@@ -25,7 +26,6 @@ from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host import aio
 from aelastic.host.sockets import doors_folder, is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
 from aelastic.agent.generation import Generation
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
+from aelastic.aio import Mailbox
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host import aio, proc_table
-from aelastic.host.aio import Mailbox
+from aelastic.host import proc_table
 from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.resources import GenerationContext
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
+from aelastic.aio import run_sync
 from aelastic.observe.run_events import StacksTaken
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.host.sockets import Connections
 from aelastic.host.usage import bytes_in, usage_of
 from aelastic.logs.run_logs import RunLogs

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
-from aelastic.core import fits
+from aelastic import settings
 from aelastic.settings import HANG_SIGNALS, RULES, ExpectedOutput, HangSignal
 
 T = TypeVar("T")
@@ -97,7 +97,7 @@ def read_hang_timeout(text: str) -> float | Steps:
     return Steps(seconds) if times else seconds
 
 
-def _keep(rule: fits.Rule, value: object) -> None:
+def _keep(rule: settings.Rule, value: object) -> None:
     if remedy := rule(value):
         raise ValueError(remedy)
 
@@ -108,7 +108,7 @@ def one_of(*choices: str) -> Callable[[str], str]:
 
 
 def _read_choice(choices: Sequence[str], text: str) -> str:
-    _keep(fits.one_of(*choices), text)
+    _keep(settings.one_of(*choices), text)
     return text
 
 

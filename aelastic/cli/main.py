@@ -305,7 +305,7 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
     """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
     import asyncio
 
-    from aelastic.host.aio import loop_factory
+    from aelastic.aio import loop_factory
 
     with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(job)

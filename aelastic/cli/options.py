@@ -36,17 +36,22 @@ from aelastic.cli.converters import (
     read_workers,
     read_wrap,
 )
-from aelastic.core.fits import NOT_NEGATIVE, REAL, SECONDS, Rule, all_of, optional
 from aelastic.settings import (
     HANG_ACTIONS,
     HANG_SIGNALS,
     NAME,
+    NOT_NEGATIVE,
     NUMA_BINDINGS,
     RANKS,
+    REAL,
     RULES,
+    SECONDS,
     SHUTDOWN_TIMEOUT_S,
     START_METHODS,
+    Rule,
     Std,
+    all_of,
+    optional,
 )
 
 # Of those that shtab knows; torchrun has the first three where shtab is not installed.

@@ -19,8 +19,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 

@@ -21,9 +21,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import anyio
 
+from aelastic.aio import run_sync
 from aelastic.core.record import Record
 from aelastic.group.events import WorkerState
-from aelastic.host.aio import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 

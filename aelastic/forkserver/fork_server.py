@@ -18,6 +18,8 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.forkserver import preload, priority
 from aelastic.forkserver.children import command_of
 from aelastic.forkserver.command import Launch, PythonCommand
@@ -25,8 +27,6 @@ from aelastic.forkserver.learning import Imports, KeptImports
 from aelastic.forkserver.parked import NoAnswerError, Parked, memory_of
 from aelastic.forkserver.server_process import ServerProcess
 from aelastic.group.backend import WorkerStart
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.host.children import ForkedHelper
 from aelastic.observe.run_events import ForkServerMeasured
 

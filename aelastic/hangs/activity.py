@@ -21,14 +21,15 @@ from typing import Any, TypeAlias
 
 import anyio
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.hangs.hang_rules import WORDS, Began, Ended, HangRules, Looked, Rules, Sample
 from aelastic.hangs.watch import Found, Report, Watch
-from aelastic.host import aio, proc_table
-from aelastic.host.aio import run_sync
+from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
 from aelastic.host.usage import Growth, bytes_in
 from aelastic.settings import HangSignal

@@ -26,11 +26,12 @@ from typing import Any, assert_never
 import anyio
 import anyio.lowlevel
 
+from aelastic import aio
 from aelastic.errors import InputError
 from aelastic.group.backend import WorkerStart
 from aelastic.hangs import timer_rules as rules
 from aelastic.hangs.watch import Found, Report, Watch
-from aelastic.host import aio, proc_table
+from aelastic.host import proc_table
 
 _log = logging.getLogger(__name__)
 

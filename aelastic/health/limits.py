@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import anyio
 
-from aelastic.host import aio
-from aelastic.host.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic import aio
+from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
 
 _log = logging.getLogger(__name__)
 

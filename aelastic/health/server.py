@@ -30,6 +30,8 @@ import anyio
 import anyio.lowlevel
 
 import aelastic
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.errors import InputError
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.health.address import Address, close, listen_at, read_address, url_of
@@ -38,8 +40,6 @@ from aelastic.health.page import PAGE, POLICY
 from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.host.usage import usage_of
 from aelastic.observe.exposition import TICK_S, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer

@@ -9,9 +9,9 @@ from types import MappingProxyType
 
 import anyio
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.core.record import Record
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.observe.run_events import StacksTaken
 
 # Stacks are there in 2 s; the disk they are read from may be slow.

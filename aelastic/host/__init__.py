@@ -1,4 +1,4 @@
-"""This machine, as the kernel shows it, and the event loop of a process on it.
+"""This machine, as the kernel shows it.
 
 - `proc_table`: the process table, the one place that reads it
 - `usage`: CPU time and memory of processes, what the kernel refuses and why, and whether it killed for want of memory
@@ -7,9 +7,8 @@
 - `programs`: runs programs of other people
 - `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
 - `files`: writes them whole; `patterns`: searches what workers write for what users give
-- `aio`: of the loop: its clock, the mailbox of a core's events, threads, accepting connections, files that grow
 """
 
 __all__ = [
-    "aio", "children", "files", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets", "usage",
+    "children", "files", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets", "usage",
 ]  # fmt: skip

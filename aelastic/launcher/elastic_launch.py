@@ -14,11 +14,11 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aelastic.aio import LOOPS, loop_factory
 from aelastic.cli.process import warnings_on_stderr
 from aelastic.core.machine import CHECK_VARIABLE, check_invariants
 from aelastic.errors import InputError, RendezvousClosedError
 from aelastic.health_check_server import NoHealthCheckServer, delegate
-from aelastic.host.aio import LOOPS, loop_factory
 from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, LaunchConfig, completed, signals_in, worker_spec

@@ -19,12 +19,25 @@ from typing import Any
 from aelastic.cli.converters import read_signals
 from aelastic.cli.several_nodes import check_backend
 from aelastic.cli.spec_fields import PRIVATE_ENDPOINTS
-from aelastic.core.fits import INT, MAPPING, REAL, SECONDS, STR, TEXTS, Rule, in_words, optional
 from aelastic.errors import InputError
 from aelastic.logs_specs import UnaskedLogsSpecs
 from aelastic.rdzv import registry
 from aelastic.rdzv.settings import BACKENDS, C10D_PORT, ETCD_PORT, RendezvousSettings, split_endpoint
-from aelastic.settings import RULES, SHUTDOWN_TIMEOUT_S, Preload, RestartGrace
+from aelastic.settings import (
+    INT,
+    MAPPING,
+    REAL,
+    RULES,
+    SECONDS,
+    SHUTDOWN_TIMEOUT_S,
+    STR,
+    TEXTS,
+    Preload,
+    RestartGrace,
+    Rule,
+    in_words,
+    optional,
+)
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)

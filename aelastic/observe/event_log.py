@@ -30,10 +30,10 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
-from aelastic.host import aio
-from aelastic.host.aio import run_sync
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
 from aelastic.rdzv.restart_policy import otherwise

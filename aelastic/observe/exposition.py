@@ -11,8 +11,8 @@ from types import MappingProxyType
 import anyio
 
 import aelastic
+from aelastic import aio
 from aelastic.core.record import Record
-from aelastic.host import aio
 from aelastic.host.usage import usage_of, usage_of_leaders
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer

@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 import anyio
 
+from aelastic.aio import Mailbox
 from aelastic.group.events import signal_words
 from aelastic.group.phases import Phase
-from aelastic.host.aio import Mailbox
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState

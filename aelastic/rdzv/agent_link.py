@@ -13,9 +13,9 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from aelastic import aio
+from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
 from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord

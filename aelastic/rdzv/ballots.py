@@ -13,7 +13,7 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
-from aelastic.host import aio
+from aelastic import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted

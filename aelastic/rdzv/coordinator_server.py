@@ -14,8 +14,8 @@ from typing import Any, assert_never
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
 from aelastic.errors import InputError, RendezvousError
-from aelastic.host import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Board, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev

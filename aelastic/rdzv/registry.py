@@ -13,10 +13,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from aelastic import aio
+from aelastic.aio import Mailbox
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode

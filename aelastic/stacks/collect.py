@@ -21,9 +21,10 @@ from functools import partial
 
 import anyio
 
+from aelastic import aio
+from aelastic.aio import run_sync
 from aelastic.core.record import Record
-from aelastic.host import aio, proc_table
-from aelastic.host.aio import run_sync
+from aelastic.host import proc_table
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.stacks.format import Thread, listing, read_py_spy
 from aelastic.stacks.interpreter import stacks_of

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.host.aio import in_thread, run_sync
+from aelastic.aio import in_thread, run_sync
 
 FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 # torch's, also by older names: where one is set, the user has chosen.

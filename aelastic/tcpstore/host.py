@@ -26,9 +26,9 @@ from typing import TypeVar
 
 import anyio
 
+from aelastic import aio
+from aelastic.aio import run_sync, wait_opened
 from aelastic.errors import HostError, InputError
-from aelastic.host import aio
-from aelastic.host.aio import run_sync, wait_opened
 from aelastic.host.sockets import LOOPBACKS, HeldPort, first_loopback
 from aelastic.host.usage import shortage_of
 from aelastic.tcpstore.child import Death, Fork, StoreProcess

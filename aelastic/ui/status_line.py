@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import anyio
 
-from aelastic.host import aio
+from aelastic import aio
 from aelastic.logs.terminal import Terminal, streams_in_turns
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent

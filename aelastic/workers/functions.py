@@ -170,7 +170,7 @@ async def read_return_value(path: Path) -> Any:
 
     import aiofiles
 
-    from aelastic.host.aio import run_sync
+    from aelastic.aio import run_sync
 
     # Not the loop's own executor: closing the loop would wait for a thread that hangs.
     executor = ThreadPoolExecutor(1, "return value")

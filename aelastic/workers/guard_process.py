@@ -11,7 +11,7 @@ from pathlib import Path
 
 import anyio
 
-from aelastic.host.aio import run_sync
+from aelastic.aio import run_sync
 from aelastic.host.children import start_helper, wait_ended, waited_for
 from aelastic.host.usage import shortage_of
 from aelastic.workers import guard

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import anyio
 
+from aelastic.aio import run_sync
 from aelastic.errors import InputError
-from aelastic.host.aio import run_sync
 from aelastic.host.files import text_of
 from aelastic.host.programs import ProgramError, output_of
 from aelastic.spec import WorkerSpec

@@ -240,7 +240,7 @@ NO_INSTANCES = "aio.Growth.__init__ = lambda self: setattr(self, '_fd', None)"
 def test_output_is_shown_where_the_kernel_does_not_tell_of_it(launch: Launcher, lack: str) -> None:
     job = launch(
         "os.write(2, b'seen\\n')\nwait_for('go')\nsys.exit(restart == 0)", "--max-restarts=1",
-        wrapper=f"from aelastic.host import aio\n{lack}\n",
+        wrapper=f"from aelastic import aio\n{lack}\n",
     )  # fmt: skip
     wait_for("its stderr", lambda: "seen\n" in job.stderr)
     job.go()

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from aelastic.host.aio import LOOPS, TELL_INTERVAL_S, ExceptionsOnce, loop_factory
+from aelastic.aio import LOOPS, TELL_INTERVAL_S, ExceptionsOnce, loop_factory
 
 
 @pytest.mark.parametrize("name", LOOPS)

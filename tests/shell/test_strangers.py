@@ -15,7 +15,7 @@ from kit.launching import DEADLINE_S, on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.host import aio
+from aelastic import aio
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator

@@ -19,6 +19,7 @@ import pytest
 from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 
+from aelastic.aio import Mailbox
 from aelastic.errors import (
     InputError,
     ProcessFailure,
@@ -27,7 +28,6 @@ from aelastic.errors import (
     RendezvousError,
     RendezvousStateError,
 )
-from aelastic.host.aio import Mailbox
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import RendezvousSettings

@@ -15,8 +15,9 @@ from typing import Any
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.requests.enquiries import Enquiries, Shown
-from aelastic.host import aio, sockets
+from aelastic.host import sockets
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aelastic import aio
+from aelastic.aio import Mailbox, run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox, run_sync
 from aelastic.host.usage import usage_of_leaders
 from aelastic.observe.run_events import StacksTaken
 from aelastic.observe.run_state import RunState

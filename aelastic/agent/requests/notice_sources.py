@@ -14,8 +14,8 @@ from pathlib import Path
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.resources import Asked
-from aelastic.host import aio
 from aelastic.host.children import wait_ended
 from aelastic.host.programs import ProgramError, program
 from aelastic.spec import WorkerSpec

@@ -11,10 +11,11 @@ from typing import assert_never
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.resources import Asked, RunContext
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
-from aelastic.host import aio, proc_table
+from aelastic.host import proc_table
 from aelastic.notice.page import FROZEN, NONE, SAVE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol import requests as r

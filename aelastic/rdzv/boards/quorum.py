@@ -18,9 +18,9 @@ from typing import TypeVar
 import anyio
 import anyio.lowlevel
 
+from aelastic import aio
+from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
 from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of
 from aelastic.rdzv.boards.key_board import KeyBoard

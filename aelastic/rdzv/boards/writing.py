@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from aelastic import aio
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.host import aio
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify

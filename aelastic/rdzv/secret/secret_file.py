@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 
 import anyio
 
+from aelastic.aio import run_sync
 from aelastic.errors import InputError
-from aelastic.host.aio import run_sync
 from aelastic.rdzv.secret.keys import Key
 
 _log = logging.getLogger(__name__)

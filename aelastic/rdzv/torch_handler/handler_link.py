@@ -28,10 +28,10 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
+from aelastic import aio
+from aelastic.aio import Mailbox
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.failures.places import compare
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
 from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

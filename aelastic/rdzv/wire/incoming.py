@@ -10,8 +10,8 @@ import itertools
 from abc import ABC, abstractmethod
 from typing import Any, Generic, TypeVar
 
-from aelastic.host import aio
-from aelastic.host.aio import Mailbox
+from aelastic import aio
+from aelastic.aio import Mailbox
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol.codec import WireError
 from aelastic.rdzv.secret.handshake import ProofError

@@ -14,8 +14,8 @@ from collections.abc import Callable
 
 import anyio
 
-from aelastic.host import aio
-from aelastic.host.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic import aio
+from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.wire.stream import Stream
