@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -272,4 +273,27 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
             [2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)
         ]
         assert counts(team.agents) in with_all + without_one, team.story
+        team.finish(last)
+
+
+def test_most_nodes_go_on_when_the_host_of_the_endpoint_falls_silent_and_another_node_coordinates(
+    v4: Net, launch: Launcher
+) -> None:
+    nodes = [v4.node(f"node{i}") for i in range(3)]
+    with team_on(launch, at(nodes[0]), "1:3") as team:
+        agents = start_on(team, nodes[:1])
+        agents[0].wait_said(COORDINATES)
+        agents += start_on(team, nodes[1:])
+        round_ = wait_reached(team, agents)
+        agents[0].signal(signal.SIGSTOP)  # its store, a process of its own, goes on: another agent coordinates
+        round_ = wait_reached(team, agents[1:], round_)
+        agents[0].signal(signal.SIGCONT)
+        round_ = wait_reached(team, agents, round_)
+        assert team.coordinator is not agents[0], team.story
+        undo = v4.isolate(nodes[0], nodes[1:])
+        rest = wait_reached(team, agents[1:], round_)
+        assert rest.restart == 0
+        undo()
+        last = wait_reached(team, agents, rest)
+        assert last.restart == 0
         team.finish(last)

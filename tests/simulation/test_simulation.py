@@ -331,16 +331,20 @@ def test_a_round_goes_on_when_its_coordinator_is_deposed_and_stays_a_node() -> N
     assert len(story.board.elections) == 2
 
 
-def test_a_coordinator_that_is_not_sure_of_its_reign_waits_for_the_board() -> None:
-    story = Story()
+@pytest.mark.parametrize("survivor", ["majority", "endpoint"])
+def test_a_coordinator_that_is_not_sure_of_its_reign_asks_most_nodes_or_waits_for_the_board(survivor: str) -> None:
+    story = Story(survivor=survivor)
     story.until_run_by("012")
     story.board.is_silent = True
     story.pass_time(2 * LEASE_S)
     victim = next(agent for agent in story.living if agent.server is None)
     victim.crash(FIN)
     rest = "012".replace(victim.host[-1], "")
-    story.pass_time(2 * LEASE_S)
-    assert len(story.checks.rounds) == 1
+    if survivor == "majority":
+        story.until_run_by(rest, SOON_S)
+    else:
+        story.pass_time(2 * LEASE_S)
+        assert len(story.checks.rounds) == 1
     story.board.is_silent = False
     story.until_run_by(rest, LEASE_S + SOON_S)
 
@@ -572,7 +576,8 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     story.heal_all()
     story.until(lambda: len({a.host for a in story.living if a.alive}) == 4, 2 * LEASE_S)
     newest = max(story.checks.rounds.values(), key=lambda each: each.fence)
-    assert newest.before is round_ and round_.heard.keys() <= newest.heard.keys()
+    # The one that coordinated may learn a moment later than the others that another does.
+    assert newest.before is round_ and len(round_.heard.keys() & newest.heard.keys()) >= 2
 
 
 def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on() -> None:

@@ -172,7 +172,7 @@ class NodeState:
         if self.node is None or seats is None or seats.fence <= self.past.fence:
             return ""
         is_in_it = any(seat.node_id == self.node.node_id for seat in seats.seats)
-        return "" if is_in_it else f"round {seats.round} has begun without this node; rejoining"
+        return "" if is_in_it else f"round {seats.round} has begun without this node: the coordinator does not hear it"
 
     def interrupt(self, reason: str) -> m.Interrupted | None:
         """This node ends the round by itself, for a reason; `None` without one."""
