@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -153,9 +154,11 @@ class Agent(Job):
         nproc: how many workers it starts.
     """
 
-    def __init__(self, name: str, nproc: int, folder: Path, command: Sequence[str], env: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, nproc: int, folder: Path, command: Sequence[str], env: dict[str, str], *, is_cold: bool
+    ) -> None:
         self.name, self.nproc = name, nproc
-        super().__init__(folder, command, env)
+        super().__init__(folder, command, env, is_cold=is_cold)
 
     def __repr__(self) -> str:
         return self.name
@@ -266,7 +269,8 @@ class Team:
         star = self.launcher.folder / "star"
         star.mkdir(exist_ok=True)
         env = {"LOGLEVEL": "INFO", "STAR": str(star), **self.env}
-        agent = Agent(name, nproc or self.nproc, folder, command, env)
+        is_cold = self.launcher.is_cold or bool(prefix) or self.launcher.python != sys.executable
+        agent = Agent(name, nproc or self.nproc, folder, command, env, is_cold=is_cold)
         self.launcher.jobs.append(agent)
         self.agents.append(agent)
         return agent

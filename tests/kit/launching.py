@@ -1,7 +1,7 @@
 """What the tests with real processes share: jobs on the command line, and a look at what is left of them.
 
-Every job carries a mark of its own in its environment, which all that it starts inherits.  So what is left is
-found in `/proc`, whatever became of parents, groups and sessions.
+Every job has a keeper (`kit.warm.keeper`), from which all that the job starts descends.  So what is left of it is known,
+whatever became of parents, groups and sessions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,13 +22,14 @@ import pytest
 import uvloop
 
 from aelastic.host import proc_table
+from kit.effort import EFFORT
+from kit.waiting import DEADLINE_S, events, wait_for
 from kit.warm.interpreters import Warm
+from kit.warm.kept import KeptProcess, Stream
 
 T = TypeVar("T")
 
-# Nothing takes this long; a machine may be slow, and a test that hangs is to say where.
-DEADLINE_S = float(os.environ.get("TEST_DEADLINE_S", "30"))
-LOOK_AGAIN_S = 0.01
+LOOK_AGAIN_S = 0.01  # of what sends no event
 # What imports torch needs seconds, and more where others compute.
 LAUNCH_TIMEOUT_S = 100.0
 LOOPS = ("asyncio", "uvloop")
@@ -55,8 +54,23 @@ def say(*words):
 
 
 def wait_for(path):
+    # Until the file is there.
+    if os.path.exists(path):
+        return
+    import ctypes, select
+
+    libc = ctypes.CDLL(None)
+    watch = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+    libc.inotify_add_watch(watch, os.path.dirname(os.path.abspath(path)).encode(), 0x100 | 0x80)  # created, moved here
+    changes = select.poll()
+    changes.register(watch, select.POLLIN)
     while not os.path.exists(path):
-        time.sleep(0.01)
+        changes.poll(1000)  # ms; a signal whose handler runs before this would be noticed after it
+        try:
+            os.read(watch, 1 << 16)
+        except BlockingIOError:
+            pass
+    os.close(watch)
 
 
 def rest():
@@ -93,16 +107,6 @@ import types
 from aelastic.tcpstore import child
 child.sys = types.SimpleNamespace(executable={python!r})
 """
-
-
-def wait_for(what: str | Callable[[], str], condition: Callable[[], Any], limit_s: float = DEADLINE_S) -> Any:
-    """Returns what the condition gives, once that is true."""
-    deadline = time.monotonic() + limit_s
-    while not (answer := condition()):
-        if time.monotonic() > deadline:
-            pytest.fail(f"not after {limit_s:g} s: {what if isinstance(what, str) else what()}")
-        time.sleep(LOOK_AGAIN_S)
-    return answer
 
 
 def alive(pid: int) -> bool:
@@ -145,37 +149,73 @@ def cmdline(pid: int) -> list[str]:
         return []
 
 
+# A fork cannot obey these: Python reads them, or the C library does, when it starts.
+READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "TZ", "LC_", "LANG")
+
+
 class Job:
     """One `aelastic` command and all that it starts.
 
     Its output goes to files: a leftover that holds a pipe open cannot stall the test.
+
+    Args:
+        folder: its working folder, and where its output is.
+        command: the program and its arguments.
+        env: variables in addition to those of this process.
+        is_cold: execute the program, instead of forking an agent from a process that has imported aelastic.
+        stdin, stdout, stderr, cwd, start_new_session: as `subprocess.Popen` has them.
     """
 
-    def __init__(self, folder: Path, command: Sequence[str], env: dict[str, str], **popen: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        command: Sequence[str | os.PathLike[str]],
+        env: dict[str, str],
+        *,
+        is_cold: bool = True,
+        stdin: Stream = subprocess.DEVNULL,
+        stdout: Stream = None,
+        stderr: Stream = None,
+        cwd: Path | None = None,
+        start_new_session: bool = True,
+    ) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         # Not in the test's folder: `multiprocessing` binds sockets there, and their paths have 107 characters at most.
         self.tmp = Path(tempfile.mkdtemp(prefix="job"))
-        self.mark = f"{MARK}={uuid.uuid4()}"
         base = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_", MARK))
+            if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_"))
         }
-        runtime = {"TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder)}
-        full = {**base, CHECK: "1", **runtime, **env, MARK: self.mark.partition("=")[2]}
-        with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
-            given = {"cwd": folder, "env": full, "stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
-            self.process = subprocess.Popen(command, **{**given, "start_new_session": True, **popen})
+        full = {**base, CHECK: "1", "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder), **env}
+        is_warm = not is_cold and EFFORT == "quick" and not any(name.startswith(READ_AT_START) for name in env)
+        self._texts: dict[str, tuple[tuple[int, int], str]] = {}
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            streams = (stdin, out if stdout is None else stdout, err if stderr is None else stderr)
+            self.process = KeptProcess(
+                command, full, cwd or folder, streams, is_warm=is_warm, start_new_session=start_new_session
+            )
         self.pid = self.process.pid
+        events.add(self.process)
+        events.watch(folder)
 
     @property
     def stdout(self) -> str:
-        return (self.folder / "stdout").read_text(errors="replace")
+        return self._text("stdout")
 
     @property
     def stderr(self) -> str:
-        return (self.folder / "stderr").read_text(errors="replace")
+        return self._text("stderr")
+
+    def _text(self, name: str) -> str:
+        """The whole of a file, which is read again when it has changed."""
+        path = self.folder / name
+        now = os.stat(path)
+        version = (now.st_size, now.st_mtime_ns)
+        if name not in self._texts or self._texts[name][0] != version:
+            self._texts[name] = (version, path.read_text(errors="replace"))
+        return self._texts[name][1]
 
     @property
     def lines(self) -> list[str]:
@@ -215,8 +255,7 @@ class Job:
 
     def left(self) -> list[int]:
         """Which processes of this job are alive."""
-        mark = self.mark.encode()
-        return [entry.pid for entry in proc_table.processes() if proc_table.carries(entry.pid, mark)]
+        return self.process.left()
 
     def left_described(self) -> str:
         return "; ".join(f"{pid} {' '.join(cmdline(pid))[:120]}" for pid in self.left())
@@ -243,13 +282,9 @@ class Job:
         wait_for("nothing left", lambda: not self.left() and not os.listdir(self.tmp), limit_s)
 
     def kill_all(self) -> None:
-        while left := self.left():
-            for pid in left:
-                proc_table.kill(pid)
-            time.sleep(LOOK_AGAIN_S)
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait(DEADLINE_S)
+        events.unwatch(self.folder)
+        events.discard(self.process)
+        self.process.close()
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 
@@ -265,6 +300,7 @@ class Launcher:
         self.warm = warm
         self.python = sys.executable  # what agents and workers run in
         self.store_python = sys.executable  # what the agents' stores run in
+        self.is_cold = False  # whether agents are started as a user starts them
         self.jobs: list[Job] = []
 
     def write(self, name: str, code: str, *, preamble: str = PREAMBLE) -> Path:
@@ -313,7 +349,8 @@ class Launcher:
         (self.folder / name).mkdir(exist_ok=True)
         agent = self.agent_program(name, wrapper)
         command = [*prefix, self.python, *agent, "--loop", loop, *argv]
-        job = Job(self.folder / name, command, env or {}, **popen)
+        is_cold = self.is_cold or bool(prefix) or self.python != sys.executable
+        job = Job(self.folder / name, command, env or {}, is_cold=is_cold, **popen)
         self.jobs.append(job)
         return job
 

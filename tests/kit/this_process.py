@@ -11,7 +11,7 @@ from typing import Any
 
 from aelastic import WorkerSpec
 from aelastic.host import proc_table
-from kit.launching import DEADLINE_S, LOOK_AGAIN_S
+from kit.waiting import DEADLINE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
 
 
 def python(code: str, **spec: Any) -> WorkerSpec:
@@ -19,9 +19,12 @@ def python(code: str, **spec: Any) -> WorkerSpec:
 
 
 async def until(condition: Callable[[], Any]) -> Any:
+    """Returns what the condition gives, once that is true: a state of this loop, or of another process, has no event."""
+    pause_s = FIRST_PAUSE_S
     async with asyncio.timeout(DEADLINE_S):
-        while not (answer := condition()):  # noqa: ASYNC110  a file of another process
-            await asyncio.sleep(LOOK_AGAIN_S)
+        while not (answer := condition()):
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         return answer
 
 

@@ -64,9 +64,10 @@ class Warm:
         path.chmod(0o700)
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)} if self._what == "store" else {"OMP_NUM_THREADS": "1"}
-        command = (sys.executable, str(_HERE / "server.py"), str(folder / "socket"), self._what)
+        command = (sys.executable, "-m", "kit.warm.server", str(folder / "socket"), self._what)
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self._server = self._ending.enter_context(running(*command, **pipes, env=env, start_new_session=True))
+        popen = {**pipes, "env": env, "cwd": _HERE.parents[1], "start_new_session": True}
+        self._server = self._ending.enter_context(running(*command, **popen))
         assert self._server.stdout is not None
         assert self._server.stdout.readline() == b"ready\n"
         self._server.stdout.close()

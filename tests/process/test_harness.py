@@ -1,0 +1,76 @@
+"""What tests rely on: all that a job starts is known, and nothing outlives its test, however that ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kit.launching import Job, Launcher, alive, wait_for
+from kit.rings import TESTS
+
+DETACHES = """
+if daemonize() is not None:
+    os.execve(sys.executable, [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"], {})
+say("is there")
+"""
+
+
+def start(launch: Launcher, code: str) -> Job:
+    """A program of its own: an agent would end what detaches itself."""
+    script = launch.write("alone/program.py", code)
+    job = Job(script.parent, [sys.executable, script], {})
+    launch.jobs.append(job)
+    return job
+
+
+def test_a_process_that_detaches_itself_and_clears_its_environment_belongs_to_its_job(launch: Launcher) -> None:
+    job = start(launch, DETACHES)
+    assert job.wait() == 0, job.story
+    (daemon,) = job.left()
+    assert not job.process.is_over
+    os.kill(daemon, signal.SIGKILL)
+    wait_for("the keeper's end", lambda: job.process.poll() is not None and job.process.is_over)
+    job.assert_nothing_left()
+
+
+def test_what_is_left_of_a_job_is_killed_with_its_test(launch: Launcher) -> None:
+    job = start(launch, DETACHES)
+    assert job.wait() == 0, job.story
+    (daemon,) = job.left()
+    job.kill_all()
+    assert not alive(daemon)
+
+
+STARTS_A_JOB = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from kit.launching import Job
+
+job = Job(Path(sys.argv[2]), [sys.executable, "-c", "import os, time; os.setsid() if os.fork() else None; time.sleep(600)"], {})
+while len(job.left()) < 2:
+    pass
+print(*job.left(), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_jobs_end_with_the_process_that_runs_the_tests_however_it_ends(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_A_JOB, str(TESTS), str(tmp_path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2
+    wait_for("both gone", lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.parametrize("is_cold", [False, True])
+def test_an_agent_ends_as_a_shell_sees_it(launch: Launcher, is_cold: bool) -> None:
+    launch.is_cold = is_cold
+    job = launch("say('up')\nrest()")
+    job.wait_line("up")
+    job.signal(signal.SIGINT)
+    job.assert_ends(-signal.SIGINT)
