@@ -4,20 +4,22 @@
 
 PYTHON ?= python3
 ARGS ?=
+N ?= 20
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # The rings of the tests are folders.  Compiled files are kept: without them each of 2000 processes compiles for itself.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n auto --dist worksteal
+RUN_TESTS = $(BIN)/python tools/run_tests.py
 QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 
 .DEFAULT_GOAL := help
 RELEASE_TOOLS := build/release/.installed
 CROWDED := build/crowded/.installed
 
-.PHONY: help demo demo-elastic demo-any-host timeline-picture rehearsal-picture test-core test test-all crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host timeline-picture rehearsal-picture test-core test test-all stress mutants stories crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -38,20 +40,26 @@ timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (n
 rehearsal-picture: $(INSTALLED)  ## make docs/rehearsal.png anew, of a tutorial's script (needs chromium)
 	$(BIN)/python examples/rehearsal_picture.py
 
-test-core: $(INSTALLED)  ## run the tests that start no process, in less than a minute
-	$(PYTEST) -n auto $(QUIET_RINGS) $(ARGS)  # they compute, and never wait
+test-core: $(INSTALLED)  ## run the tests that start no process, in half a minute
+	$(RUN_TESTS) --without-processes -m 'not all' $(ARGS)
 
-test: $(INSTALLED)  ## run what a change can break, in some minutes
-	$(PYTEST) -m 'not all' $(RING) $(ARGS)
+test: $(INSTALLED)  ## run what a change can break, in three minutes
+	$(RUN_TESTS) -m 'not all' $(RING) $(ARGS)
 
 test-all: $(INSTALLED)  ## run all tests: both loops, all repetitions, torchrun beside ours, frameworks
-	TEST_EFFORT=all $(PYTEST) $(RING) $(ARGS)
+	TEST_EFFORT=all $(RUN_TESTS) $(RING) $(ARGS)
+
+stress: $(INSTALLED)  ## run ARGS, N times (20), with all cores busy and a twentieth of one for it; count the failures
+	$(BIN)/python tools/stress.py $(N) $(ARGS)
+
+mutants: $(INSTALLED)  ## put each bug of tools/mutants into a core, and see that a test finds it
+	$(BIN)/python tools/mutants.py $(ARGS)
 
 crowded: $(CROWDED)  ## run jobs beside the oldest versions we allow, what training images have, and hooks of Python
 	TEST_EFFORT=all TEST_CROWDED=required $(PYTEST) tests/crowded $(ARGS)
 
 soak: $(INSTALLED)  ## run all tests on thousands of seeds, with each interpreter started anew; takes an hour or more
-	TEST_EFFORT=soak $(PYTEST) --timeout 3600 $(RING) $(ARGS)
+	TEST_EFFORT=soak $(RUN_TESTS) --timeout 3600 $(RING) $(ARGS)
 
 coverage: $(INSTALLED)  ## say which lines the tests without processes reach, by file; 95 % of the cores at least
 	@mkdir -p build

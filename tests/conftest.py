@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +20,16 @@ from hypothesis.internal.conjecture import engine
 from kit.effort import examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
+from kit.rings import DURATIONS, WITHOUT_PROCESSES, ring_of, table, write_durations
 from kit.servers.etcd_boards import Closing
 from kit.servers.etcd_servers import EtcdServers
+from kit.slots import slot
 from kit.warm.interpreters import Warm
 
 from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.etcd_v3 import EtcdV3
 from aelastic.tcpstore import child
-
-TESTS = Path(__file__).parent
-RINGS_WITHOUT_PROCESSES = {"core", "property", "simulation", "shell"}
 
 # Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -59,11 +58,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=0, help="how many seeds test_simulation.py runs")
 
 
-def ring_of(path: Path) -> str:
-    """The folder of a test."""
-    return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
-
-
 @pytest.hookimpl(trylast=True)  # some are left out before
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests come first, in half of the processes, and others run beside them: none runs alone at the end.
@@ -82,24 +76,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items += others
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout begins to count: it may have to wait
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    with no_processes() if ring_of(item.path) in RINGS_WITHOUT_PROCESSES else nullcontext():
+    """Tests with processes hold one of the machine's slots; the others start none."""
+    with no_processes() if ring_of(item.path) in WITHOUT_PROCESSES else slot():
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     """Says how many tests each ring had, and how long they took one after the other."""
-    tests, seconds = Counter[str](), defaultdict[str, float](float)
+    seconds = Counter[str]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
-                ring = report.nodeid.split("/")[1] if report.nodeid.count("/") > 1 else ""
-                tests[ring] += report.when == "call" or report.skipped
-                seconds[ring] += report.duration
-    for ring, count in sorted(tests.items()):
-        terminalreporter.write_line(f"ring {ring:<11}{count:>5} tests, {seconds[ring]:>6.0f} s of tests in all")
+                seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # a Counter adds up what it is given
+    path = os.environ.get(DURATIONS)
+    if path:
+        write_durations(path, seconds)  # what started this run says it, of all that it started
+    else:
+        for line in table(seconds, is_judged=False):
+            terminalreporter.write_line(line)
     return (yield)
 
 
@@ -141,9 +138,10 @@ def warm_stores(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def launch(tmp_path: Path, warm: Warm) -> Iterator[Launcher]:
+def launch(request: pytest.FixtureRequest, tmp_path: Path, warm: Warm) -> Iterator[Launcher]:
     """Starts jobs; none of them outlives its test."""
     launcher = Launcher(tmp_path, warm)
+    launcher.is_cold = request.node.get_closest_marker("cold") is not None
     yield launcher
     launcher.close()
 
