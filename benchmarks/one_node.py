@@ -71,6 +71,14 @@ def measure_restart(launcher: Launcher) -> dict[str, float]:
     return {"restart_s": last - crash.at}
 
 
+def measure_blocked(launcher: Launcher) -> dict[str, float]:
+    with launcher.start("stamp.py", "crash-beside-blocked", workers=2, max_restarts=1) as run:
+        crash = run.wait_stamp("crashed", rank=1)
+        last = max(run.wait_stamp("started", rank=rank, restart=1).at for rank in range(2))
+        run.wait_exit()
+    return {"blocked_s": last - crash.at}
+
+
 def measure_idle(launcher: Launcher) -> dict[str, float]:
     with launcher.start("stamp.py", "sleep", workers=2) as run:
         workers = {run.wait_stamp("started", rank=rank).pid for rank in range(2)}
@@ -119,6 +127,13 @@ MEASURES = (
         "restart",
         measure_restart,
         (Figure("restart_s", "worker exit 1 → all workers of the next generation running", "s", 0.12),),
+    ),
+    Measure(
+        "blocked",
+        measure_blocked,
+        (Figure("blocked_s", "the same beside a worker that SIGTERM does not end", "s", 0.15),),
+        max_repeats=3,  # torchrun waits for 30 s each time
+        warm_up=0,
     ),
     Measure(
         "idle",

@@ -1,5 +1,7 @@
 """A worker that imports nothing.  Says when it is there, then does as told: `exit`, `sleep`, or `crash` once.
 
+With `crash-beside-blocked` the other worker ignores SIGTERM, as one does that waits in a collective.
+
 The first statement reads the clock (CLOCK_MONOTONIC, one for all processes of a machine); everything else comes later.
 Note that `os`, `sys` and `time` are in memory before a script's first line.
 """
@@ -24,8 +26,12 @@ def stamp(kind: str, at: float) -> None:
 
 
 stamp("started", STARTED)
-what = sys.argv[2]
+what, _, beside = sys.argv[2].partition("-beside-")
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if beside == "blocked" and first and os.environ["RANK"] == "0":
+    import signal
+
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if what == "exit" or (what == "crash" and first and os.environ["RANK"] == "1"):
     time.sleep(LIVES_S)
 if what == "crash" and first and os.environ["RANK"] == "1":

@@ -9,6 +9,7 @@ import re
 import struct
 import sys
 import termios
+import textwrap
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -25,6 +26,11 @@ ERASED = re.compile(rb"\r?\x1b\[J")
 _TAKE_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
 )
+# In the agent: it draws often, so that tests see it soon.
+_OFTEN = """
+from aelastic.ui import status_line
+status_line.INTERVAL_S = status_line.BACKGROUND_INTERVAL_S = 0.1
+"""
 
 
 class Screen:
@@ -133,18 +139,21 @@ class Screens:
         env: dict[str, str] | None = None,
         streams: tuple[str, ...] = ("stdin", "stdout", "stderr"),
         shell: str = "",
+        wrapper: str = "",
         **more: Any,
     ) -> tuple[Job, Screen]:
         """Starts a job.
 
         Args:
             shell: a script of bash, between the terminal and the command, which is its arguments.
+            wrapper: as `Launcher.command` has it.
         """
         screen = Screen(columns, rows)
         job = self._launch(
             worker,
             *options,
             env={"TERM": "xterm", "CI": "", "NO_COLOR": "", "JPY_PARENT_PID": "", **(env or {})},
+            wrapper=_OFTEN + textwrap.dedent(wrapper),
             prefix=(sys.executable, "-c", _TAKE_TERMINAL, *(("bash", "-c", shell, "bash") if shell else ())),
             **{**dict.fromkeys(streams, screen.theirs), **more},
         )

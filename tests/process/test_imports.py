@@ -18,14 +18,28 @@ PARSE_AUTO = (
 )
 
 
+# What one interpreter imports, step by step, and what must not be there after each step.
+STAGES = (
+    ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
+    ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.boards\."),  # each back end is imported by its users
+    ("import aelastic.cli.main, aelastic.supervisor", rf"{HEAVY}|{OF_A_FAILURE}"),
+)
+
+
+def imported(code: str, absent: str) -> str:
+    """Code that runs other code, and then prints which modules there are that should not be."""
+    return f"{code}; print([name for name in sys.modules if re.match({absent!r}, name)])"
+
+
+def test_what_agents_and_programs_import_pulls_in_no_more(tmp_path: Path) -> None:
+    stages = "\n".join(imported(code, absent) for code, absent in STAGES)
+    seen = run_python("-s", "-c", f"import re, sys\n{stages}", folder=tmp_path)
+    assert (seen.returncode, seen.stdout.splitlines()) == (0, ["[]"] * len(STAGES)), seen.stderr
+
+
 @pytest.mark.parametrize(
     "code, absent",
     [
-        ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
-        ("import aelastic.supervisor", HEAVY),
-        ("import aelastic.cli.main", HEAVY),
-        ("import aelastic.cli.main, aelastic.supervisor", OF_A_FAILURE),
-        ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.boards\."),  # each back end is imported by its users
         ("from aelastic.timeline.command import main; main(['nowhere'])", rf"{HEAVY}|(asyncio|anyio)\b"),
         pytest.param(PARSE_AUTO, rf"{HEAVY}|asyncio\b", marks=pytest.mark.all),  # torch is asked, in another process
         # A worker's `record` is imported before the worker's own modules are.
@@ -34,10 +48,8 @@ PARSE_AUTO = (
 )
 def test_what_is_used_pulls_in_no_more(tmp_path: Path, code: str, absent: str) -> None:
     (tmp_path / "train.py").touch()
-    look = f"import re, sys; print([name for name in sys.modules if re.match({absent!r}, name)])"
-
-    seen = run_python("-S" if code.endswith("errors") else "-s", "-c", f"{code}; {look}", folder=tmp_path)
-
+    options = "-S" if code.endswith("errors") else "-s"
+    seen = run_python(options, "-c", f"import re, sys; {imported(code, absent)}", folder=tmp_path)
     assert (seen.returncode, seen.stdout) == (0, "[]\n"), seen.stderr
 
 
@@ -61,10 +73,14 @@ def shadows(tmp_path: Path) -> Path:
     """A folder with a file for each module of the standard library and of what an agent uses; each ends its importer."""
     folder = tmp_path / "shadows"
     folder.mkdir()
-    # What `python -m` itself imports before the package it is asked to run: these are out of anyone's reach.
-    (folder / "ours.py").write_text("import sys; print(*{name.partition('.')[0] for name in sys.modules})")
-    before = run_python("-m", "ours", folder=folder).stdout.split()
-    for name in {*sys.stdlib_module_names, "anyio", "uvloop", "aiofiles", "aiohttp", "torch"} - {*before, "__future__"}:
+    # Python imports some modules before the module or code that it runs (since 3.13, `linecache` for `-c`): nobody can
+    # keep it from taking those from the working folder.
+    look = "import sys; print(*{name.partition('.')[0] for name in sys.modules})"
+    (folder / "ours.py").write_text(look)
+    before = {"__future__"}
+    for asked in (("-m", "ours"), ("-c", look)):
+        before.update(run_python(*asked, folder=folder).stdout.split())
+    for name in {*sys.stdlib_module_names, "anyio", "uvloop", "aiofiles", "aiohttp", "torch"} - before:
         (folder / f"{name}.py").write_text(f"import os\nos.write(2, b'{name} of the folder')\nos._exit(55)\n")
     return folder
 
@@ -90,7 +106,14 @@ def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: P
 
 
 @pytest.mark.cold
-@pytest.mark.parametrize("options", ["-m train", "--run-path train.py", "--run-path --start-method=fork train.py"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-m train",
+        "--run-path train.py",
+        pytest.param("--run-path --start-method=fork train.py", marks=pytest.mark.all),
+    ],
+)
 def test_the_workers_look_into_the_working_folder_first(tmp_path: Path, options: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint('path', sys.path[0])\n")
     done = run_python("-m", "aelastic", *options.split(), folder=tmp_path)

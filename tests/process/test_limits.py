@@ -23,28 +23,31 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 # In an agent: once there is a file of that name, the host refuses it threads; or processes.
 NO_THREADS = """
 import os, threading
-start = threading._start_new_thread
+start = threading.Thread.start
 
-def refuse(*args, **keywords):
+def refuse(thread):
     if os.path.exists("full"):
         raise RuntimeError("can't start new thread")
-    return start(*args, **keywords)
+    start(thread)
 
-threading._start_new_thread = refuse
+threading.Thread.start = refuse
 """
-# In an agent: the host refuses it workers, though not its helper processes.
+# In an agent: the host refuses it workers, though not its helper processes.  As in a real refusal, `subprocess` makes the
+# call that fails: the agent takes no other EAGAIN for a limit of the host.
 NO_WORKERS = """
-import errno, os, subprocess
+import contextlib, errno, os, subprocess, unittest.mock
 import aelastic.procs
 aelastic.procs.START_PAUSES_S = (0.05, 0.1)
-fork_exec = subprocess._fork_exec
+refusal = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-def refuse(command, *args):
-    if any("worker.py" in str(word) for word in command):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    return fork_exec(command, *args)
+class Refused(subprocess.Popen):
+    def __init__(self, command, **keywords):
+        is_worker = any("worker.py" in str(word) for word in command)
+        refused = unittest.mock.patch("os.pipe", side_effect=refusal) if is_worker else contextlib.nullcontext()
+        with refused:
+            super().__init__(command, **keywords)
 
-subprocess._fork_exec = refuse
+subprocess.Popen = Refused
 """
 
 # Fills up the host, and dies of it.
@@ -206,7 +209,7 @@ def test_idle_connections_to_the_coordinator_do_not_take_what_a_restart_needs(la
         "say('run', restart, os.environ['MASTER_PORT'])\nwait_for(f'go{restart}')\nsys.exit(restart == 0)\n",
         *options,
         "--max-restarts=1",
-        "--rdzv-conf=last_call_timeout=1",
+        "--rdzv-conf=last_call_timeout=0.1",
         prefix=["prlimit", "--nofile=128"],
     )
     (line,) = job.wait_line("run 0")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import os
 import re
 import subprocess
@@ -20,12 +21,27 @@ from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, ran, wait_for
 from kit.launching import run as run_on
 from kit.workers import entrypoints
 from kit.workers.torch_versions import SINCE, TORCH
-from torch.distributed.elastic import multiprocessing as torchs
 
 from aelastic import InputError, RunResult, Supervisor, WorkerSpec, WorkerState, logs_specs
 from aelastic.logs_specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 
-BOTH = pytest.mark.parametrize("module", [torchs, logs_specs], ids=["torch", "ours"])
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+BOTH = pytest.mark.parametrize("module", ["torch", "ours"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def torchs() -> Any:
+    """torch's own module, the oracle.  Importing it takes seconds, which only the tests that compare with it pay."""
+    from torch.distributed.elastic import multiprocessing
+
+    return multiprocessing
+
+
+@pytest.fixture
+def module(request: pytest.FixtureRequest) -> Any:
+    """torch's module or ours."""
+    return logs_specs if request.param == "ours" else request.getfixturevalue("torchs")
 
 
 def envs(count: int, attempt: int = 0, run_id: str = "job") -> dict[int, dict[str, str]]:
@@ -43,17 +59,17 @@ def named(folder: Path, path: object) -> str:
     return re.sub(r"^job_\w{8}", "RUN", os.path.relpath(str(path), folder)) if is_below else str(path)
 
 
-def fields_of(dest: Any) -> dict[str, Any]:
+def fields_of(dest: Any, torchs: Any) -> dict[str, Any]:
     """Its fields, without those that the torch that is installed lacks."""
     known = {each.name for each in dataclasses.fields(torchs.LogsDest)}
     return {name: value for name, value in dataclasses.asdict(dest).items() if name in known}
 
 
-def reified(module: Any, folder: Path, count: int, **options: Any) -> dict[str, Any]:
+def reified(torchs: Any, module: Any, folder: Path, count: int, **options: Any) -> dict[str, Any]:
     """What a module's `DefaultLogsSpecs` answers, sets and makes, without the random part of names."""
     folder.mkdir()
     specs, given = module.DefaultLogsSpecs(log_dir=str(folder), **options), envs(count)
-    answer = fields_of(specs.reify(given))
+    answer = fields_of(specs.reify(given), torchs)
     told = {
         name: {rank: named(folder, path) for rank, path in value.items()}
         if isinstance(value, dict)
@@ -67,28 +83,34 @@ def reified(module: Any, folder: Path, count: int, **options: Any) -> dict[str, 
 # The same as torch's.
 
 
-@pytest.mark.parametrize("redirects", [0, 1, 2, 3, {0: 1, 2: 3, 9: 1}])  # a map may name ranks of larger nodes
-@pytest.mark.parametrize("tee", [0, 1, 2, 3, {1: 2, 2: 1}])
+REDIRECTS: list[Any] = [0, 1, 2, 3, {0: 1, 2: 3, 9: 1}]  # a map may name ranks of larger nodes
+TEES: list[Any] = [0, 1, 2, 3, {1: 2, 2: 1}]
+
+
 @pytest.mark.parametrize("ranks", [None, {0}, {1, 2, 7}, set()], ids=str)
-def test_the_answer_is_torchs(tmp_path: Path, redirects: Any, tee: Any, ranks: set[int] | None) -> None:
-    def flags(module: Any, choice: Any) -> Any:
-        std = module.Std
+def test_the_answer_is_torchs(tmp_path: Path, torchs: Any, ranks: set[int] | None) -> None:
+    def flags(kind: Any, choice: Any) -> Any:
+        std = kind.Std
         return {rank: std(each) for rank, each in choice.items()} if isinstance(choice, dict) else std(choice)
 
-    theirs, ours, mixed = (
-        reified(
-            module, tmp_path / name, 3, redirects=flags(kind, redirects), tee=flags(kind, tee), local_ranks_filter=ranks
-        )
-        for name, module, kind in (("a", torchs, torchs), ("b", logs_specs, logs_specs), ("c", logs_specs, torchs))
-    )
-    assert theirs == ours == mixed
+    for number, (redirects, tee) in enumerate(itertools.product(REDIRECTS, TEES)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+
+        def answer(name: str, module: Any, kind: Any) -> dict[str, Any]:
+            chosen = {"redirects": flags(kind, redirects), "tee": flags(kind, tee), "local_ranks_filter": ranks}  # noqa: B023
+            return reified(torchs, module, folder / name, 3, **chosen)  # noqa: B023
+
+        theirs, ours = answer("theirs", torchs, torchs), answer("ours", logs_specs, logs_specs)
+        mixed = answer("mixed", logs_specs, torchs)
+        assert theirs == ours == mixed, (redirects, tee)
 
 
-def test_dev_null_drops_as_torchs_does() -> None:
+def test_dev_null_drops_as_torchs_does(torchs: Any) -> None:
     given = envs(2), envs(2)
     theirs = torchs.DefaultLogsSpecs(log_dir=os.devnull, redirects=torchs.Std.ALL, tee=torchs.Std.ALL).reify(given[0])
     ours = DefaultLogsSpecs(log_dir=os.devnull, redirects=Std.ALL, tee=Std.ALL).reify(given[1])
-    assert fields_of(ours) == fields_of(theirs)
+    assert fields_of(ours, torchs) == fields_of(theirs, torchs)
     assert given[0] == given[1]
 
 
@@ -138,8 +160,8 @@ def test_specs_are_equal_by_their_choices(module: Any, tmp_path: Path) -> None:
     assert str(tmp_path) in repr(make()) and "tee=" in repr(make()) and "local_ranks_filter=None" in repr(make())
 
 
-def test_the_fields_are_torchs() -> None:
-    assert fields_of(LogsDest()) == fields_of(torchs.LogsDest())
+def test_the_fields_are_torchs(torchs: Any) -> None:
+    assert fields_of(LogsDest(), torchs) == fields_of(torchs.LogsDest(), torchs)
     ours, theirs = ([each.name for each in dataclasses.fields(kind)] for kind in (LogsDest, torchs.LogsDest))
     assert ours in (theirs, [*theirs, "filtered_stdout", "filtered_stderr"])
     assert {name: int(value) for name, value in Std.__members__.items()} == {
@@ -174,18 +196,19 @@ def teed(text: bytes) -> list[bytes]:
     return sorted(line for line in text.split(b"\n") if re.search(rb"apple|pear| of |]:$", line))
 
 
+# `make test` has torchrun's paths written out (`test_logs.py`), and compares with torch's classes, above.
+@pytest.mark.all
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S)
 @pytest.mark.parametrize(
     "options, env",
     [
         (["--redirects=0:0,1:1,2:2,3:3", "--tee=0:1,3:2"], {}),
-        pytest.param(
+        (
             [
                 *("--redirects=1:3", "--tee=0:3,2:3,3:1", "--local-ranks-filter=0,1,3"),
                 *("--duplicate-stdout-filters=apple,last", "--duplicate-stderr-filters=bytes"),
             ],
             {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank}/${local_rank} $$ ${unknown}>:"},
-            marks=pytest.mark.all,
         ),
     ],
     ids=["maps", "filters and prefix"],
@@ -345,7 +368,14 @@ def test_files_that_serve_every_attempt_are_added_to_and_shown_once(
     assert capfd.readouterr().out == "".join(f"[default0]:attempt {number}\n" for number in range(3))
 
 
-@pytest.mark.parametrize("error_files", [{}, {0: os.devnull, 1: os.devnull}, None], ids=["none", "dev null", "missing"])
+@pytest.mark.parametrize(
+    "error_files",
+    [
+        pytest.param({}, id="none", marks=pytest.mark.all),
+        pytest.param({0: os.devnull, 1: os.devnull}, id="dev null"),
+        pytest.param(None, id="missing"),
+    ],
+)
 def test_a_cause_is_found_where_the_specs_keep_no_error_files(error_files: Any) -> None:
     specs = answers(error_files=error_files, stderrs={0: os.devnull, 1: os.devnull})
     result = fails(specs, local_world_size=2)

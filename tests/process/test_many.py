@@ -7,6 +7,8 @@ import re
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, LOOPS, Job, Launcher
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 LAUNCHES = 20
 
 
@@ -38,7 +40,7 @@ def test_twenty_jobs_at_once_have_a_port_each_and_leave_nothing(launch: Launcher
         job.assert_nothing_left()
 
 
-@pytest.mark.parametrize("loop, restarts", [("uvloop", 50), pytest.param("asyncio", 200, marks=pytest.mark.all)])
+@pytest.mark.parametrize("loop, restarts", [("uvloop", 30), pytest.param("asyncio", 200, marks=pytest.mark.all)])
 def test_hundreds_of_restarts_in_a_row_leave_the_agent_as_it_was(launch: Launcher, loop: str, restarts: int) -> None:
     worker = launch.write(
         "job/worker.sh",

@@ -29,6 +29,7 @@ NO_CPU = 1023
 PRINT_CPUS = "import os; print(*sorted(os.sched_getaffinity(0)), file=open('cpus' + os.environ['RANK'], 'w'))"
 
 pytestmark = [
+    pytest.mark.usefixtures("warm_stores"),
     pytest.mark.skipif(len(CPUS) < 2, reason="with one CPU there is no choice"),
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
 ]
@@ -94,7 +95,7 @@ def test_programs_run_on_the_cpus_near_their_gpu_also_when_they_start_again_and_
     assert cpus_written(tmp_path, 0, 1) == [[CPUS[1]], [CPUS[0]]]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", "fork", pytest.param("forkserver", marks=pytest.mark.all)])
 def test_functions_run_on_the_cpus_near_their_gpu(two_nodes: dict[str, str], method: str) -> None:
     spec = workers(two_nodes, entrypoint=entrypoints.allowed_cpus, args=(), local_world_size=2, start_method=method)
     result = run(spec)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from kit.launching import Launcher
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")  # in the group dev
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
 
@@ -78,7 +80,11 @@ def test_a_collector_that_is_away_costs_one_warning(launch: Launcher) -> None:
     assert "Traceback" not in job.stderr and len(job.stderr.splitlines()) == 1, job.stderr
 
 
-@pytest.mark.parametrize("off", [{"OTEL_SDK_DISABLED": "true"}, {"OTEL_TRACES_EXPORTER": "none"}])
+@pytest.mark.parametrize(
+    "off",
+    [pytest.param({"OTEL_SDK_DISABLED": "true"}, marks=pytest.mark.all), {"OTEL_TRACES_EXPORTER": "none"}],
+    ids=str,
+)
 def test_traces_are_off_where_the_environment_says_so(
     launch: Launcher, collector: Collector, off: dict[str, str]
 ) -> None:

@@ -13,22 +13,24 @@ from kit.servers.trainer import trainer
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 PATTERN = r"step (\d+)/(\d+)"
-# Rank 0 says how far it is; the test says when it goes on.
+# Rank 0 reports a step, and continues when the test has seen it arrive.
 STEPS = """
 if rank == 0:
     say("step", "1/4")
     wait_for("posted")
-    time.sleep(1.5)
     say("step", "2/4")
 wait_for("go")
 if rank == 0:
     say("step 4/4")
 """
-# In the agent: a machine that is busy takes longer for what its limits are not about.
-PATIENT = """
+# In the agent: it looks and posts often.  A busy machine does not reach its limits.
+EAGER = """
 from aelastic.agent import watches
 from aelastic.export import trainer
+watches.LOOK_INTERVAL_S = watches.TELL_INTERVAL_S = trainer.INTERVAL_S = 0.1
 watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
 """
 TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
@@ -38,7 +40,7 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
     with trainer(tmp_path) as server:
         env = {**server.env, HEALTH_PORT_VARIABLE: "0"}
         options = "--nproc-per-node", "2", "--progress", PATTERN, "--log-dir", str(tmp_path / "logs"), "--tee", "3"
-        job = launch(STEPS, *options, env=env, wrapper=PATIENT)
+        job = launch(STEPS, *options, env=env, wrapper=EAGER)
         wait_for("a status", lambda: server.statuses or server.refused)
         server.token.write_text("renewed")  # which is read again
         (job.folder / "posted").touch()
@@ -94,10 +96,11 @@ def test_no_trouble_of_the_trainer_disturbs_the_job(launch: Launcher, tmp_path: 
             case _:
                 server.go.clear()
                 said = ""
-        job = launch(
-            "say('step 1/2')\nwait_for('go')\nsay('step 2/2')", "--progress", PATTERN, env=env,
-            wrapper="from aelastic.export import trainer\ntrainer.REQUEST_TIMEOUT_S = 60.0\n",
-        )  # fmt: skip
+        # Only the slow server makes the agent wait for its last post, and then the agent gives up.
+        last_s = 0.3 if trouble == "slow" else 60.0
+        limits = f"trainer.LAST_TIMEOUT_S = trainer.LAST_TIMEOUT_OF_FAILING_S = {last_s}\n"
+        worker = "say('step 1/2')\nwait_for('go')\nsay('step 2/2')"
+        job = launch(worker, "--progress", PATTERN, env=env, wrapper=EAGER + limits)
         if trouble == "slow":
             wait_for("it is asked", server.asked.is_set)
         else:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
+from kit.warm.interpreters import Warm
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -100,7 +101,9 @@ def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Laun
     assert "  cause     : exited with code 9\n" in job.stderr
 
 
-def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(launch: Launcher, tmp_path: Path) -> None:
+def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(
+    launch: Launcher, tmp_path: Path, warm: Warm
+) -> None:
     job = launch(
         """
         from torch.distributed.elastic.multiprocessing.errors import record
@@ -112,6 +115,7 @@ def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(launch: Lau
         main()
         """,
         f"--log-dir={tmp_path / 'logs'}",
+        env=warm.env,
     )
 
     assert job.wait(LAUNCH_TIMEOUT_S) == 1

@@ -52,7 +52,7 @@ def test_what_a_child_writes_is_the_sessions() -> None:
 
 
 def test_threads_that_wake_each_other_up_write_nothing() -> None:
-    wakes = "fd = os.eventfd(0)\nprint(flush=True)\nwhile 1: os.eventfd_write(fd, 1); time.sleep(0.01)"
+    wakes = "fd = os.eventfd(0)\nprint(flush=True)\nwhile 1: os.eventfd_write(fd, 1); time.sleep(0.001)"
     with session(wakes) as look:
         first = look()
         wait_for("it has computed", lambda: look().cpu_s > first.cpu_s)

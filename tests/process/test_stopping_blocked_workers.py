@@ -10,18 +10,22 @@ import pytest
 from kit.effort import EFFORT
 from kit.launching import Launcher
 
-# What a machine may add on which others work, too.
-LOAD_S = 3.0
-# From a failure until the next generation runs, though a worker is blocked.
-BLOCKED_S = 3.0
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
 # How many checkpoints are written while a restart waits; several at once, in jobs of their own.
 CHECKPOINTS = {"quick": 6, "all": 12, "soak": 200}[EFFORT]
 AT_ONCE = 6
 
-# In the agent: stacks may take longer on a machine that does other things as well.
-PATIENCE = """import aelastic.stacks.collect as s
+# In the agent: it soon gives up on workers that do nothing.  Their stacks may take longer on a busy machine.
+IDLE_S = 0.4
+HASTY = f"""
+import aelastic.stacks.collect as s
+from aelastic.group import restart_grace
+restart_grace.IDLE_S = {IDLE_S}
 s.MEMORY_UNTIL_S, s.PY_SPY_UNTIL_S, s.TIMEOUT_S = 19.0, 20.0, 25.0
 """
+# Far beyond the test's deadline: a restart that waited for this would fail the test.
+PATIENT = "--shutdown-timeout=600"
 
 # No signal ends this wait, and no Python handler runs in it; so sits a worker in a collective whose peers are gone.  Nor
 # does one run just before.
@@ -43,30 +47,28 @@ signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 FAILS = f"""
 {BLOCKS}
 if restart:
-    say("again", rank, time.monotonic())
+    say("again", rank)
 elif rank:
     block()
 else:
     wait_for("go")
-    say("fails", time.monotonic())
     os._exit(3)
 """
 
 
-def test_a_blocked_worker_holds_a_restart_for_three_seconds_at_most(launch: Launcher) -> None:
-    job = launch(FAILS, "--nproc-per-node=3", "--max-restarts=1", wrapper=PATIENCE)
+def test_a_blocked_worker_does_not_hold_a_restart_until_the_shutdown_timeout(launch: Launcher) -> None:
+    job = launch(FAILS, "--nproc-per-node=3", "--max-restarts=1", PATIENT, wrapper=HASTY)
     job.wait_line("blocked", 2)
     (job.folder / "go").touch()
     job.assert_ends()
-    failed_at = float(job.wait_line("fails")[0].split()[1])
-    again_at = max(float(line.split()[2]) for line in job.lines if line.startswith("again"))
-    assert again_at - failed_at < BLOCKED_S + LOAD_S, job.story
-    assert "aelastic: W ranks 1, 2 neither wrote nor computed for 2 s after SIGTERM: killed\n" in job.stderr
+    assert sorted(line for line in job.lines if line.startswith("again")) == ["again 0", "again 1", "again 2"]
+    killed = f"aelastic: W ranks 1, 2 neither wrote nor computed for {IDLE_S} s after SIGTERM: killed\n"
+    assert killed in job.stderr, job.stderr
     assert job.stderr.count(" was in File ") == 2, job.stderr
 
 
 def test_a_restart_grace_is_kept_whatever_the_worker_does(launch: Launcher) -> None:
-    job = launch(FAILS, "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=0.3")
+    job = launch(FAILS, "--nproc-per-node=2", "--max-restarts=1", "--restart-grace=0.3", PATIENT)
     job.wait_line("blocked")
     (job.folder / "go").touch()
     assert job.wait() == 0, job.story
@@ -74,13 +76,13 @@ def test_a_restart_grace_is_kept_whatever_the_worker_does(launch: Launcher) -> N
 
 
 def test_a_stop_for_good_is_patient(launch: Launcher) -> None:
-    job = launch(f"{BLOCKS}\nblock()", "--max-restarts=1", "--shutdown-timeout=2.8")
+    job = launch(f"{BLOCKS}\nblock()", "--max-restarts=1", "--shutdown-timeout=1.2", wrapper=HASTY)
     job.wait_line("blocked")
     job.signal(signal.SIGTERM)
     assert job.wait() == -signal.SIGTERM, job.story
     assert "after SIGTERM: killed" not in job.stderr
     waited_s = float(job.stderr.partition("did not end within ")[2].partition(" s")[0])
-    assert waited_s >= 2.8, job.stderr
+    assert waited_s >= 1.2, job.stderr
 
 
 # A worker whose main thread is blocked, and whose checkpoint is written by another thread, a child, or a grandchild.  It
