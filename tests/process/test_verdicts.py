@@ -117,8 +117,9 @@ async def end_of(death: Death, folder: Path) -> End:
 
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs that run side by side in this process."""
-    # What a worker wrote last is searched, however busy the machine is.
-    monkeypatch.setattr("aelastic.agent.watches.CATCH_UP_S", DEADLINE_S)
+    # What a worker wrote last is read and searched, however busy the machine is.
+    for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.PROCESS_S"):
+        monkeypatch.setattr(f"aelastic.{limit}", DEADLINE_S)
 
     async def main() -> list[End]:
         return await asyncio.gather(*(end_of(death, tmp_path / name) for name, death in DEATHS.items()))
