@@ -473,8 +473,9 @@ def freezer() -> Iterator[Path]:
 IMPATIENT = """
 from aelastic import procs
 from aelastic.group import worker_group
-from aelastic.workers import guard_process
+from aelastic.workers import guard, guard_process
 
+guard.LOOKS_MAX = 3
 worker_group.KILL_WAIT_S = guard_process.GUARD_TIMEOUT_S = procs.ORPHANS_TIMEOUT_S = 0.3
 """
 
