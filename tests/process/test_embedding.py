@@ -27,12 +27,15 @@ from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv import registry
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.settings import SHUTDOWN_TIMEOUT_S
 
 T = TypeVar("T")
 
 METHODS = ("spawn", "fork", "forkserver")
 with_every_method = pytest.mark.parametrize("method", METHODS)
+# Where the way in which a process starts is not the point: the default one in `make test`.
+with_each_method = pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(one, marks=pytest.mark.all) for one in ("fork", "forkserver"))]
+)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.usefixtures("warm_stores"),
@@ -161,7 +164,9 @@ def test_several_supervisors_share_a_loop_with_other_tasks_whether_they_succeed_
     run(loop, main())
 
 
-@pytest.mark.parametrize("loop, how", [("asyncio", "cancel"), ("uvloop", "cancel"), ("uvloop", "timeout")])
+@pytest.mark.parametrize(
+    "loop, how", [("asyncio", "cancel"), pytest.param("uvloop", "cancel", marks=pytest.mark.all), ("uvloop", "timeout")]
+)
 @pytest.mark.usefixtures("all_given_back")
 def test_a_cancelled_run_leaves_nothing_behind(loop: str, how: str, tmp_path: Path) -> None:
     path = tmp_path / "pids"
@@ -267,7 +272,7 @@ def test_a_function_is_a_worker_like_any_other(method: str, tmp_path: Path, capf
     assert capfd.readouterr() == ("", "")
 
 
-@with_every_method
+@with_each_method
 @pytest.mark.usefixtures("all_given_back")
 def test_an_exception_of_a_function_comes_with_its_traceback_and_none_of_our_frames(
     method: str, capfd: pytest.CaptureFixture[str]
@@ -308,7 +313,7 @@ def test_large_values_are_returned() -> None:
     assert len(repr(result)) < 500
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.all)])
 def test_a_child_that_dies_before_the_function_begins_is_a_failure_with_its_code(method: str) -> None:
     result = run("uvloop", call(entrypoints.never_begins, entrypoints.DiesWhenRead(), start_method=method).run())
     assert result.is_failed() and result.failures[0].exitcode == 9
@@ -333,7 +338,7 @@ def test_a_function_is_stopped_as_any_worker(method: str, tmp_path: Path) -> Non
 
 
 # A short name: the socket of a fork server is below the test's folder, and its path has 107 bytes at most (`unix(7)`).
-@with_every_method
+@with_each_method
 def test_run_path(launch: Launcher, method: str) -> None:
     job = launch(
         """
@@ -355,18 +360,24 @@ def test_run_path(launch: Launcher, method: str) -> None:
     job.wait_nothing_left()  # a fork server sees the end of its agent and ends, too
 
 
-@on_both_loops
+@on_each_loop
 def test_a_forked_worker_that_is_asked_to_end_in_its_first_moment_does(loop: str, tmp_path: Path) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, lambda: None)  # a forked child has it, too
         for _ in range(FIRST_MOMENTS):
-            supervisor = call(entrypoints.wait_for_file, str(tmp_path / "never"), start_method="fork")
+            # One that misses the signal is never killed.
+            supervisor = call(
+                entrypoints.wait_for_file,
+                str(tmp_path / "never"),
+                start_method="fork",
+                shutdown_timeout_s=10 * DEADLINE_S,
+            )
             running = asyncio.ensure_future(supervisor.run())
             while not (supervisor.workers and supervisor.workers[0].id):  # noqa: ASYNC110  its first moment
                 await asyncio.sleep(0)
             supervisor.stop()
-            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S / 2):
+            async with asyncio.timeout(DEADLINE_S):
                 await running
         loop.remove_signal_handler(signal.SIGTERM)  # uvloop's stays when its loop is closed
 
@@ -449,7 +460,7 @@ def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: s
     class Hangs(DefaultLogsSpecs):
         def reify(self, envs: Any) -> Any:
             asked.set()
-            answer.wait(DEADLINE_S)  # a disk that does not answer
+            answer.wait(10 * DEADLINE_S)  # a disk that does not answer
             return super().reify(envs)
 
     async def main() -> RunResult:
@@ -459,7 +470,7 @@ def test_a_stop_while_a_users_hook_hangs_ends_the_run_and_starts_nothing(loop: s
             logs_specs=Hangs(str(tmp_path / "logs")),
         )
         supervisor = Supervisor(spec)
-        with anyio.fail_after(DEADLINE_S / 2):
+        with anyio.fail_after(DEADLINE_S):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(stop_once_asked, supervisor)
                 result = await supervisor.run()

@@ -20,15 +20,15 @@ TIMEOUT_S = 2
 GOES_ON = 2.25 * TIMEOUT_S
 
 
-# In an agent whose workers all hang together: nothing is seen before that.  On a busy machine they begin one after the
-# other, and the first one to be found ends the others.
+# In an agent: nothing is seen before all workers are where they stay.  On a busy machine they begin one after the other,
+# and the first one to be found would end the others, or be found for its late start.
 TOGETHER = """
 import os
 from aelastic.hangs import activity
 
 class Table(activity.ProcTable):
     def __call__(self, places, rules):
-        return super().__call__(places, rules) if all(os.path.exists(f"hangs{rank}") for rank in range(4)) else {}
+        return super().__call__(places, rules) if all(os.path.exists(f"there{rank}") for rank in range(4)) else {}
 
 activity.ProcTable = Table
 """
@@ -43,7 +43,7 @@ def test_only_those_that_hang_are_named_however_they_do(launch: Launcher) -> Non
         import threading
         lock = threading.Lock()
         lock.acquire()
-        open(f"hangs{rank}", "w").close()
+        open(f"there{rank}", "w").close()
         if rank == 1:
             time.sleep(600)
         if rank == 2:
@@ -56,7 +56,7 @@ def test_only_those_that_hang_are_named_however_they_do(launch: Launcher) -> Non
         """,
         "--nproc-per-node=4",
         f"--hang-timeout={TIMEOUT_S}",
-        "--shutdown-timeout=1",
+        "--shutdown-timeout=0.2",
         loop="asyncio",
         wrapper=TOGETHER,
     )
@@ -114,6 +114,42 @@ def test_the_chosen_signs_decide_which_worker_hangs(launch: Launcher) -> None:
         job.assert_nothing_left()
 
 
+def test_expected_output_is_found_in_files_pipes_and_progress_bars_and_who_writes_none_is_reported(
+    launch: Launcher,
+) -> None:
+    job = launch(
+        r"""
+        def write():
+            if rank == 0:
+                say("loss=1")
+            elif rank == 1:
+                os.write(2, b"\rloss=1")
+            else:
+                say("step")
+
+        write()
+        open(f"there{rank}", "w").close()
+        while not os.path.exists("go"):
+            write()
+            time.sleep(0.05)
+        """,
+        r"--expect-output=loss=\d:2",
+        "--expect-output-ranks=0,1,2",
+        "--hang-action=report",
+        "--nproc-per-node=4",
+        "--redirects=0:3",
+        "--log-dir=logs",
+        wrapper=TOGETHER,
+    )
+    reported = r"rank (\d) on \S+ .*no output that matches 'loss=\\d' in its first 2 s"
+    wait_for(lambda: job.story, lambda: re.search(reported, job.stderr))
+    job.go()
+    job.assert_ends()
+    assert re.findall(reported, job.stderr) == ["2"]
+    assert job.stderr.count("no output") == 1
+
+
+@pytest.mark.all
 def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher) -> None:
     hangs = PRINTS.replace("GOES_ON", "600")
     until_told = 'while not os.path.exists("go"):\n    say("step")\n    time.sleep(0.1)'
@@ -143,6 +179,7 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
 # Several nodes.
 
 
+@pytest.mark.all
 def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launcher) -> None:
     worker = f"if rank == 1 and restart == 0:\n    say('sleeps')\n    time.sleep(600)\n{WORKER}"
     assert "\nrest()\n" in worker
@@ -159,9 +196,11 @@ def test_a_worker_that_hangs_on_one_node_restarts_all_nodes_once(launch: Launche
 
 DEAD_DISK = """
 import time
+from aelastic.agent import postmortem
 from aelastic.hangs import activity
 from aelastic.logs.run_logs import RunLogs
 
+activity.MEASURE_TIMEOUT_S = postmortem._READ_TIMEOUT_S = 0.1
 activity.bytes_in = RunLogs.tail = lambda *_, **__: time.sleep(600)
 """
 

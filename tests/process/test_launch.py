@@ -34,8 +34,10 @@ from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv.settings import split_endpoint
 from aelastic.settings import Std
 
-METHODS = ("spawn", "fork", "forkserver")
-with_every_method = pytest.mark.parametrize("method", METHODS)
+# In `make test` functions start in every way in test_embedding.py.
+with_every_method = pytest.mark.parametrize(
+    "method", ["spawn", *(pytest.param(one, marks=pytest.mark.all) for one in ("fork", "forkserver"))]
+)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.usefixtures("warm_stores"),
@@ -187,7 +189,8 @@ def test_queues_events_locks_and_barriers_reach_the_functions(method: str) -> No
 # What a function gives or raises takes one path to the agent, however its process was started.
 
 
-def test_large_results_come_whole() -> None:
+@pytest.mark.all
+def test_large_results_come_whole() -> None:  # as smaller ones do in test_embedding.py
     (value,) = launch(stories.many_bytes, 200, start_method="spawn", nproc_per_node=1).values()
     assert value == stories.many_bytes(200)
     (value,) = launch(stories.large_dict, 200_000, start_method="spawn", nproc_per_node=1).values()
@@ -196,7 +199,7 @@ def test_large_results_come_whole() -> None:
 
 def test_tensors_come_back_those_in_shared_memory_too() -> None:
     torch = pytest.importorskip("torch")
-    (value,) = launch(stories.tensors, nproc_per_node=1, start_method="spawn").values()
+    (value,) = launch(stories.tensors, nproc_per_node=1, start_method="fork").values()  # torch is imported here only
     assert torch.equal(value["shared"], torch.arange(1000.0))
     assert value["leaf"].requires_grad and torch.equal(value["leaf"], torch.ones(3))
     assert torch.equal(value["strided"], torch.eye(4)[::2])
@@ -211,14 +214,14 @@ def test_tensors_come_back_those_in_shared_memory_too() -> None:
     ],
 )
 def test_a_failure_has_the_functions_name_message_and_traceback(function: Callable[[], Any], message: str) -> None:
-    failed = failure_of(function, start_method="spawn")
+    failed = failure_of(function)
     rank, cause = failed.get_first_failure()
     assert failed.name == function.__name__ and rank in {0, 1}
     assert re.match(message, cause.message, re.DOTALL) and re.search(message, str(failed), re.DOTALL)
     assert "launches.py" in cause.traceback or function is stories.unpicklable
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.all), "forkserver"])
 def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_to_end(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +230,7 @@ def test_a_function_that_has_ended_before_the_kernel_was_asked_to_tell_is_seen_t
     assert launch(stories.rank_and, start_method=method) == {0: [0], 1: [1]}
 
 
+@pytest.mark.all
 def test_a_worker_may_launch_itself() -> None:  # as may any child: test_launch_again.py
     values = launch(stories.launch_inside, "spawn", start_method="spawn", nproc_per_node=1)
     assert values == {0: {0: [0, "inside"], 1: [1, "inside"]}}

@@ -26,7 +26,6 @@ from kit.stories.launches import one_node
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
 
-METHODS = ("spawn", "fork", "forkserver")
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
     pytest.mark.usefixtures("warm_stores"),
@@ -86,14 +85,16 @@ def test_a_program_with_more_than_a_thousand_open_files_may_launch() -> None:
 
 
 # Not by fork: a child of a program with busy threads inherits the locks they hold, with any launcher.
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.all), "forkserver"])
 def test_threads_launch_side_by_side(method: str) -> None:
     with ThreadPoolExecutor() as threads:
         launches = [threads.submit(launch, stories.rank_and, "x", start_method=method) for _ in range(4)]
         assert [each.result(LAUNCH_TIMEOUT_S) for each in launches] == [BOTH] * 4
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["fork", *(pytest.param(one, marks=pytest.mark.all) for one in ("spawn", "forkserver"))]
+)
 def test_children_of_multiprocessing_launch(method: str) -> None:
     launch("true")  # a loop and a guard were here before
     context: Any = multiprocessing.get_context(method)
@@ -119,7 +120,7 @@ def test_processes_of_a_pool_launch_programs_and_refuse_functions() -> None:
 # Where a loop runs already.
 
 
-@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("run", [pytest.param(asyncio.run, marks=pytest.mark.all), uvloop.run])
 def test_a_program_with_a_running_loop_may_launch(run: Callable[..., Any]) -> None:
     before = threading.active_count()
 
@@ -148,7 +149,11 @@ def raise_enough(*_: Any) -> None:
 
 @pytest.mark.parametrize(
     "loop, is_under_a_loop, signum",
-    [("uvloop", False, signal.SIGUSR1), ("asyncio", True, signal.SIGUSR1), ("uvloop", False, signal.SIGINT)],
+    [
+        ("asyncio", True, signal.SIGUSR1),
+        ("uvloop", False, signal.SIGINT),
+        pytest.param("uvloop", False, signal.SIGUSR1, marks=pytest.mark.all),
+    ],
 )
 def test_what_a_signal_handler_of_the_program_raises_stops_the_job_first(
     loop: str, is_under_a_loop: bool, signum: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -310,7 +315,7 @@ PLAIN = """
 """
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.all)])
 def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path) -> None:
     code = PLAIN + f"    print(elastic_launch(one_node(start_method={method!r}), double)(4))\n"
     done = run_script(tmp_path, code)
@@ -319,26 +324,25 @@ def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path
     assert 'start_method "fork"' in done.stderr
 
 
-def test_a_script_with_a_guard_launches_its_own_functions(tmp_path: Path) -> None:
+def test_a_script_with_a_guard_launches_its_own_functions(tmp_path: Path) -> None:  # by fork it needs none: below
     code = PLAIN + (
         '    if __name__ == "__main__":\n'
-        '        for method in ("spawn", "fork", "forkserver"):\n'
+        '        for method in ("spawn", "forkserver"):\n'
         "            print(elastic_launch(one_node(start_method=method), double)(4))\n"
     )
     done = run_script(tmp_path, code)
-    assert (done.stdout, done.stderr) == ("{0: 8, 1: 8}\n" * 3, "")
+    assert (done.stdout, done.stderr) == ("{0: 8, 1: 8}\n" * 2, "")
 
 
-@pytest.mark.parametrize("how", ["-c", "-"])
+@pytest.mark.parametrize("how", [pytest.param("-c", marks=pytest.mark.all), "-"])
 def test_a_function_that_was_typed_in_runs_by_fork_only(how: str, tmp_path: Path) -> None:
-    code = textwrap.dedent(PLAIN) + "print(elastic_launch(one_node(start_method={}), double)(4))\n"
-    for method in ("fork", "spawn"):
-        text = code.format(repr(method))
-        done = run_script(tmp_path, "", *((how, text) if how == "-c" else (how,)), input=text if how == "-" else "")
-        if method == "fork":
-            assert done.stdout == "{0: 8, 1: 8}\n", done.stderr
-        else:
-            assert done.returncode == 1 and "double cannot be found by a worker" in done.stderr.splitlines()[-1]
+    launches = (
+        'for method in "fork", "spawn": print(elastic_launch(one_node(start_method=method), double)(4), flush=True)'
+    )
+    code = f"{textwrap.dedent(PLAIN)}{launches}\n"
+    done = run_script(tmp_path, "", *((how, code) if how == "-c" else (how,)), input=code if how == "-" else "")
+    assert done.stdout == "{0: 8, 1: 8}\n", done.stderr
+    assert done.returncode == 1 and "double cannot be found by a worker" in done.stderr.splitlines()[-1]
 
 
 def test_a_program_without_a_stdout_may_launch(monkeypatch: pytest.MonkeyPatch) -> None:

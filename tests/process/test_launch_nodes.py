@@ -64,7 +64,7 @@ def registered_handler() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("backend", ["c10d", "static", "of-a-program"])
+@pytest.mark.parametrize("backend", ["c10d", "static", pytest.param("of-a-program", marks=pytest.mark.all)])
 def test_several_roles_and_unequal_nodes_have_the_documented_ranks(backend: str) -> None:
     with registered_handler() if backend == "of-a-program" else nullcontext():
         given = launch_all(backend, f"127.0.0.1:{quiet_port()}")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import ran
+from kit.launching import DEADLINE_S, ran
 
 from aelastic.agent.channels import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
@@ -174,7 +174,7 @@ def test_a_rank_that_waits_ends_on_sigterm(pages: NoticePages, worker: Worker) -
     worker.say("saved")
     assert worker.hear() == "parks"
     worker._process.send_signal(signal.SIGTERM)
-    assert worker._process.wait(10) == -signal.SIGTERM
+    assert worker._process.wait(DEADLINE_S) == -signal.SIGTERM
 
 
 def test_training_scripts_do_not_pay_for_it() -> None:

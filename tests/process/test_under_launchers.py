@@ -62,8 +62,12 @@ RUNS_IT = "import runpy; runpy.run_module('torch.distributed.run', run_name='__m
 
 @pytest.mark.parametrize(
     "how",
-    [["./torchrun"], ["python", "-m", "torch.distributed.run"], ["-m", "torch.distributed.run"], ["-c", RUNS_IT]],
-    ids=["torchrun", "python -m", "-m", "a program that runs it"],
+    [
+        pytest.param(["./torchrun"], id="torchrun"),
+        pytest.param(["python", "-m", "torch.distributed.run"], id="python -m", marks=pytest.mark.all),
+        pytest.param(["-m", "torch.distributed.run"], id="-m"),
+        pytest.param(["-c", RUNS_IT], id="a program that runs it", marks=pytest.mark.all),
+    ],
 )
 def test_a_program_that_is_torchs_launcher_is_aelastic_without_torch(folder: Path, how: list[str]) -> None:
     done = under(folder, *how, "--nproc-per-node", "2", "train.py", "a")

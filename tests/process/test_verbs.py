@@ -10,10 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from kit.launching import DEADLINE_S, Job, Launcher, on_both_loops, ran, run, stand_still, wait_for
+from kit.launching import DEADLINE_S, Job, Launcher, on_each_loop, ran, run, stand_still, wait_for
 from kit.stories.timelines import boxes_of, data_of
 from kit.verbs import told, verb
 
@@ -41,15 +42,29 @@ while not os.path.exists("end"):
         notice.saved()
 """
 TWO = "--nproc-per-node", "2"
+# In an agent: it has the time to answer that a busy machine needs.
+PATIENT = """
+from aelastic.agent.requests import enquiries
+from aelastic.stacks import collect
+
+enquiries.ANSWER_S = enquiries.STACKS_S = 28.0
+collect.MEMORY_UNTIL_S, collect.PY_SPY_UNTIL_S, collect.TIMEOUT_S = 19.0, 20.0, 25.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks has patience, too."""
+    monkeypatch.setattr(asking, "ANSWER_S", DEADLINE_S)
 
 
 def trains(launch: Launcher, *options: str, loop: str = "uvloop") -> Job:
-    job = launch(TRAINS, *TWO, *options, loop=loop)
+    job = launch(TRAINS, *TWO, *options, loop=loop, wrapper=PATIENT)
     job.wait_line("start", 2)
     return job
 
 
-@on_both_loops
+@on_each_loop
 def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
     launch: Launcher, loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,16 +158,8 @@ def assert_odd_requests_are_refused(job: Job) -> None:
     assert verb(job.folder, "status").code == 0
 
 
-def test_a_job_is_stopped_once_all_have_saved_and_says_afterwards_why(launch: Launcher) -> None:
-    job = trains(launch)
-    assert verb(job.folder, "stop", "--reason", "enough", "--at-save").code == 0
-    job.assert_ends(EXIT_TRY_AGAIN)
-    assert "all ranks have saved: drained" in job.stderr, job.story
-    assert "(by root: enough)" in verb(job.folder, "why").out or os.getuid()
-
-
 def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
-    job = launch(TRAINS, *TWO, "--redirects", "3", "--log-dir", "logs")
+    job = launch(TRAINS, *TWO, "--redirects", "3", "--log-dir", "logs", wrapper=PATIENT)
     wait_for("it answers", lambda: told(job.folder, "status")["code"] == "ok")
     assert told(job.folder, "logs", "1", "--stderr").get("data", "") in {"", "five of 1\n"}
     wait_for("it writes", lambda: verb(job.folder, "logs", "1", "--stderr").out == "five of 1\n")
@@ -169,7 +176,9 @@ def test_a_worker_that_writes_to_files_is_read(launch: Launcher) -> None:
     followed.stdout.close()
 
 
-def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
+def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_the_other_at_once(
+    launch: Launcher,
+) -> None:
     here = {"XDG_RUNTIME_DIR": str(launch.folder)}
     jobs = [launch(TRAINS, "--rdzv-id", run_id, name=run_id, env=here) for run_id in ("exp", "exp2")]
     for job in jobs:
@@ -177,19 +186,21 @@ def test_the_id_of_one_job_may_begin_that_of_another(launch: Launcher) -> None:
     assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
     said = verb(launch.folder, "status", "ex")
     assert said.code == 2 and "2 jobs run on this machine: say which: exp, exp2" in said.err
-    (jobs[0].folder / "end").touch()
-    assert jobs[0].wait() == 0
+    assert verb(launch.folder, "stop", "--reason", "enough", "--at-save", "--job", "exp").code == 0
+    jobs[0].assert_ends(EXIT_TRY_AGAIN)
+    assert "all ranks have saved: drained" in jobs[0].stderr, jobs[0].story
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
     assert verb(launch.folder, "stop", "--now", "--job", "exp2").code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
     assert verb(launch.folder, "why", "exp2").code == 0
+    assert "(by root: enough)" in verb(launch.folder, "why", "exp").out or os.getuid()
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
     launch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = "say('start')\nif rank == 1: raise ValueError('odd')\ntime.sleep(99)\n"
+    script = "say('start')\nif rank == 1: raise ValueError('odd')\ntime.sleep(600)\n"
     job = launch(script, *TWO, "--max-restarts", "1", "--log-dir", "logs")
     assert job.wait() == 1
     logs = str(job.folder / "logs")
@@ -250,8 +261,8 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
     (launch.folder / "open").mkdir()
     (launch.folder / "open" / "aelastic").mkdir(mode=0o777)
     (launch.folder / "open" / "aelastic").chmod(0o777)
-    job = launch(TRAINS, *TWO, env={"XDG_RUNTIME_DIR": str(launch.folder / "open")})
-    job.wait_line("start", 2)
+    job = launch(TRAINS, env={"XDG_RUNTIME_DIR": str(launch.folder / "open")})
+    job.wait_line("start")
     assert "W this job cannot be spoken to" in job.stderr and "is not this user's alone" in job.stderr
     said = verb(launch.folder / "open", "status")
     assert said.code == 1 and "is not this user's alone: remove it, or chmod 700 it" in said.err
@@ -272,7 +283,7 @@ def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Lau
 
 # In a program.
 
-SLEEPS = "import time, sys; sys.path; time.sleep(60)"
+SLEEPS = "import time; time.sleep(600)"
 
 
 async def begins(supervisor: Supervisor) -> None:
@@ -322,10 +333,15 @@ while not os.path.exists("end"):
 """
 
 
-def test_a_failure_is_held_for_somebody_to_look(launch: Launcher) -> None:
-    job = launch(FAILS_AT_ONCE, "--nproc-per-node", "3", "--on-failure", "hold", "--hang-timeout", "1")
+@pytest.mark.parametrize("hang_timeout_s", [0, pytest.param(1, marks=pytest.mark.all)])
+def test_a_failure_is_held_for_somebody_to_look(launch: Launcher, hang_timeout_s: int) -> None:
+    options = [f"--hang-timeout={hang_timeout_s}"] if hang_timeout_s else []
+    job = launch(FAILS_AT_ONCE, "--nproc-per-node", "3", "--on-failure", "hold", *options, wrapper=PATIENT)
     wait_for("it is held", lambda: verb(job.folder, "status").out.partition("  ")[2].startswith("held"))
     (job.folder / "held").touch()
+    if hang_timeout_s:
+        since = (job.folder / "held").stat().st_mtime
+        wait_for("they would be found to hang", lambda: time.time() - since > 3.0 * hang_timeout_s)
     assert "no data left" in verb(job.folder, "status").out
     assert verb(job.folder, "why").out.startswith("rank 1 failed on ") and "; held: " in verb(job.folder, "why").out
     assert job.stderr.count("; held: nothing is stopped until aelastic restart or stop") == 1

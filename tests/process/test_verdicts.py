@@ -2,59 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import json
-import subprocess
 import sys
-import time
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import pytest
-from kit.launching import Job, Launcher, ran, run
+from kit.launching import DEADLINE_S, PREAMBLE, Launcher, ran, run
 
-from aelastic import Supervisor, WorkerSpec
+from aelastic import InputError, Supervisor, WorkerSpec
+from aelastic.cli.verbs.explaining import run_policy
 from aelastic.host import patterns
+from aelastic.observe.observer import Observer
+from aelastic.observe.run_events import Restarting, RunEnded, RunEvent
 
-SAYS = "say('start', restart)\n"
 PROOF = "twice without progress: restarting will not help (--restart-policy)"
-OFF = "; all 2 restarts are used up"
-# What the worker does; the policy (empty: the default); how often it is started; the exit code; what is said.  One of
-# each way from a death to its verdict: the core decides the others alike (core/test_restart_policy.py).
-DEATHS = [
-    ("a key", "{}['lr']", "", 2, 1, PROOF),
-    ("syntax", "exec('a b')", "", 2, 1, PROOF),
-    ("an option", "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", "", 2, 2,
-     "usage error: worker.py: error: unrecognized arguments: --lr"),
-    ("a value", "raise ValueError('empty')", "", 3, 1, OFF),
-    ("a code", "sys.exit(7)", "", 3, 7, OFF),
-    ("a signal", "os.kill(os.getpid(), 11)", "", 3, 139, OFF),
-    ("exit: own budget", "sys.exit(42)", "exit 42: restart 1/1h; exit 42: stop", 2, 42, "; exit 42: stop"),
-    ("exit: ignored", "sys.exit(42 if restart < 9 and open('n', 'a').write('x') and os.path.getsize('n') < 6 else 0)",
-     "exit 42: ignore", 6, 0, "; this restart costs none (exit 42: ignore)"),
-    ("error", "raise RuntimeError('ECC error 3')", "error 'ECC|NVLink': stop", 1, 1, "error 'ECC|NVLink': stop"),
-    ("out of memory", "raise MemoryError", "oom: stop", 1, 1, "; oom: stop"),
-    ("from a file", "sys.exit(3)", "@", 1, 3, "; exit 3: stop (--restart-policy)"),
-    ("a delay", "sys.exit(3)", "*: restart 1/1h after 100ms", 2, 3, "restart 1 of 1 within 1h, after 0.1 s"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("does, policy, starts, code, words", [pytest.param(*rest, id=name) for name, *rest in DEATHS])
-def test_a_death_has_its_verdict(launch: Launcher, does: str, policy: str, starts: int, code: int, words: str) -> None:
-    if policy == "@":
-        launch.folder.joinpath("rules").write_text("# ours\nexit 3: stop\n\n*: restart\n")
-        policy = f"@{launch.folder}/rules"
-    options = ("--restart-policy", policy) if policy else ()
-    job = launch(SAYS + does + "\n", "--max-restarts", "2", *options)
-    assert job.wait() in {code, 128 - code}, job.story
-    assert len(job.wait_line("start")) == starts, job.story
-    assert words in job.stderr, job.story
-
-
-def test_what_heals_by_itself_is_not_stopped_however_often_it_comes(launch: Launcher) -> None:
-    heals = "tries = len(open('tries', 'a+').write('x') and open('tries').read())\ntries < 5 and open('away/data')\n"
-    job = launch(SAYS + heals, "--max-restarts=5", "--restart-policy", "same-error any: stop; *: restart")
-    assert job.wait() == 0, job.story
-    assert len(job.wait_line("start")) == 5
-
-
+OFF = "; all {} restarts are used up"
 STEPS = """
 first = int(open("saved").read()) if os.path.exists("saved") else 0
 for step in range(first, first + 3):
@@ -62,84 +29,181 @@ for step in range(first, first + 3):
 open("saved", "w").write(str(first + {gain}))
 {{}}["lr"]
 """
+CALLS = "from aelastic import notice\nfor _ in range({}):\n    notice.due()\n{{}}['lr']\n"
+HEALS = "tries = len(open('tries', 'a+').write('x') and open('tries').read())\ntries < 4 and open('away/data')\n"
+BY_STEPS = {"max_restarts": 3, "progress": r"step (\d+)"}
 
 
-# In the agent: what was written last is searched, however busy the machine is.
-PATIENT = "from aelastic.agent import watches\nwatches.CATCH_UP_S = 20.0\n"
+@dataclass(frozen=True)
+class Death:
+    """What a worker does, how often it is started, the exit code and the words of the verdict."""
+
+    does: str
+    starts: int
+    code: int
+    words: str
+    fields: dict[str, Any] = field(default_factory=dict)  # of the spec
 
 
-@pytest.mark.parametrize("gain, starts", [(1, 4), (0, 2)])
-def test_the_same_error_after_a_step_that_is_new_is_no_proof(launch: Launcher, gain: int, starts: int) -> None:
-    options = "--max-restarts", "3", "--progress", r"step (\d+)"
-    job = launch(SAYS + STEPS.format(gain=gain), *options, wrapper=PATIENT)
-    assert job.wait() == 1
-    assert len(job.wait_line("start")) == starts, job.story
+def under(policy: str, max_restarts: int = 2) -> dict[str, Any]:
+    return {"restart_policy": policy, "max_restarts": max_restarts}
 
 
-@pytest.mark.parametrize("calls, starts", [("restart + 1", 4), ("2", 2)])
-def test_calls_of_due_are_progress_where_nothing_tells_steps(launch: Launcher, calls: str, starts: int) -> None:
-    script = f"from aelastic import notice\nfor _ in range({calls}):\n    notice.due()\n{{}}['lr']\n"
-    job = launch(SAYS + script, "--max-restarts", "3")
-    assert job.wait() == 1
-    assert len(job.wait_line("start")) == starts, job.story
+# One of each way from a death to its verdict: the core decides the others alike (core/test_restart_policy.py).
+DEATHS = {
+    "a key": Death("{}['lr']", 2, 1, PROOF),
+    "syntax": Death("exec('a b')", 2, 1, PROOF),
+    "an option": Death(
+        "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", 2, 2,
+        "usage error: worker.py: error: unrecognized arguments: --lr",
+    ),
+    "a value": Death("raise ValueError('empty')", 3, 1, OFF.format(2)),
+    "a code": Death("sys.exit(7)", 3, 7, OFF.format(2)),
+    "a signal": Death("os.kill(os.getpid(), 11)", 3, -11, OFF.format(2)),
+    "exit: own budget": Death("sys.exit(42)", 2, 42, "; exit 42: stop", under("exit 42: restart 1/1h; exit 42: stop")),
+    "exit: ignored": Death(
+        "sys.exit(42 if restart < 9 and open('n', 'a').write('x') and os.path.getsize('n') < 4 else 0)", 4, 0,
+        "; this restart costs none (exit 42: ignore)", under("exit 42: ignore"),
+    ),
+    "error": Death("raise RuntimeError('ECC error 3')", 1, 1, "error 'ECC|NVLink': stop", under("error 'ECC|NVLink': stop")),
+    "out of memory": Death("raise MemoryError", 1, 1, "; oom: stop", under("oom: stop")),
+    "a delay": Death(
+        "sys.exit(3)", 2, 3, "restart 1 of 1 within 1h, after 0.1 s", under("*: restart 1/1h after 100ms"),
+    ),
+    # What heals by itself is not stopped, however often it comes.
+    "it heals": Death(HEALS, 4, 0, "", under("same-error any: stop; *: restart", 5)),
+    # The same error after a step that is new is no proof; where nothing tells steps, calls of `due` are progress.
+    "after new steps": Death(STEPS.format(gain=1), 4, 1, OFF.format(3), BY_STEPS),
+    "after the same steps": Death(STEPS.format(gain=0), 2, 1, PROOF, BY_STEPS),
+    "after new calls": Death(CALLS.format("restart + 1"), 4, 1, OFF.format(3), {"max_restarts": 3}),
+    "after the same calls": Death(CALLS.format("2"), 2, 1, PROOF, {"max_restarts": 3}),
+}  # fmt: skip
 
 
-def test_rules_that_never_end_a_job_are_said(launch: Launcher) -> None:
-    job = launch(SAYS, "--restart-policy", "exit 3: stop; *: ignore")
-    assert job.wait() == 0 and "--restart-policy: *: ignore starts workers again without end" in job.stderr
+class Reasons(Observer):
+    """The reasons of all verdicts of a run, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def tell(self, event: RunEvent, now: float) -> None:
+        if isinstance(event, Restarting | RunEnded):
+            self.told.append(event.reason)
 
 
-def test_a_pattern_that_takes_too_long_is_no_match(caplog: pytest.LogCaptureFixture) -> None:
-    assert patterns.is_found("a+b", "caab") and not patterns.is_found("a+b", "caa")
-    began = time.monotonic()
-    assert not patterns.is_found("(a+)+$", "a" * 60 + "b")
-    assert time.monotonic() - began < 20 and "counts as no match" in caplog.text
+@dataclass
+class End:
+    starts: int
+    code: int
+    reasons: str
 
 
-def test_in_a_program_rules_are_a_field() -> None:
-    command = ("-c", "raise SystemExit(42)")
-    spec = WorkerSpec(entrypoint=sys.executable, args=command, max_restarts=3, restart_policy="exit 42: stop")
-    result = run("asyncio", Supervisor(spec).run())
-    assert result.failures[0].exitcode == 42
+def write_worker(death: Death, folder: Path) -> str:
+    folder.mkdir()
+    begin = f"{PREAMBLE}\nos.chdir({str(folder)!r})\nopen('starts', 'a').write('x')\n"
+    path = folder / "worker.py"
+    path.write_text(begin + death.does + "\n")
+    return str(path)
 
 
-def test_some_ranks_are_started_by_another_program(launch: Launcher) -> None:
+async def end_of(death: Death, folder: Path) -> End:
+    fields = {"max_restarts": 2, **death.fields}
+    reasons = Reasons()
+    spec = WorkerSpec(entrypoint=sys.executable, args=(write_worker(death, folder),), **fields)
+    result = await Supervisor(spec, observers=[reasons]).run()
+    code = result.failures[0].exitcode if result.failures else 0
+    return End(len((folder / "starts").read_text()), code, "\n".join(reasons.told))
+
+
+def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs that run side by side in this process."""
+    # What a worker wrote last is read and searched, however busy the machine is.
+    for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.PROCESS_S"):
+        monkeypatch.setattr(f"aelastic.{limit}", DEADLINE_S)
+
+    async def main() -> list[End]:
+        return await asyncio.gather(*(end_of(death, tmp_path / name) for name, death in DEATHS.items()))
+
+    ends = dict(zip(DEATHS, run("uvloop", main()), strict=True))
+    expected = {name: (death.starts, death.code) for name, death in DEATHS.items()}
+    assert {name: (end.starts, end.code) for name, end in ends.items()} == expected
+    unsaid = {name: ends[name].reasons for name, death in DEATHS.items() if death.words not in ends[name].reasons}
+    assert not unsaid
+
+
+# On the command line.
+
+TWO_RANKS = """
+say("rank", rank, os.environ.get("WRAPPED", "-"))
+open(f"here{rank}", "w").close()
+wait_for(f"here{1 - rank}")
+sys.exit(3)
+"""
+
+
+def test_a_command_line_names_a_file_of_rules_and_ranks_that_another_program_starts(launch: Launcher) -> None:
+    launch.folder.joinpath("rules").write_text("# ours\nexit 3: stop\n\n*: ignore\n")
     job = launch(
-        "say('rank', rank, os.environ.get('WRAPPED', '-'))\n", "--nproc-per-node", "2",
+        TWO_RANKS, "--nproc-per-node", "2", "--max-restarts", "2", "--restart-policy", f"@{launch.folder}/rules",
         "--wrap", "env WRAPPED=by_${local_rank}", "--wrap-ranks", "1",
     )  # fmt: skip
-    assert job.wait() == 0, job.story
-    assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"]
+    job.assert_ends(3)
+    assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"], "started once"
+    assert "; exit 3: stop (--restart-policy)" in job.stderr
+    assert "--restart-policy: *: ignore starts workers again without end" in job.stderr
 
 
-def explained(job: Job, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aelastic", "policy", "explain", *options]
-    return ran(*command, cwd=job.folder)
+def test_a_pattern_that_takes_too_long_is_no_match(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would take years; what ends it counts the time that it computes."""
+    monkeypatch.setattr(patterns, "PROCESS_S", DEADLINE_S)
+    assert patterns.is_found("a+b", "caab") and not patterns.is_found("a+b", "caa")
+    assert not patterns.is_found("(a+)+$", "a" * 60 + "b")
+    assert "takes more than 50 ms" in caplog.text and "counts as no match" in caplog.text
+
+
+def explained(*options: str | Path) -> str:
+    """What `aelastic policy explain` prints."""
+    with redirect_stdout(io.StringIO()) as out:
+        assert run_policy(["explain", *map(str, options)]) == 0
+    return out.getvalue()
+
+
+def rounds(*options: str | Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(explained(*options, "--json"))["rounds"]
+    return found
 
 
 def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> None:
     job = launch("raise ValueError('odd')\n", "--max-restarts", "3", "--log-dir", "logs")
     assert job.wait() == 1
-    same = json.loads(explained(job, "logs", "--json").stdout)["rounds"]
+    logs = job.folder / "logs"
+    same = rounds(logs)
     assert [each["now"] == each["decided"] for each in same] == [True] * 4 and same[3]["is_final"]
-    other = explained(job, "logs", "--restart-policy", "error ^ValueError: restart 1/1h; *: stop").stdout.splitlines()
+    other = explained(logs, "--restart-policy", "error ^ValueError: restart 1/1h; *: stop").splitlines()
     assert "worker.py:" in other[1] and other[1].startswith("  cause    ValueError: odd at ")
     assert [line.partition("; ")[2] for line in other if line.startswith("  now")] == [
         "restart 1 of 1 within 1h", "*: stop (--restart-policy)",
     ]  # fmt: skip
     assert other[-1] == "the job would have ended here: 2 rounds fewer"
-    (log,) = {each.resolve() for each in (job.folder / "logs").glob("*/events.jsonl")}  # `latest` is a link
+    (log,) = {each.resolve() for each in logs.glob("*/events.jsonl")}  # `latest` is a link
     text = log.read_text()
     log.write_text("garbage\n[1]\n" + text + text.splitlines()[0][:40])  # damaged, and cut off
-    assert json.loads(explained(job, "logs", "--json").stdout)["rounds"] == same
-    assert len(json.loads(explained(job, str(log), "--json", "--max-restarts", "1").stdout)["rounds"]) == 2
+    assert rounds(logs) == same
+    assert len(rounds(log, "--max-restarts", "1")) == 2
     for name, content, words in (
         ("two", text + text.replace(json.loads(text.splitlines()[0])["run_id"], "another"), "these are logs of 2 runs"),
         ("new", text.replace('"schema":1', '"schema":7'), "schema version 7; this aelastic reads version 1"),
         ("empty", "", "no record of a run"),
     ):
         (job.folder / name).write_text(content)
-        said = explained(job, name)
-        assert said.returncode == 2 and words in said.stderr and not said.stdout, said
-    assert explained(job, "logs", "--max-restarts", "-1").returncode == 2
-    assert explained(job, "logs", "--restart-policy", "x").returncode == explained(job).returncode == 2
+        with pytest.raises(InputError, match=words):
+            explained(job.folder / name)
+    for wrong in (["--max-restarts", "-1"], ["--restart-policy", "x"]):
+        with pytest.raises(InputError):
+            explained(logs, *wrong)
+    command = [sys.executable, "-m", "aelastic", "policy", "explain"]
+    said = ran(*command, str(job.folder / "empty"))
+    assert said.returncode == 2 and "no record of a run" in said.stderr and not said.stdout, said
+    assert ran(*command).returncode == 2

@@ -6,14 +6,15 @@ import json
 import os
 import re
 import signal
-import sys
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.effort import EFFORT
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, stand_still, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, run, stand_still, wait_for
+from kit.workers import entrypoints
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.host import proc_table
@@ -27,8 +28,10 @@ IS_WARM = f"""
 is_warm = {MODULE!r} in sys.modules
 say("up", rank, restart, is_warm)
 """
+# Libraries that keep no generator of random numbers, and do nothing else that is to be warned of.
+PLAIN = "decimal,random,tempfile,uuid,numpy,numpy.random"
 TELL = f"""
-import decimal, numpy.random
+import {PLAIN}
 sys.path.append({str(KIT)!r})
 import told
 told.tell()
@@ -65,7 +68,7 @@ def told_by(job: Job) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("how", ["script", pytest.param("module", marks=pytest.mark.all), "folder"])
 def test_a_warm_worker_is_a_cold_one_item_by_item(launch: Launcher, how: str) -> None:
     jobs = []
-    for name, more in (("cold", []), ("warm", ["--preload", "decimal,numpy.random"])):
+    for name, more in (("cold", []), ("warm", ["--preload", PLAIN])):
         script = launch.write(f"{name}/{'app/__main__' if how == 'folder' else 'worker'}.py", TELL)
         what = {"module": ["-m", "worker"], "folder": ["app"]}.get(how, [str(script), "--lr", "0.1"])
         options = ["--nproc-per-node", "2", *more, *what]
@@ -156,55 +159,52 @@ def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, ends: dict[str,
     assert len(found[0]) == 2 * len(ends) + 1 and len(found[0]["failures"]) == (len(FAILS) if ends is FAILS else 0)
 
 
-def test_a_script_that_is_edited_between_restarts_runs_as_edited_and_one_that_is_gone_is_told(launch: Launcher) -> None:
-    edits = "text = open(__file__).read(); open(__file__, 'w').write(text.replace('fir' + 'st', 'second'))"
-    job = launch(
-        f"{IS_WARM}\nsay('first')\n{edits}\nrestart and os.unlink(__file__)\nsys.exit(1)",
-        *("--preload", MODULE, "--max-restarts=2"),
-    )
+# Each generation changes something for the next one.
+CHANGES = f"""
+is_warm = {MODULE!r} in sys.modules
+import {MODULE}
+say("up", restart, is_warm, hasattr({MODULE}, "own"))
+say("first")
+if restart == 0:
+    text = open(__file__).read()
+    open(__file__, "w").write(text.replace("fir" + "st", "second"))
+if restart == 1:
+    open("{MODULE}.py", "w").write("own = True")
+if restart == 2:
+    os.rename("{MODULE}.py", "{MODULE}/__init__.py")
+if restart == 3:
+    os.unlink("{MODULE}/__init__.py")
+    os.unlink(__file__)
+sys.exit(1)
+"""
+
+
+def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None:
+    """An edited script, a module of the user's that goes before a preloaded one, a script that is gone."""
+    launch.write(f"job/{MODULE}/data.txt", "a folder that is no module", preamble="")
+    job = launch(CHANGES, "--preload", MODULE, "--max-restarts=4")
     job.assert_ends(2)
-    assert job.lines == ["up 0 0 True", "first", "up 0 1 True", "second"]
+    assert job.lines == [
+        *("up 0 True False", "first"),
+        *("up 1 True False", "second"),
+        *("up 2 False True", "second"),
+        *("up 3 False True", "second"),
+    ]
+    assert job.stderr.count("goes before the module colorsys, which is preloaded; worker 0 starts cold") == 2
     assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
-
-
-@pytest.mark.parametrize(
-    "file, is_first",
-    [
-        ("colorsys.py", True),
-        pytest.param("colorsys/__init__.py", True, marks=pytest.mark.all),
-        ("colorsys/data.txt", False),
-    ],
-)
-def test_a_module_of_the_users_goes_before_one_that_is_preloaded(launch: Launcher, file: str, is_first: bool) -> None:
-    launch.write(f"job/{file}", "own = True", preamble="")
-    job = launch(
-        "is_warm = 'colorsys' in sys.modules; import colorsys; say(is_warm, hasattr(colorsys, 'own'))",
-        "--nproc-per-node", "2", "--preload", MODULE,
-    )  # fmt: skip
-    assert job.wait() == 0, job.story
-    assert job.lines == [f"{not is_first} {is_first}"] * 2
-    text = "goes before the module colorsys, which is preloaded; workers 0, 1 start cold"
-    assert is_first == (text in job.stderr) == bool(job.stderr), job.stderr
 
 
 MORE_BYTES = 1 << 20  # than a pipe holds: the process reads its arguments while the agent writes them
 
 
-def double(value: int, more: bytes) -> int:
-    assert len(more) == MORE_BYTES
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        raise ValueError("first")
-    return value * int(os.environ["RANK"]) if MODULE in sys.modules else -1
-
-
 def test_functions_start_warm_too() -> None:
-    import asyncio
-
-    args = (2, bytes(MORE_BYTES))
-    spec = WorkerSpec(entrypoint=double, args=args, local_world_size=3, max_restarts=1, preload=(MODULE,))
-    result = asyncio.run(Supervisor(spec).run())
+    args = (MODULE, bytes(MORE_BYTES))
+    spec = WorkerSpec(
+        entrypoint=entrypoints.tell_the_second_time, args=args, local_world_size=3, max_restarts=1, preload=(MODULE,)
+    )
+    result = run("uvloop", Supervisor(spec).run())
     assert result.state is WorkerState.SUCCEEDED
-    assert result.return_values == {0: 0, 1: 2, 2: 4}
+    assert result.return_values == {rank: (rank, True, MORE_BYTES) for rank in range(3)}
 
 
 def test_a_script_in_a_child_of_multiprocessing_starts_warm_too(launch: Launcher) -> None:
@@ -238,26 +238,11 @@ say({EOWNERDEAD: "its owner is dead", 16: "it is locked"}.get(code, code))
 """
 
 
-@pytest.mark.parametrize("preload", ["off", MODULE])
+@pytest.mark.parametrize("preload", [pytest.param("off", marks=pytest.mark.all), MODULE])
 def test_a_robust_mutex_of_a_killed_worker_goes_to_the_next_one(launch: Launcher, preload: str) -> None:
     job = launch(HOLDS_A_LOCK, "--preload", preload, "--max-restarts", "1")
     assert job.wait() == 0, job.story
     assert job.lines == ["its owner is dead"]
-
-
-OPENS_NOTHING = """
-code = "import os; print(sorted(os.listdir('/proc/self/fd'), key=int)[:-1])"
-say(subprocess.check_output([sys.executable, "-c", code], close_fds=False, text=True).strip())
-"""
-
-
-def test_what_a_warm_worker_executes_has_the_descriptors_that_it_has_from_a_cold_one(launch: Launcher) -> None:
-    found = []
-    for given in ("off", MODULE, "auto"):
-        job = launch(OPENS_NOTHING, "--preload", given, name=given)
-        assert job.wait() == 0, job.story
-        found.append(job.lines)
-    assert found[0] == found[1] == found[2] != []
 
 
 # What is seen of it from outside.
@@ -287,12 +272,12 @@ def wait_told(job: Job, kind: str, count: int) -> None:
     wait_for(f"{count} x {kind}", lambda: len(told(job, kind)) == count)
 
 
-@pytest.mark.parametrize("kind", ["cold", "warm"])
+@pytest.mark.parametrize("kind", [pytest.param("cold", marks=pytest.mark.all), "warm"])
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
         "from aelastic.agent import watches\nfrom aelastic.forkserver import fork_server\n"
-        "watches.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = 1.0\nfork_server.MEASURE_INTERVAL_S = 2.0\n"
+        "watches.START_IDLE_S = 600.0\nfork_server.MEASURE_DELAY_S = fork_server.MEASURE_INTERVAL_S = 0.1\n"
     )
     job = launch(
         STARTS, "--nproc-per-node", "4", "--max-restarts", "1", "--log-dir", "logs", "--redirects", "3", *options,
@@ -353,7 +338,7 @@ BAD_MODULES = {
 }
 # Its child holds what it was given open, and lives longer than the test.
 FORKS = "import os, time\nif os.fork() == 0:\n    time.sleep(600)"
-# Each of these costs a fork server.
+# The same, and each of these costs a fork server.
 BAD_ENDS = {
     "ends the process (exit code 4)": "import os; os._exit(4)",
     "ends the process (exit code -11)": "import ctypes; ctypes.string_at(0)",
@@ -363,13 +348,12 @@ BAD_ENDS = {
 }
 
 
-@pytest.mark.parametrize("bad", [BAD_MODULES, BAD_ENDS], ids=["found at once", "one after the other"])
-def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: Launcher, bad: dict[str, str]) -> None:
-    codes = {why: code for why, code in bad.items() if "/dev/fuse" not in code or os.access("/dev/fuse", os.R_OK)}
+def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: Launcher) -> None:
     expected = {}
-    for number, (why, code) in enumerate(codes.items()):
-        launch.write(f"lib/mod{number}.py", code, preamble="")
-        expected[f"mod{number}"] = why
+    for number, (why, code) in enumerate([*BAD_MODULES.items(), *BAD_ENDS.items()]):
+        if "/dev/fuse" not in code or os.access("/dev/fuse", os.R_OK):
+            launch.write(f"lib/mod{number}.py", code, preamble="")
+            expected[f"mod{number}"] = why
     # Without a limit to the wait for imports: it would be a time-out's work.
     wrapper = "from aelastic.forkserver import fork_server\nfork_server.FIRST_TIMEOUT_S = 600.0\n"
     job = launch(
@@ -424,15 +408,9 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
     ]
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        "random,tempfile,uuid,numpy,numpy.random",
-        pytest.param("torch,torch.utils.data,torch._dynamo", marks=pytest.mark.all),
-    ],
-)
-def test_plain_libraries_keep_no_generators(launch: Launcher, modules: str) -> None:
-    job = launch("say('up')", "--preload", modules)
+@pytest.mark.all
+def test_torch_keeps_no_generators(launch: Launcher) -> None:  # as `PLAIN`
+    job = launch("say('up')", "--preload", "torch,torch.utils.data,torch._dynamo")
     assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
     assert (job.lines, job.stderr) == (["up"], "")
 
@@ -583,6 +561,9 @@ def pipes():
     return sum(os.readlink(path).startswith("pipe:") for path in paths if os.path.lexists(path))
 
 
+sys.path.append(KIT)
+from told import fds_of_a_program
+say(*fds_of_a_program())
 before = pipes()
 is_up.append(1)
 import colorsys
@@ -590,11 +571,13 @@ say(before, pipes())
 """
 
 
-def test_a_worker_that_has_told_what_it_imports_closes_the_pipe(launch: Launcher) -> None:
+def test_a_worker_that_tells_what_it_imports_hands_the_pipe_to_no_program_and_closes_it_in_the_end(
+    launch: Launcher,
+) -> None:
     env = torch_stub(launch, "is_up = []\ndef is_initialized(): return bool(is_up)")
-    job = launch(TELLS_PIPES, "--preload", "auto", env=env)
+    job = launch(TELLS_PIPES.replace("KIT", repr(str(KIT))), "--preload", "auto", env=env)
     assert job.wait() == 0, job.story
-    assert job.lines == ["1 0"]
+    assert job.lines == ["0 1 2", "1 0"]
 
 
 def parked_by(job: Job, other_than: int) -> bool:
@@ -608,7 +591,7 @@ def parked_by(job: Job, other_than: int) -> bool:
 RESTARTS = f"""
 {IS_WARM}
 wait_for(f"go{{restart}}")
-sys.exit(1 if restart < 2 else 0)
+sys.exit(1)
 """
 
 
@@ -632,31 +615,37 @@ def restart(job: Job, number: int) -> None:
     (job.folder / f"go{number}").touch()
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("victim", ["server", "parked"])
-def test_a_restart_is_never_lost_with_the_fork_server(launch: Launcher, victim: str, signum: int) -> None:
-    job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", "2")
-    job.wait_line("up", 2)
-    wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
-    for pid in [server_of(job)] if victim == "server" else parked(job):
-        (stand_still if signum == signal.SIGSTOP else lambda pid: os.kill(pid, signal.SIGKILL))(pid)
-    restart(job, 0)
-    job.wait_line("up", 4)
-    restart(job, 1)
-    if victim == "server" and signum == signal.SIGSTOP:
-        wait_for("another fork server has parked", lambda: len(parked(job)) == 2)
-        assert "W --preload: the fork server does not answer; workers 0, 1 start cold" in job.stderr
-    restart(job, 2)
-    job.assert_ends()
-    assert [line.split()[2] for line in job.lines] == ["0", "0", "1", "1", "2", "2"]
-    is_cold = {line.split()[1] for line in job.lines if line.endswith("1 False")}
-    assert is_cold == ({"0", "1"} if victim == "parked" else set())
+TROUBLE = [
+    ("server", signal.SIGKILL),
+    ("parked", signal.SIGKILL),
+    ("parked", signal.SIGSTOP),
+    ("server", signal.SIGSTOP),
+]
 
 
-def test_nothing_is_left_of_a_fork_server_whose_agent_is_killed(launch: Launcher) -> None:
-    job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE)
-    job.wait_line("up", 2)
-    wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
+def test_a_restart_is_never_lost_with_the_fork_server_and_nothing_outlives_a_killed_agent(launch: Launcher) -> None:
+    """One job: before each restart something happens to the fork server, or to what it has parked."""
+    last = len(TROUBLE) + 1
+    job = launch(RESTARTS, "--nproc-per-node", "2", "--preload", MODULE, "--max-restarts", str(last))
+    for number, (victim, signum) in enumerate(TROUBLE):
+        job.wait_line("up", 2 * (number + 1))
+        wait_for("the next generation is parked", lambda: len(parked(job)) == 2)
+        for pid in [server_of(job)] if victim == "server" else parked(job):
+            if signum == signal.SIGSTOP:
+                stand_still(pid)
+            else:
+                os.kill(pid, signum)
+        restart(job, number)
+    job.wait_line("up", 2 * last)
+    restart(job, last - 1)  # what was parked is used up, and the fork server does not answer
+    job.wait_line("up", 2 * (last + 1))
+    wait_for("another fork server has parked", lambda: len(parked(job)) == 2)
+    assert "W --preload: the fork server does not answer; workers 0, 1 start cold" in job.stderr
+    started = Counter(tuple(line.split()[2:]) for line in job.lines)
+    # What is parked outlives its server; where it is what was hurt, the next workers start cold.
+    warm = {0: True, 1: True, 2: False, 3: False, 4: True}
+    assert all(started[str(number), str(is_warm)] == 2 for number, is_warm in warm.items()), job.story
+    assert len(job.lines) == 2 * (last + 1)
     job.process.kill()
     job.process.wait()
     job.wait_nothing_left()

@@ -10,6 +10,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import warnings
@@ -29,6 +30,12 @@ def stream(file: Any) -> dict[str, Any]:
         **{name: getattr(file, name, None) for name in names},
         "buffer": type(file.buffer).__name__, "fd": file.fileno(), "tty": file.isatty(),
     }  # fmt: skip
+
+
+def fds_of_a_program() -> list[int]:
+    code = "import os; print(*sorted(map(int, os.listdir('/proc/self/fd')))[:-1])"  # the last one lists them
+    numbers = subprocess.check_output([sys.executable, "-c", code], close_fds=False, text=True)
+    return [int(number) for number in numbers.split()]
 
 
 def told() -> dict[str, Any]:
@@ -53,12 +60,13 @@ def told() -> dict[str, Any]:
         "env": dict(os.environ),
         "cwd": os.getcwd(),
         "leads a session": os.getsid(0) == os.getpid() == os.getpgid(0),
-        "status": {name: status[name].strip() for name in STATUS},
+        **{f"status: {name}": status[name].strip() for name in STATUS},
         "limits": [resource.getrlimit(number) for number in range(16)],
         "scheduling": [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), sorted(os.sched_getaffinity(0))],
         "oom": text("oom_score_adj"),
         "cgroup": text("cgroup"),
         "fds": sorted(int(fd) for fd in fds),
+        "fds of what it executes": fds_of_a_program(),
         "stdin": stream(sys.stdin), "stdout": stream(sys.stdout), "stderr": stream(sys.stderr),
         "same streams": [sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__, sys.stdin is sys.__stdin__],
         "handlers": {number: str(signal.getsignal(number)) for number in signal.valid_signals()},
