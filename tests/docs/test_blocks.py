@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -170,9 +171,14 @@ def in_a_network_of_its_own(block: Block) -> None:
     assert "10.0.0.0/28" in done.stdout and "drop" in done.stdout
 
 
+@cache
+def texts_in_the_code() -> set[str]:
+    return {text for each in package() for text in re.findall(r"\w[\w ,;:-]{10,}\w", each.path.read_text())}
+
+
 def said(block: Block) -> None:
     """Each line holds words of a text in the code; frames of a stack are the reader's."""
-    known = {text for each in package() for text in re.findall(r"\w[\w ,;:-]{10,}\w", each.path.read_text())}
+    known = texts_in_the_code()
     lines = [line for line in block.text.splitlines() if not re.match(r'\s*(.*File "|…)', line)]
     assert lines and [line for line in lines if not any(text in line for text in known)] == []
 

@@ -34,6 +34,7 @@ def torchx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.ci
 def test_a_component_starts_a_job_and_restarts_its_workers(tmp_path: Path) -> None:
     options = ("-s", "local_cwd", "--wait", "aelastic.ddp", "-j", "2x1", "--max_restarts", "2", "--script", "train.py")
     done = torchx(tmp_path, "run", *options, "fail")
