@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -460,30 +459,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
     assert (done.returncode, done.stdout) == (0, "closed\n"), done.stderr
 
 
-# Names.
-
-
-def test_names_are_torchs_and_those_of_installed_packages_and_finding_them_imports_no_torch(tmp_path: Path) -> None:
-    package = tmp_path / "carrier-1.0.dist-info"
-    package.mkdir()
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: carrier\nVersion: 1.0\n")
-    (package / "entry_points.txt").write_text("[torchrun.handlers]\npigeon = carrier:creator\n")
-    (tmp_path / "carrier.py").write_text(
-        "class Pigeon:\n    get_backend = lambda self: 'pigeon'\ndef creator():\n    return lambda parameters: Pigeon()\n"
-    )
-    code = f"""
-        import sys
-        sys.path.insert(0, {str(tmp_path)!r})
-        from aelastic.rdzv.settings import RendezvousSettings
-        from aelastic.rdzv.torch_handler.handler_link import handler_opener
-        for name in ("torch:c10d", "static", "torch:pigeon"):
-            handler_opener(name, RendezvousSettings(backend=name, endpoint="here:1", node_rank=0), "job")
-        opener = handler_opener("pigeon", RendezvousSettings(backend="pigeon"), "job")
-        print("torch" in sys.modules)
-        print(type(opener()).__name__)
-    """
-    done = ran(sys.executable, "-c", textwrap.dedent(code), check=True)
-    assert done.stdout == "False\nPigeon\n"
+# Names.  Those of installed packages are in test_imports_of_torch.py.
 
 
 def test_a_name_that_the_program_registered_itself_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
