@@ -6,7 +6,6 @@ import ctypes
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -301,11 +300,11 @@ async def test_the_story_of_a_node(name: str) -> None:
 
 
 async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> None:
-    handler, has_begun = Handler((0, 1)), threading.Event()
+    handler, has_begun, may_end = Handler((0, 1)), threading.Event(), threading.Event()
 
     def shutdown() -> bool:
         has_begun.set()
-        time.sleep(0.05)  # a store answers no faster
+        may_end.wait(DEADLINE_S)
         handler.shutdowns += 1
         return True
 
@@ -316,7 +315,9 @@ async def test_a_link_that_is_closed_twice_at_once_shuts_its_handler_down() -> N
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(agent.link.aclose)
             await wait_for(has_begun.is_set)
-            await agent.link.aclose()
+            tasks.start_soon(agent.link.aclose)
+            await anyio.wait_all_tasks_blocked()
+            may_end.set()
     assert handler.shutdowns == 1
 
 
