@@ -35,7 +35,6 @@ from aelastic.observe.torch_events_core import Status, Told, TorchTranslator
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import assign_ranks
 
-# Functions under torch import it, in each worker.
 STORY_TIMEOUT_S = 2 * LAUNCH_TIMEOUT_S
 GROUP = "torchelastic"
 # An older torch says of a worker neither its exit code nor its process id, nor of what sort its failure was.

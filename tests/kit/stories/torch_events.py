@@ -97,6 +97,7 @@ def run_torch(story: str, config: dict[str, Any]) -> None:
         role="trainer",
         max_restarts=max_restarts,
         monitor_interval=0.05,
+        start_method="fork",  # a function that is spawned imports torch first
         event_log_handler="recorder",
         logs_specs=DefaultLogsSpecs(log_dir=tempfile.mkdtemp()),
         **{"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", **config},
