@@ -24,7 +24,7 @@ from kit.pages import PAGES, TUTORIALS, Block, blocks, read_launch, run_in_shell
 from kit.ports import quiet_port
 from kit.servers.pods import manifest, pod_template, problems
 from kit.servers.recipes import BIN, python_with
-from sources import ROOT, package
+from sources import ROOT
 
 from aelastic.cli.parser import VERBS
 from aelastic.cli.verbs.texts import why
@@ -173,7 +173,8 @@ def in_a_network_of_its_own(block: Block) -> None:
 
 @cache
 def texts_in_the_code() -> set[str]:
-    return {text for each in package() for text in re.findall(r"\w[\w ,;:-]{10,}\w", each.path.read_text())}
+    modules = (path.read_text() for path in ROOT.glob("aelastic/**/*.py"))
+    return {text for module in modules for text in re.findall(r"\w[\w ,;:-]{10,}\w", module)}
 
 
 def said(block: Block) -> None:
