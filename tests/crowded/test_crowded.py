@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.agents import FAIL, FINISH, Meeting, Team
 from kit.crowded import ENVIRONMENTS, Environment
-from kit.launching import Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
 from kit.ports import quiet_port
 
 pytestmark = [pytest.mark.all, pytest.mark.cold]
@@ -34,7 +34,7 @@ def crowded(launch: Launcher, environment: Environment, tmp_path: Path) -> dict[
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LAUNCH_TIMEOUT_S) as answer:
         return str(answer.read(), "utf-8")
 
 

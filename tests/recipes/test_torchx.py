@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kit.servers.recipes import ROOT, python_with
 
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 WORKER = """
 import os, sys
 
@@ -22,7 +22,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and "fail" in sys.argv:
     sys.exit(7)
 """
 
-pytestmark = pytest.mark.all
+pytestmark = [pytest.mark.all, pytest.mark.timeout(LIMIT_S + 50)]
 
 
 def torchx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

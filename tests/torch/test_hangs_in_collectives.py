@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hang_verdicts import HOWS, Plan, plans, run
+from hang_verdicts import DEADLINE_S, HOWS, Plan, plans, run
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 
 # The rank is on the agent that coordinates, or on another; and its workers are cold or warm.
 JOBS = [
