@@ -7,8 +7,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from kit.launching import ran
+from kit.launching import LAUNCH_TIMEOUT_S, ran
 
+LIMIT_S = 2 * LAUNCH_TIMEOUT_S  # torch is imported while the agent has other work
+pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 PROGRAM = """
 import asyncio, sys
 from aelastic import Supervisor, WorkerSpec
@@ -48,7 +50,7 @@ def test_names_are_found_and_jobs_run_without_torch_and_a_forked_function_has_wh
     (tmp_path / "carrier.py").write_text(
         "class Pigeon:\n    get_backend = lambda self: 'pigeon'\ndef creator():\n    return lambda parameters: Pigeon()\n"
     )
-    done = ran(sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}")
+    done = ran(sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n{PROGRAM}", timeout=LIMIT_S)
     assert done.stdout == "False\n{0: True}\nTrue\nPigeon\n", done.stderr
 
 
@@ -65,6 +67,6 @@ def test_a_program_that_only_configures_metrics_is_told_them() -> None:
         asyncio.run(Supervisor(WorkerSpec(entrypoint="true")).run())
         print("torch.distributed.elastic.events" in sys.modules)
     """
-    done = ran(sys.executable, "-c", textwrap.dedent(code))
+    done = ran(sys.executable, "-c", textwrap.dedent(code), timeout=LIMIT_S)
     assert "torchelastic workers.default.run_success_no_retries 1\n" in done.stdout, done.stderr
     assert done.stdout.endswith("\nFalse\n")
