@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ pytestmark = [pytest.mark.all, pytest.mark.timeout(LIMIT_S + 50)]
 
 def torchx(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     bin_ = Path(python_with("torchx")).parent
-    env = {**os.environ, "PATH": f"{bin_}:{os.environ['PATH']}"}
+    # `aelastic` is beside this Python, where the other environment has no script of its own.
+    path = os.pathsep.join([str(bin_), os.path.dirname(sys.executable), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path}
     (folder / "train.py").write_text(WORKER)
     return subprocess.run(
         [bin_ / "torchx", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
