@@ -104,7 +104,7 @@ bench-goodput: $(INSTALLED)  ## measure effective training time under faults aga
 $(CROWDED): $(INSTALLED) tests/crowded/image.txt
 	PYTHON=$(PYTHON) tools/venv_beside.sh build/crowded/oldest $$($(BIN)/python tools/oldest.py)
 	PYTHON=$(PYTHON) tools/venv_beside.sh build/crowded/image -r tests/crowded/image.txt
-	build/crowded/image/bin/pip install --quiet --disable-pip-version-check --no-deps typing_extensions==4.10.0  # an old one
+	build/crowded/image/bin/python -m pip install --quiet --disable-pip-version-check --no-deps typing_extensions==4.10.0  # an old one
 	@touch $@
 
 $(RELEASE_TOOLS):

@@ -78,7 +78,7 @@ def run(plan: Plan, *options: str, **variables: str) -> Outcome:
         options: of the agents, instead of hang detection.
         variables: of the workers' environment.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as held:
         fifo = Path(folder, "fifo")
         os.mkfifo(fifo)
         began = time.monotonic()
@@ -94,6 +94,8 @@ def run(plan: Plan, *options: str, **variables: str) -> Outcome:
             subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             for _ in range(plan.agents)
         ]
+        for agent in agents:
+            held.callback(agent.terminate)  # if another one hangs
         told = [agent.communicate(timeout=DEADLINE_S)[1] for agent in agents]
         took_s = time.monotonic() - began
     texts = tuple(_cause_in(each) for each in told)

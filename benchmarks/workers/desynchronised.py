@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 
 CULPRIT, HOW, STEP = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-BARRIER_S = float(os.environ.get("DESYNCHRONISED_BARRIER_S", "0"))  # the limit of a barrier in each step; 0: none
+# From that step on, the limit of each collective, and of a barrier before it; 0: none.  Earlier steps may be slow.
+LIMIT_S = float(os.environ.get("DESYNCHRONISED_LIMIT_S", "0"))
+BARRIER_S = float(os.environ.get("DESYNCHRONISED_BARRIER_S", "0"))
 FIFO = os.environ["DESYNCHRONISED_FIFO"]  # that nobody writes to
 
 
@@ -77,9 +79,10 @@ def wait_for_all() -> None:
 
 def main() -> None:
     wait_for_all()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(os.environ.get("DESYNCHRONISED_LIMIT_S", "1800"))))
+    dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     halves = [dist.new_group(range(first, size, 2)) for first in (0, 1)]
+    limited = dist.new_group(timeout=timedelta(seconds=LIMIT_S)) if LIMIT_S else None
     tensor = torch.ones(1000)
     for step in range(1_000_000):
         if HOW == "groups":
@@ -88,9 +91,9 @@ def main() -> None:
             dist.all_reduce(tensor, group=halves[rank % 2])
         elif (rank, step) == (CULPRIT, STEP):
             DOES[HOW]()
-        if BARRIER_S:
+        if BARRIER_S and step >= STEP:
             dist.monitored_barrier(timeout=timedelta(seconds=BARRIER_S))
-        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=limited if step >= STEP else None)
         time.sleep(0.02)
 
 

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 from kit.agents import FAIL, FINISH, Meeting, Team
 from kit.crowded import ENVIRONMENTS, Environment
-from kit.launching import Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
 from kit.ports import quiet_port
 
 pytestmark = [pytest.mark.all, pytest.mark.cold]
 
 HEALTH = "TORCHELASTIC_HEALTH_CHECK_PORT"
-in_each = pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda each: each.name)
+BOARDS = ("c10d", "three endpoints")
+# What continuous integration has: the versions that a change is most likely to forget, and small to install.
+IN_CI = "oldest"
+
+
+def marks(environment: Environment, board: str = "c10d") -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.ci,) if (environment.name, board) == (IN_CI, "c10d") else ()
 
 
 @pytest.fixture
@@ -28,12 +34,18 @@ def crowded(launch: Launcher, environment: Environment, tmp_path: Path) -> dict[
 
 
 def get(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=LAUNCH_TIMEOUT_S) as answer:
         return str(answer.read(), "utf-8")
 
 
-@in_each
-@pytest.mark.parametrize("board", ["c10d", "three endpoints"])
+@pytest.mark.parametrize(
+    "environment, board",
+    [
+        pytest.param(environment, board, id=f"{environment.name}-{board}", marks=marks(environment, board))
+        for environment in ENVIRONMENTS
+        for board in BOARDS
+    ],
+)
 def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
     launch: Launcher, crowded: dict[str, str], board: str
 ) -> None:
@@ -60,7 +72,7 @@ def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
     assert [agent.wait() for agent in left] == [0, 0], team.story
 
 
-@in_each
+@pytest.mark.parametrize("environment", [pytest.param(each, id=each.name, marks=marks(each)) for each in ENVIRONMENTS])
 def test_warm_workers_start_again(launch: Launcher, crowded: dict[str, str]) -> None:
     worker = """
     restart = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from kit.pages import PAGES, TUTORIALS, Block, blocks, read_launch, run_in_shell
 from kit.ports import quiet_port
 from kit.servers.pods import manifest, pod_template, problems
 from kit.servers.recipes import BIN, python_with
-from sources import ROOT, package
+from sources import ROOT
 
 from aelastic.cli.parser import VERBS
 from aelastic.cli.verbs.texts import why
@@ -170,9 +171,15 @@ def in_a_network_of_its_own(block: Block) -> None:
     assert "10.0.0.0/28" in done.stdout and "drop" in done.stdout
 
 
+@cache
+def texts_in_the_code() -> set[str]:
+    modules = (path.read_text() for path in ROOT.glob("aelastic/**/*.py"))
+    return {text for module in modules for text in re.findall(r"\w[\w ,;:-]{10,}\w", module)}
+
+
 def said(block: Block) -> None:
     """Each line holds words of a text in the code; frames of a stack are the reader's."""
-    known = {text for each in package() for text in re.findall(r"\w[\w ,;:-]{10,}\w", each.path.read_text())}
+    known = texts_in_the_code()
     lines = [line for line in block.text.splitlines() if not re.match(r'\s*(.*File "|…)', line)]
     assert lines and [line for line in lines if not any(text in line for text in known)] == []
 

@@ -89,6 +89,8 @@ def test_a_page_has_the_title_of_its_first_heading_and_guides_come_before_decisi
     assert not [address for address in boosts if address.startswith(("deploy/slurm", "examples/train"))]
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_the_search_works_in_pages_that_are_opened_from_a_folder(site: Path, tmp_path: Path) -> None:
     url = f"{(site / 'index.html').as_uri()}?q=hang"
     dom = dom_of(url, tmp_path, "--virtual-time-budget=20000")
@@ -97,6 +99,7 @@ def test_the_search_works_in_pages_that_are_opened_from_a_folder(site: Path, tmp
     assert any(address.endswith("how-to/hangs.html") for address in found[:2]), found[:5]
 
 
+@pytest.mark.all  # a second build
 def test_a_dead_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# One\n\n[there](#one) [no page](two.md) [no anchor](index.md#three)\n")

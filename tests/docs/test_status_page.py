@@ -8,7 +8,8 @@ import re
 import urllib.request
 from pathlib import Path
 
-from kit.launching import Launcher, wait_for
+import pytest
+from kit.launching import Job, Launcher, wait_for
 from kit.servers.browser import dom_of
 
 from aelastic.health.page import PAGE, POLICY
@@ -26,14 +27,23 @@ def get(url: str, accept: str) -> tuple[str, str | None]:
         return answer.read().decode(), answer.headers["Content-Security-Policy"]
 
 
-def test_a_browser_sees_the_job_and_a_program_the_list_of_pages(launch: Launcher, tmp_path: Path) -> None:
-    options = ("--standalone", "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer")
-    job = launch(SCRIPT, *options, env={"TORCHELASTIC_HEALTH_CHECK_PORT": "0"})
-    url = str(wait_for("a port is told", lambda: re.search(r"answered at (http://\S+)", job.stderr))[1])
-    wait_for(f"the second generation:\n{job.story}", lambda: job.stdout.count("up 1") == 2)
+def served(launch: Launcher, script: str, *options: str) -> tuple[Job, str]:
+    """A job, and where its page is."""
+    job = launch(script, "--standalone", *options, env={"TORCHELASTIC_HEALTH_CHECK_PORT": "0"})
+    return job, str(wait_for("a port is told", lambda: re.search(r"answered at (http://\S+)", job.stderr))[1])
+
+
+def test_a_browser_gets_the_page_and_a_program_the_list_of_pages(launch: Launcher) -> None:
+    _, url = served(launch, "rest()")
     assert get(url, "text/html,*/*") == (PAGE, POLICY)
     assert "GET  /status" in get(url, "*/*")[0]
 
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_the_page_shows_the_job_and_its_workers_and_a_failure_as_text(launch: Launcher, tmp_path: Path) -> None:
+    job, url = served(launch, SCRIPT, "--nproc-per-node", "2", "--max-restarts", "3", "--role", "trainer")
+    wait_for(f"the second generation:\n{job.story}", lambda: job.stdout.count("up 1") == 2)
     dom = dom_of(url, tmp_path, "--virtual-time-budget=5000")
     words = re.sub(r"<script>.*?</script>|<[^>]+>", " ", dom, flags=re.DOTALL)
     assert (
@@ -65,6 +75,7 @@ TOLD = {
 }  # fmt: skip
 
 
+@pytest.mark.all
 def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_is_left(tmp_path: Path) -> None:
     page = PAGE.replace("<script>", ANSWERED % json.dumps(TOLD) + "<script>")
     (tmp_path / "phone.html").write_text(PHONE % html.escape(page))

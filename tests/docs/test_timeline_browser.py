@@ -15,6 +15,8 @@ from kit.stories.timelines import HOSTILE, Elements, cold_and_warm, data_of, man
 
 from aelastic.timeline.html import page
 
+pytestmark = pytest.mark.all  # `tests/core/test_timeline*` read the page without a browser
+
 # Answers, from inside the page, where everything is in pixels; then what a reader does, and what is seen then.
 PROBE = """<pre id="probe"></pre><script>
 const boxes = (query) => [...document.querySelectorAll(query)].map((el) => {
@@ -101,11 +103,8 @@ def test_blocks_have_a_size_and_a_colour_nodes_are_found_and_keys_move_the_view(
     [
         (many_restarts(200),),
         tuple(NodeLog(f"node-{place}", workers=8) for place in range(40)),
-        pytest.param(a_node_lost(), marks=pytest.mark.all),
-        pytest.param(
-            tuple(NodeLog(f"a-node-with-a-long-name-{place}.example.com", workers=8) for place in range(8)),
-            marks=pytest.mark.all,
-        ),
+        a_node_lost(),
+        tuple(NodeLog(f"a-node-with-a-long-name-{place}.example.com", workers=8) for place in range(8)),
     ],
     ids=["many restarts", "320 ranks", "node lost", "64 ranks"],
 )
@@ -142,6 +141,7 @@ def test_blocks_stand_where_their_times_are_and_words_above_how_a_worker_started
     assert [any(0 < strip - line - below_line < 3 for line in baselines) for strip in strips] == [True] * 4
 
 
+@pytest.mark.ci
 def test_the_script_runs_and_zooms_and_nothing_that_a_log_brings_along_runs(tmp_path: Path) -> None:
     attack = (
         "</title></text></svg><img src=x onerror=\"document.body.id='owned'\"><script>document.body.id='owned'</script>"

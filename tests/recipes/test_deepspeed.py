@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kit.servers.recipes import python_with
 
-LIMIT_S = 100.0
+LIMIT_S = 200.0
 # No engine: on CPUs its own communication is compiled when it is first used, which takes a minute and more.
 WORKER = """
 import os, signal, sys
@@ -31,7 +31,7 @@ dist.all_reduce(ranks)
 os._exit(0)  # now and then torch aborts as the interpreter ends (`kit.workers.torch_workers`)
 """
 
-pytestmark = pytest.mark.all
+pytestmark = [pytest.mark.all, pytest.mark.timeout(LIMIT_S + 50)]
 
 
 def test_workers_that_deepspeed_starts_are_restarted(tmp_path: Path) -> None:

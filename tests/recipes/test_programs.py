@@ -40,7 +40,7 @@ if sys.argv[-1].endswith("/seen"):
     wait_for(sys.argv[-1])
 """
 
-pytestmark = pytest.mark.timeout(LIMIT_S + 50)
+pytestmark = pytest.mark.timeout(3 * LIMIT_S)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ class Service:
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(f"http://{self._at}{path}", data, headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
@@ -92,17 +92,17 @@ def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_l
         assert service.ask("POST", "/jobs", **job, args=["fail"]) == (201, {"job": 2})
         for number in (3, 4):
             assert service.ask("POST", "/jobs", **job, args=["long"]) == (201, {"job": number})
-        wait_for("the first", lambda: service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED")
+        wait_for("the first", lambda: service.ask("GET", "/jobs/1")[1]["state"] == "SUCCEEDED", LIMIT_S)
         service.job.wait_line("rank 0 of 2, restart 1")
-        wait_for("the end of the second", lambda: service.ask("GET", "/jobs/2")[1]["end"])
+        wait_for("the end of the second", lambda: service.ask("GET", "/jobs/2")[1]["end"], LIMIT_S)
         failed = service.ask("GET", "/jobs/2")[1]
         assert failed["state"] == "FAILED"
         assert re.search(r"^rank \d failed on .*; cause: exited with code 7", failed["end"])
-        wait_for("the third", lambda: service.ask("GET", "/jobs/3")[1]["state"] == "HEALTHY")
+        wait_for("the third", lambda: service.ask("GET", "/jobs/3")[1]["state"] == "HEALTHY", LIMIT_S)
         assert len(service.ask("GET", "/jobs/3")[1]["workers"]) == 2
-        service.job.wait_line("rests", 4)  # they can save
+        service.job.wait_line("rests", 4, LIMIT_S)  # they can save
         assert service.ask("DELETE", "/jobs/3")[0] == 200
-        wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/3")[1]["end"])
+        wait_for("its end", lambda: "SIGTERM" in service.ask("GET", "/jobs/3")[1]["end"], LIMIT_S)
         assert service.job.stdout.count("saved") == 2
         for number, wanted in enumerate(asked, 5):  # what its page and its docstring ask for
             assert service.ask("POST", "/jobs", **json.loads(wanted)) == (201, {"job": number})
@@ -110,7 +110,7 @@ def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_l
             wait_for("its end", partial(lambda page: service.ask("GET", page)[1]["end"], page), LIMIT_S)
             assert service.ask("GET", page)[1]["state"] == "SUCCEEDED", service.job.story
         service.job.signal(15)
-        service.job.wait()
+        service.job.wait(LIMIT_S)
         assert service.job.stdout.count("saved") == 4
         ours = partial(glob, f"{service.job.tmp}/aelastic*")  # torch leaves a folder of its own
         wait_for("nothing left", lambda: not service.job.left() and not ours())

@@ -14,12 +14,13 @@ import os
 import subprocess
 import sys
 import sysconfig
+import textwrap
 from functools import partial
 from pathlib import Path
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran, wait_for
-from kit.workers.torch_workers import ours, start
+from kit.workers.torch_workers import ENDING, ours
 
 INSTALL_TIMEOUT_S = 600.0
 REQUIREMENTS = ("accelerate>=1.2", "lightning>=2.4", "torchx>=0.7", "transformers>=4.50")
@@ -119,14 +120,21 @@ def test_accelerate_trains_saves_and_resumes_after_a_crash(launch: Launcher, pyt
     assert float(again.pop()) < float(first.pop())
 
 
+# In an agent: a machine that computes else may import transformers for longer than the half minute after which an agent
+# makes do with what it has learned.  Then restarts would be warm, but without the trainer.
+PATIENT = f"""
+from aelastic.forkserver import learning
+learning.LEARN_TIMEOUT_S = {LAUNCH_TIMEOUT_S}
+"""
+
+
 def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imported(
     launch: Launcher, python: str
 ) -> None:
-    job = start(
-        launch,
-        "aelastic",
-        """
+    launch.python = python
+    script = """
         say("had", restart, rank, "transformers.trainer" in sys.modules)
+        import torch
         from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 
@@ -155,11 +163,14 @@ def test_a_trainer_of_transformers_restarts_warm_with_what_the_first_workers_imp
         model = LlamaForCausalLM(LlamaConfig(vocab_size=32, **sizes))
         Trainer(model, arguments, train_dataset=Tokens(), callbacks=[Crash()]).train()
         say("trained", rank)
-        """,
+        """
+    job = launch(
+        textwrap.dedent(script) + ENDING,
+        "--nproc-per-node=2",
         "--max-restarts=2",
         "--preload=auto",
         "--log-dir=logs",
-        python=python,
+        wrapper=PATIENT,
     )
     for restart in range(2):
         # What the first workers imported is there, and parked: that is more than an interpreter has.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hang_verdicts import HOWS, Plan, plans, run
+from hang_verdicts import DEADLINE_S, HOWS, Plan, plans, run
+
+pytestmark = pytest.mark.timeout(DEADLINE_S + 20)
 
 # The rank is on the agent that coordinates, or on another; and its workers are cold or warm.
 JOBS = [
-    ("C", 1, False),
     ("Python", 2, True),
+    pytest.param("C", 1, False, marks=pytest.mark.all),
     pytest.param("disk", 3, False, marks=pytest.mark.all),
     pytest.param("branch", 3, True, marks=pytest.mark.all),
     pytest.param("groups", 0, False, marks=pytest.mark.all),
@@ -21,17 +23,27 @@ def test_every_agent_names_the_rank_that_does_not_come_and_no_other(how: str, cu
     assert outcome.verdict == "right", outcome.texts
 
 
-@pytest.mark.parametrize(
-    "limit", ["DESYNCHRONISED_LIMIT_S", pytest.param("DESYNCHRONISED_BARRIER_S", marks=pytest.mark.all)]
-)
+@pytest.mark.all
+@pytest.mark.parametrize("limit", ["DESYNCHRONISED_LIMIT_S", "DESYNCHRONISED_BARRIER_S"])
 def test_who_raises_since_a_collective_timed_out_is_not_the_cause(limit: str) -> None:
     plan = Plan(0, "asleep", 2, 2, 3, 5, is_warm=False)
     outcome = run(plan, "--max-restarts=0", **{limit: "3"})
     assert outcome.verdict == "right", outcome.texts
 
 
-def test_through_a_handler_of_torchs_the_ranks_of_a_node_are_compared() -> None:
-    outcome = run(Plan(0, "lock", 1, 4, 2, 5, is_warm=False), "--rdzv-backend=torch:c10d", "--hang-timeout=3")
+# With a handler of torch's no other node can be asked.
+HANDLER = "--rdzv-backend=torch:c10d"
+
+
+def test_through_a_handler_of_torchs_the_ranks_of_a_node_are_compared_once_a_collective_has_timed_out() -> None:
+    plan = Plan(0, "asleep", 1, 3, 2, 5, is_warm=True)
+    outcome = run(plan, HANDLER, "--max-restarts=0", DESYNCHRONISED_LIMIT_S="3")
+    assert outcome.verdict == "right", outcome.texts
+
+
+@pytest.mark.all
+def test_through_a_handler_of_torchs_the_ranks_of_a_node_are_compared_once_they_are_silent() -> None:
+    outcome = run(Plan(0, "lock", 1, 4, 2, 5, is_warm=False), HANDLER, "--hang-timeout=3")
     assert outcome.verdict == "right", outcome.texts
 
 

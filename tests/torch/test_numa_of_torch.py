@@ -83,8 +83,17 @@ def without_empty_nodes(given: Machine) -> Machine:
     return dataclasses.replace(given, cpus=cpus, empty_nodes=(), absent_nodes=())
 
 
+# Each asks something else of the reader of /sys, or of how CPUs are shared out.
+QUICK = {
+    "one core", "a node per socket", "more GPUs than cores on one node", "caches of unlike size", "no third cache",
+    "one node allowed", "no word of nodes",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("mode", NUMA_BINDINGS)
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.all) for name in MACHINES]
+)
 def test_the_cpus_of_each_worker_are_those_that_torch_finds(
     sysfs_of: Callable[[Machine], Path], monkeypatch: pytest.MonkeyPatch, binding: Any, name: str, mode: str
 ) -> None:
@@ -122,6 +131,7 @@ def machines(draw: st.DrawFn) -> Machine:
 
 
 @pytest.mark.long
+@pytest.mark.all  # each example is a thousand files
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(machines())
 def test_any_machine_at_all_is_to_us_what_it_is_to_torch(

@@ -258,7 +258,14 @@ def test_a_namespace_of_torchs_parser_runs_as_its_caller_changed_it_or_made_it(
     assert told()[0] == "old 1 1", "an older torch's has defaults for what it lacks"
 
 
-@pytest.mark.parametrize("options", [["--standalone"], ["--master-port=0", "--run-path"], ["--rdzv-backend=c10d"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--master-port=0", "--run-path"],
+        pytest.param(["--standalone"], marks=pytest.mark.all),
+        pytest.param(["--rdzv-backend=c10d"], marks=pytest.mark.all),
+    ],
+)
 def test_a_node_on_its_own_runs_by_any_way_to_say_so(options: list[str], script: str, told: Any) -> None:
     ours.main([*options, script, "alone"])
     assert told() and told()[0].startswith("alone 1")
@@ -299,10 +306,15 @@ def test_launch_hands_the_local_rank_to_the_script(script: str, told: Any) -> No
     "line",
     [
         "--nproc-per-node=2 S a",
-        "--nope S",
         *(
             pytest.param(line, marks=pytest.mark.all)
-            for line in ("--use_env S a", "--no-python true", "--no-python --use-env true", "--run-path S q")
+            for line in (
+                "--nope S",
+                "--use_env S a",
+                "--no-python true",
+                "--no-python --use-env true",
+                "--run-path S q",
+            )
         ),
     ],
 )

@@ -101,6 +101,7 @@ def test_workers_are_told_their_ranks_and_make_groups_of_all_kinds_wherever_they
     assert set(by_rank(*(f"{place} 3.0" for place in places))) <= set(told)
 
 
+@pytest.mark.all  # the same store as that of `env://`
 def test_a_process_group_comes_up_at_the_jobs_own_address_and_port(launch: Launcher) -> None:
     told = both(
         launch,

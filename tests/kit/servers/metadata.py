@@ -12,6 +12,9 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# An instance that is to go is given this long.
+LEFT = timedelta(hours=1)
+
 
 class Metadata(ThreadingHTTPServer):
     """One of `aws`, `google`, `azure`; any other cloud knows nothing.
@@ -38,7 +41,7 @@ class Metadata(ThreadingHTTPServer):
             self.shutdown()
 
     def answer(self, method: str, path: str, headers: Any) -> tuple[int, str]:
-        is_going, at = self.state == "notice", datetime.now(UTC) + timedelta(seconds=100)
+        is_going, at = self.state == "notice", datetime.now(UTC) + LEFT
         match self.cloud:
             case "aws" if (method, path) == ("PUT", "/latest/api/token"):
                 return (200, "a token") if headers["x-aws-ec2-metadata-token-ttl-seconds"] else (400, "")

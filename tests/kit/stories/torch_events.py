@@ -1,6 +1,6 @@
-"""Runs stories under torch's agent or ours, in a process of its own, and writes down what listeners were told.
+"""Runs a story under torch's agent or ours, in a process of its own, and writes down what listeners were told.
 
-python torch_events.py torch|ours RESULT_FILE '{"STORY": {"min_nodes": 2}}'
+python torch_events.py torch|ours STORY '{"run_id": "job", "min_nodes": 2}' RESULT_FILE
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ time.sleep(600)
 """
 STOPPED = "programs are stopped"
 ONE_NODE: dict[str, Story] = {
-    # First: torch adds `errorTraits` to what it keeps of every failure once a program has failed with an exit code.
     "a signal ends a program": (*python("os.kill(os.getpid(), 9)"), 1, 0),
     "functions succeed": (double, (21,), 2, 2),
     "programs succeed": (*python("pass"), 2, 3),
@@ -98,6 +97,7 @@ def run_torch(story: str, config: dict[str, Any]) -> None:
         role="trainer",
         max_restarts=max_restarts,
         monitor_interval=0.05,
+        start_method="fork",  # a function that is spawned imports torch first
         event_log_handler="recorder",
         logs_specs=DefaultLogsSpecs(log_dir=tempfile.mkdtemp()),
         **{"min_nodes": 1, "max_nodes": 1, "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", **config},
@@ -149,21 +149,16 @@ def main() -> None:
     from torch.distributed.elastic.events.handlers import _log_handlers
     from torch.distributed.elastic.metrics.api import configure
 
-    launcher, result, stories = sys.argv[1:]
+    launcher, story, config, result = sys.argv[1:]
     _log_handlers["recorder"] = EventHandler()
     recorder: Any = MetricHandler()
     configure(recorder)
-    results = {}
-    for story, more in json.loads(stories).items():
-        told.clear()
-        config = {"run_id": "job", **more}
-        began = time.time()
-        try:
-            (run_torch if launcher == "torch" else run_ours)(story, config)
-        except Exception as failure:  # noqa: BLE001  how it ended is what the listeners are told
-            logging.getLogger(__name__).info("%r", failure)
-        results[story] = {"told": list(told), "began": began, "ended": time.time()}
-    Path(result).write_text(json.dumps(results))
+    began = time.time()
+    try:
+        (run_torch if launcher == "torch" else run_ours)(story, json.loads(config))
+    except Exception as failure:  # noqa: BLE001  how it ended is what the listeners are told
+        logging.getLogger(__name__).info("%r", failure)
+    Path(result).write_text(json.dumps({"told": told, "began": began, "ended": time.time()}))
 
 
 if __name__ == "__main__":
