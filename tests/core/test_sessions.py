@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
-from kit.stories.coordinator import Story
-from kit.stories.leader import stories, told
 from kit.stories.leader_terms import (
     EPOCH,
     FAILURE,
@@ -39,12 +37,6 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
 from aelastic.rdzv.survivors import electorate
 from aelastic.rdzv.survivors.absent import RETURN_S
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: Story) -> None:
-    assert told(story) == list(story.lines)
-
 
 # The greeting.
 

@@ -6,19 +6,13 @@ import copy
 from typing import Any, get_args
 
 import pytest
-from kit.stories import coordinator
-from kit.stories.group import FAILURE, WHERE, Told, stories, told
+from kit.stories.group import FAILURE, WHERE, Told
 
 from aelastic.core.machine import STORY_EVENT_CHARS_MAX, InvalidTransition
 from aelastic.failures.failure import MESSAGE_CHARS_MAX
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: coordinator.Story) -> None:
-    assert told(story) == list(story.lines)
 
 
 def test_a_group_begins_in_init_with_nothing_armed() -> None:

@@ -8,7 +8,8 @@ import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
 from kit.simulated.adversary import BOARDS, Fault, Path, attack, everywhere, of_two
 from kit.simulated.simulation import Size
-from kit.stories.coordinator import Story, read, told
+from kit.stories.coordinator import told
+from kit.stories.files import Story, read
 
 from aelastic.rdzv.coordinator.forming import Forming
 
