@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kit.stories import (
     coordinator,
+    decisions,
     drains,
     failures,
     group,
@@ -21,6 +22,7 @@ CORE: dict[Path, Teller] = {
     path: told
     for folder, told in (
         (FOLDER, coordinator.told),
+        (decisions.FOLDER, decisions.told),
         (drains.FOLDER, drains.told),
         (group.FOLDER, group.told),
         (group_events.FOLDER, group_events.told),
