@@ -432,7 +432,7 @@ def no_invariants() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_invariants")
-@pytest.mark.parametrize("has_elections", [False, True])
+@pytest.mark.parametrize("has_elections", [pytest.param(False, marks=pytest.mark.all), True])
 @pytest.mark.parametrize("leave", ["close", "say Left", "reset"])
 def test_the_books_of_a_coordinator_do_not_grow_with_agents_that_came_and_went(
     leave: str, has_elections: bool, monkeypatch: pytest.MonkeyPatch

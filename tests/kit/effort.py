@@ -29,4 +29,4 @@ IS_COLD = EFFORT == "soak"
 
 def examples(count: int) -> int:
     """How many examples Hypothesis makes of a test that deserves so many in a thorough run."""
-    return (max(count // 5, 20), count, count * 20)[_OF]
+    return (max(count // 8, 20), count, count * 20)[_OF]
