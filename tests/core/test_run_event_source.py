@@ -6,6 +6,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
+from kit.effort import examples
 from kit.stories.files import stories_in
 from kit.stories.group_events import FOLDER, Told
 
@@ -38,7 +39,7 @@ def some_line(random: Random, story: Told) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(examples(240)))
 def test_whatever_happens_the_story_makes_sense(seed: int) -> None:
     random, story = Random(seed), Told("init")
     while not story.core.is_done:

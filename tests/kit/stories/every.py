@@ -14,6 +14,7 @@ from kit.stories import (
     leader,
     member_texts,
     supervisor,
+    timeline_texts,
     timers,
 )
 from kit.stories.files import FOLDER, SHELL_FOLDER, Teller
@@ -28,6 +29,7 @@ CORE: dict[Path, Teller] = {
         (group_events.FOLDER, group_events.told),
         (leader.FOLDER, leader.told),
         (member_texts.FOLDER, member_texts.told),
+        (timeline_texts.FOLDER, timeline_texts.told),
         (timers.FOLDER, timers.told),
     )
     for path in sorted(folder.glob("*.txt"))
