@@ -64,9 +64,13 @@ def exceptions() -> set[str]:
 def _is_told(called: ast.expr, module: Source, ours: set[str]) -> bool:
     if isinstance(called, ast.Attribute) and called.attr in LEVELS:
         return True
-    if _last(called) in {"Warn", "warn", "_warn", "Waited"} or ast.unparse(called) == "super().__init__":
+    if _last(called) in {"Warn", "warn", "_warn", "Waited"} or _is_super_init(called):
         return True
     return _last(called) in (ours | {"ValueError"} if module.name in READERS else ours)
+
+
+def _is_super_init(called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and called.attr == "__init__" and ast.unparse(called) == "super().__init__"
 
 
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:

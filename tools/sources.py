@@ -74,6 +74,12 @@ def source(name: str) -> Source:
     return Source(name, path, path.read_text())
 
 
+@cache
+def unparse(node: ast.AST) -> str:
+    """The text of a node: a page asks for that of the same nodes again and again."""
+    return ast.unparse(node)
+
+
 def package() -> list[Source]:
     """Every module of the package, in the order of the names."""
     paths = [path.relative_to(ROOT).with_suffix("") for path in sorted(ROOT.glob("aelastic/**/*.py"))]

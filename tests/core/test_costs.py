@@ -35,7 +35,7 @@ from aelastic.rdzv.survivors.election import Election
 
 SMALL, LARGE = AGENTS
 # Tables are of powers of two, and a number of more digits is read in more steps.
-STEPS, HELD_BYTES = 15, 2000
+STEPS, HELD_BYTES = 15, 1200
 
 EVENTS: dict[type, Any] = {
     Leader: session_events.Event,

@@ -912,6 +912,7 @@ def test_an_agent_that_has_ended_is_not_waited_for_and_one_that_may_live_for_two
     story.until(lambda: not story.living, within_s)
 
 
+@pytest.mark.all
 def test_all_of_two_hundred_nodes_come_to_one_round() -> None:
     story = Story("", nodes=200, min_nodes=200, max_nodes=200)
     for host in story.hosts:
@@ -949,7 +950,7 @@ def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool
 
 
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
-    for seed in range(min(SIMULATION_SEEDS // 5, SEEDS_IN_A_TEST)):
+    for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)
         simulation.faults = replace(simulation.faults, prepares=0.7)
         simulation.run()
