@@ -28,6 +28,11 @@ class Source:
         return ast.parse(self.text)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Of the whole tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def comments(self) -> dict[int, str]:
         tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
         return {

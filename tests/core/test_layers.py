@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
+from sources import Source, source
 
 PACKAGE = Path(__file__).parents[2] / "aelastic"
 
@@ -65,6 +66,10 @@ MODULES_MAX = 15  # of a folder
 LINES_MAX = 400  # of a file
 
 
+def source_of(module: str) -> Source:
+    return source(f"aelastic.{module}".removesuffix("."))
+
+
 Findings: TypeAlias = dict[str, list[str]]  # by the module or the folder
 
 
@@ -99,9 +104,8 @@ def place_of(module: str) -> str:
 CORE_MODULES = [module for module in MODULES if any(is_within(module, core) for core in CORES)]
 
 
-@cache
 def nodes_of(module: str) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(FILES[module].read_text())))
+    return source_of(module).nodes
 
 
 @cache
@@ -125,7 +129,7 @@ def ours_in(module: str) -> set[str]:
 
 def offered_by(folder: str) -> list[str] | None:
     """The modules that others may import, as the folder's `__all__` has them."""
-    for node in ast.parse(FILES[folder].read_text()).body:
+    for node in source_of(folder).tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node) and node.value:
             return list(ast.literal_eval(node.value))
     return None

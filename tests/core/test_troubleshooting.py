@@ -59,7 +59,7 @@ def test_each_variable_that_the_code_names_is_listed() -> None:
     named = {
         node.value: module.name
         for module in package()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value)
     }
     page = ENVIRONMENT.read_text()
