@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from sources import Source, fields_of, find, methods_of, own_method
+from sources import Source, fields_of, find, methods_of, own_method, unparse
 
 # What changes a container.
 MUTATORS = {
@@ -16,13 +16,13 @@ MUTATORS = {
 def changes_its_object(node: ast.AST) -> bool:
     match node:
         case ast.Assign(targets=targets):
-            return any(ast.unparse(each).startswith("self.") for each in targets)
+            return any(unparse(each).startswith("self.") for each in targets)
         case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
-            return ast.unparse(target).startswith("self.")
+            return unparse(target).startswith("self.")
         case ast.Delete():
             return True
         case ast.Call(func=ast.Attribute(value=value, attr=name)):
-            return name in MUTATORS and ast.unparse(value).startswith("self.")
+            return name in MUTATORS and unparse(value).startswith("self.")
         case _:
             return False
 
@@ -68,6 +68,6 @@ class Parts:
             for node in ast.walk(methods[one]):
                 is_changed |= changes_its_object(node)
                 if isinstance(node, ast.Call):
-                    names.append(ast.unparse(node.func).rpartition(".")[2])
+                    names.append(unparse(node.func).rpartition(".")[2])
                     todo.append(own_method(node) or "")
         return tuple(f"{name}?" for name in dict.fromkeys(names) if name in self._actions), is_changed

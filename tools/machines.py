@@ -9,7 +9,7 @@ import ast
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from sources import Source, fields_of, find, members_of_union, methods_of, own_method
+from sources import Source, fields_of, find, members_of_union, methods_of, own_method, unparse
 from ways import UndecidedError, Walker, Way
 
 
@@ -70,8 +70,8 @@ def invariants_of(module: Source, cls: ast.ClassDef, of: str = "self") -> list[t
     def read(name: str) -> None:
         for node in ast.walk(methods[name]):
             if isinstance(node, ast.Assert):
-                found.append((ast.unparse(node.test).replace("self.", f"{of}."), _text_of(node.msg)))
-            elif isinstance(node, ast.Call) and (part := parts.get(ast.unparse(node.func))):
+                found.append((unparse(node.test).replace("self.", f"{of}."), _text_of(node.msg)))
+            elif isinstance(node, ast.Call) and (part := parts.get(unparse(node.func))):
                 home = find(module, part.type.partition(" |")[0])
                 assert home is not None and isinstance(home[1], ast.ClassDef)
                 found.extend(invariants_of(home[0], home[1], f"{of}.{part.name}"))
@@ -84,26 +84,22 @@ def invariants_of(module: Source, cls: ast.ClassDef, of: str = "self") -> list[t
 
 
 def is_core(cls: ast.ClassDef) -> bool:
-    return any(ast.unparse(base).startswith("Machine[") for base in cls.bases)
+    return any(unparse(base).startswith("Machine[") for base in cls.bases)
 
 
 def _machine_arguments(cls: ast.ClassDef) -> list[ast.expr]:
     for base in cls.bases:
-        if (
-            isinstance(base, ast.Subscript)
-            and isinstance(base.slice, ast.Tuple)
-            and ast.unparse(base.value) == "Machine"
-        ):
+        if isinstance(base, ast.Subscript) and isinstance(base.slice, ast.Tuple) and unparse(base.value) == "Machine":
             return base.slice.elts
     raise LookupError(f"{cls.name} does not derive from Machine[Event, Action]")
 
 
 def _phases_of(module: Source, cls: ast.ClassDef) -> tuple[Source, ast.ClassDef, str]:
     for stmt in cls.body:
-        if isinstance(stmt, ast.AnnAssign) and ast.unparse(stmt.target) == "phase" and stmt.value is not None:
+        if isinstance(stmt, ast.AnnAssign) and unparse(stmt.target) == "phase" and stmt.value is not None:
             found = find(module, stmt.annotation)
             assert found is not None and isinstance(found[1], ast.ClassDef)
-            return found[0], found[1], ast.unparse(stmt.value).rpartition(".")[2]
+            return found[0], found[1], unparse(stmt.value).rpartition(".")[2]
     raise LookupError(f"{cls.name} has no field `phase`")
 
 
@@ -130,4 +126,4 @@ def _text_of(message: ast.expr | None) -> str:
         case ast.JoinedStr(values=values):
             return "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in values)
         case _:
-            return ast.unparse(message)
+            return unparse(message)

@@ -40,9 +40,10 @@ def messages() -> dict[str, list[str]]:
 
 
 def _remedies(module: Source) -> list[ast.expr]:
-    returned = [stmt.value for stmt in ast.walk(module.tree) if isinstance(stmt, ast.Return)]
-    is_text = (ast.JoinedStr, ast.Constant, ast.IfExp)
-    return [value for value in returned if isinstance(value, is_text)] if module.name in REMEDIES else []
+    if module.name not in REMEDIES:
+        return []
+    returned = [stmt.value for stmt in module.nodes if isinstance(stmt, ast.Return)]
+    return [value for value in returned if isinstance(value, ast.JoinedStr | ast.Constant | ast.IfExp)]
 
 
 def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> list[str]:
@@ -57,28 +58,31 @@ def _said(call: ast.Call, scope: ast.AST, module: Source, ours: set[str]) -> lis
 
 def exceptions() -> set[str]:
     """The names of the package's own classes of errors."""
-    classes = [each for module in package() for each in ast.walk(module.tree) if isinstance(each, ast.ClassDef)]
+    classes = [each for module in package() for each in module.nodes if isinstance(each, ast.ClassDef)]
     return {cls.name for cls in classes if cls.name.endswith("Error")}
 
 
 def _is_told(called: ast.expr, module: Source, ours: set[str]) -> bool:
     if isinstance(called, ast.Attribute) and called.attr in LEVELS:
         return True
-    if _last(called) in {"Warn", "warn", "_warn", "Waited"} or ast.unparse(called) == "super().__init__":
+    if _last(called) in {"Warn", "warn", "_warn", "Waited"} or _is_super_init(called):
         return True
     return _last(called) in (ours | {"ValueError"} if module.name in READERS else ours)
 
 
+def _is_super_init(called: ast.expr) -> bool:
+    return isinstance(called, ast.Attribute) and called.attr == "__init__" and ast.unparse(called) == "super().__init__"
+
+
 def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, ast.AST]]:
     """Every call, with the innermost function around it."""
-
-    def walk(node: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.Call, ast.AST]]:
+    waiting: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
+    for node, around in waiting:
+        scope = node if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else around
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Call):
                 yield child, scope
-            yield from walk(child, child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else scope)
-
-    yield from walk(tree, tree)
+            waiting.append((child, scope))
 
 
 def _texts(expr: ast.expr, scope: ast.AST, tree: ast.Module) -> list[str]:

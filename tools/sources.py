@@ -9,7 +9,7 @@ import ast
 import io
 import tokenize
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -21,8 +21,27 @@ class Source:
 
     name: str
     path: Path
-    tree: ast.Module
-    comments: dict[int, str]
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Of the whole tree."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def comments(self) -> dict[int, str]:
+        tokens = tokenize.generate_tokens(io.StringIO(self.text).readline)
+        return {
+            token.start[0]: token.string.lstrip("# ").strip()
+            for token in tokens
+            if token.type == tokenize.COMMENT
+            and token.line.strip() != token.string
+            and not _is_for_a_tool(token.string)
+        }
 
     @property
     def file(self) -> str:
@@ -57,17 +76,13 @@ def source(name: str) -> Source:
     """The module of this dotted name."""
     base = ROOT.joinpath(*name.split("."))
     path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
-    return parse(name, path, path.read_text())
+    return Source(name, path, path.read_text())
 
 
-def parse(name: str, path: Path, text: str) -> Source:
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    comments = {
-        token.start[0]: token.string.lstrip("# ").strip()
-        for token in tokens
-        if token.type == tokenize.COMMENT and token.line.strip() != token.string and not _is_for_a_tool(token.string)
-    }
-    return Source(name, path, ast.parse(text), comments)
+@cache
+def unparse(node: ast.AST) -> str:
+    """The text of a node: a page asks for that of the same nodes again and again."""
+    return ast.unparse(node)
 
 
 def package() -> list[Source]:

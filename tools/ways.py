@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from effects import Parts, children
-from sources import Source, methods_of, own_method
+from sources import Source, methods_of, own_method, unparse
 
 CALLS_MAX = 12  # one in another: beyond, a method calls itself
 
@@ -80,7 +80,7 @@ class Walker:
             case ast.Return():
                 return self._return(stmt, way, is_shown=is_shown)
             case ast.Raise(exc=exc):
-                raised = ast.unparse(exc) if exc else ""
+                raised = unparse(exc) if exc else ""
                 is_impossible = "_impossible" in raised or "InvalidTransition" in raised
                 return [replace(way, is_over=True, is_impossible=is_impossible, is_changed=not is_impossible)]
             case ast.If():
@@ -96,7 +96,7 @@ class Walker:
             case ast.Delete():
                 return [replace(way, is_changed=True)]
             case ast.Expr(value=value):
-                if isinstance(value, ast.Call) and ast.unparse(value.func) == "assert_never":
+                if isinstance(value, ast.Call) and unparse(value.func) == "assert_never":
                     raise UndecidedError(f"assert_never is reached (line {stmt.lineno})")
                 return self._expression(value, way)
             case _:
@@ -119,7 +119,7 @@ class Walker:
         method = self._methods.get(own_method(expr) or "")
         if method is None:
             return False
-        looks = any(isinstance(each, ast.Match) and ast.unparse(each.subject) == "self.phase" for each in method.body)
+        looks = any(isinstance(each, ast.Match) and unparse(each.subject) == "self.phase" for each in method.body)
         return looks or method.name.startswith("_on_")
 
     def _if(self, stmt: ast.If, way: Way, *, is_shown: bool) -> list[Way]:
@@ -140,10 +140,10 @@ class Walker:
         if isinstance(test, ast.BoolOp):
             parts = [self._open_part(value, way) for value in test.values if self._test(value, way) is None]
             return (" and " if isinstance(test.op, ast.And) else " or ").join(parts)
-        return ast.unparse(test)
+        return unparse(test)
 
     def _match(self, stmt: ast.Match, way: Way, *, is_shown: bool) -> list[Way]:
-        ways, subject = list[Way](), ast.unparse(stmt.subject)
+        ways, subject = list[Way](), unparse(stmt.subject)
         is_decidable = subject in {"self.phase", "event"} or subject in dict(way.kinds)
         for before in self._expression(stmt.subject, way):
             for case in stmt.cases:
@@ -179,10 +179,10 @@ class Walker:
             case ast.MatchAs(pattern=inner) if inner is not None:
                 return self._fits(inner, subject, way)
             case ast.MatchValue(value=value) if subject == "self.phase":
-                return ast.unparse(value).rpartition(".")[2] == way.phase
+                return unparse(value).rpartition(".")[2] == way.phase
             case ast.MatchClass(cls=cls) if subject == "event" or subject in dict(way.kinds):
                 kind = self._event if subject == "event" else dict(way.kinds)[subject]
-                if ast.unparse(cls).rpartition(".")[2] != kind:
+                if unparse(cls).rpartition(".")[2] != kind:
                     return False
                 literal = [*pattern.patterns, *pattern.kwd_patterns]
                 return None if any(not isinstance(each, ast.MatchAs) for each in literal) else True
@@ -203,20 +203,20 @@ class Walker:
                 body = self._methods[name].body  # a property, as in `is_closed`
                 returned = body[-1].value if isinstance(body[-1], ast.Return) else None
                 return self._test(returned, way) if returned is not None else None
-            case ast.Compare(left=left, ops=[op], comparators=[right]) if ast.unparse(left) == "self.phase":
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if unparse(left) == "self.phase":
                 phases = self._phases_in(right)
                 if phases is None:
                     return None
                 return (way.phase in phases) is isinstance(op, ast.Is | ast.Eq | ast.In)
             case ast.Call(func=ast.Name(id="isinstance"), args=[value, kind]):
-                known_kind = self._event if ast.unparse(value) == "event" else dict(way.kinds).get(ast.unparse(value))
-                kinds = {each.rpartition(".")[2].strip(" ()") for each in ast.unparse(kind).split("|")}
+                known_kind = self._event if unparse(value) == "event" else dict(way.kinds).get(unparse(value))
+                kinds = {each.rpartition(".")[2].strip(" ()") for each in unparse(kind).split("|")}
                 return None if known_kind is None else known_kind in kinds
             case _:
                 return None
 
     def _phases_in(self, expr: ast.expr) -> set[str] | None:
-        if isinstance(expr, ast.Attribute) and ast.unparse(expr.value).rpartition(".")[2] == self._phases:
+        if isinstance(expr, ast.Attribute) and unparse(expr.value).rpartition(".")[2] == self._phases:
             return {expr.attr}
         if isinstance(expr, ast.Set | ast.Tuple):
             each = [self._phases_in(one) for one in expr.elts]
@@ -229,7 +229,7 @@ class Walker:
         ways = self._expression(stmt.value, way)
         targets = stmt.targets if isinstance(stmt, ast.Assign) else [stmt.target]
         if all(isinstance(target, ast.Name) for target in targets):
-            return _distinct(_hold(each, way, ast.unparse(targets[0]), _kind_of(stmt.value, way)) for each in ways)
+            return _distinct(_hold(each, way, unparse(targets[0]), _kind_of(stmt.value, way)) for each in ways)
         for target in targets:
             pairs = [(target, stmt.value)]
             if isinstance(target, ast.Tuple) and isinstance(stmt.value, ast.Tuple):
@@ -238,10 +238,10 @@ class Walker:
                 pairs = [(each, stmt.value) for each in target.elts]
             for to, value in pairs:
                 if isinstance(to, ast.Attribute | ast.Subscript):
-                    kinds = _known(way.kinds, ast.unparse(to), _kind_of(value, way))
+                    kinds = _known(way.kinds, unparse(to), _kind_of(value, way))
                     ways = [replace(each, is_changed=True, kinds=kinds) for each in ways]
                     way = replace(way, kinds=kinds)
-                if ast.unparse(to) == "self.phase":
+                if unparse(to) == "self.phase":
                     phases = sorted(self._phases_set_by(value))
                     ways = [replace(each, phase=phase) for each in ways for phase in phases]
         return _distinct(ways)
@@ -250,10 +250,10 @@ class Walker:
         found = {
             each.attr
             for each in ast.walk(value)
-            if isinstance(each, ast.Attribute) and ast.unparse(each.value).rpartition(".")[2] == self._phases
+            if isinstance(each, ast.Attribute) and unparse(each.value).rpartition(".")[2] == self._phases
         }
         if not found:
-            raise UndecidedError(f"`self.phase = {ast.unparse(value)}` names no phase (line {value.lineno})")
+            raise UndecidedError(f"`self.phase = {unparse(value)}` names no phase (line {value.lineno})")
         return found
 
     def _expression(self, expr: ast.expr, way: Way) -> list[Way]:
@@ -287,7 +287,7 @@ class Walker:
         ways = [way]
         for each in [*call.args, *[keyword.value for keyword in call.keywords]]:
             ways = _distinct(after for one in ways for after in self._expression(each, one))
-        called = ast.unparse(call.func)
+        called = unparse(call.func)
         name = called.rpartition(".")[2]
         if (own := own_method(call)) is not None and own in self._methods:
             return _distinct(after for one in ways for after in self._call(self._methods[own], one, call))
@@ -335,12 +335,12 @@ class Walker:
     def _case_text(case: ast.match_case, subject: str, *, known: bool | None) -> str:
         if known is True:
             return ""
-        guard = ast.unparse(case.guard) if case.guard else ""
+        guard = unparse(case.guard) if case.guard else ""
         if subject in {"self.phase", "event"} or (
             isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None
         ):
             return guard
-        pattern = f"{subject} is {ast.unparse(case.pattern)}"
+        pattern = f"{subject} is {unparse(case.pattern)}"
         return f"{pattern} and {guard}" if guard else pattern
 
     def _case_comment(self, case: ast.match_case) -> str:
@@ -357,7 +357,7 @@ def _with(actions: tuple[str, ...], more: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _is_assert_never(case: ast.match_case) -> bool:
-    return ast.unparse(case.body[0]).startswith("assert_never")
+    return unparse(case.body[0]).startswith("assert_never")
 
 
 def _kind_of(expr: ast.expr, way: Way) -> str | None:
@@ -366,7 +366,7 @@ def _kind_of(expr: ast.expr, way: Way) -> str | None:
         case ast.Call(func=ast.Name(id=name)) if name.lstrip("_")[:1].isupper():
             return name
         case ast.Name() | ast.Attribute():
-            return dict(way.kinds).get(ast.unparse(expr))
+            return dict(way.kinds).get(unparse(expr))
         case _:
             return None
 

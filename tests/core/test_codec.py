@@ -444,7 +444,7 @@ def test_what_may_be_missing_is_null_and_not_left_out() -> None:
 )
 def test_nesting_however_deep_is_refused(pattern: str) -> None:
     # Somewhere below Python's limit JSON can be read, and not be written again.
-    for depth in (*range(850, 1000), 100_000):
+    for depth in (*range(850, 1000, 1 if pattern == "%s" else 10), 100_000):
         for opening, closing in (("[", "]"), ('{"a":', "}")):
             body = pattern % (opening * depth + "1" + closing * depth)
             with pytest.raises(WireError):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from kit.stories.coordinator import Story, failure, node, stories, told
+from kit.stories.coordinator import failure, node
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
@@ -13,11 +12,6 @@ from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: Story) -> None:
-    assert told(story) == list(story.lines)
 
 
 def coordinator(*nodes: m.Node, max_nodes: int, max_restarts: int = 3) -> tuple[Coordinator, list[Any]]:

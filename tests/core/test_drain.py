@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from kit.stories.coordinator import Story
-from kit.stories.drains import Told, stories, told
+from kit.stories.drains import Told
 
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Answer, Ask, Stage, Verb
 from aelastic.rdzv.requests import drain as d
 from aelastic.rdzv.requests.drain import Crew
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: Story) -> None:
-    assert told(story) == list(story.lines)
 
 
 @pytest.mark.parametrize("line", ["a asks drain", "a asks stop"])

@@ -9,7 +9,7 @@ import core_pages
 import generate_docs
 import pytest
 from machines import Core, invariants_of, read_core
-from sources import ROOT, Source, fields_of, methods_of, own_method, parse
+from sources import ROOT, Source, fields_of, methods_of, own_method
 from ways import UndecidedError
 
 FIELDS_MAX = 15  # of a core
@@ -82,7 +82,7 @@ def test_no_page_is_stale() -> None:
 
 
 def core_of(text: str) -> Core:
-    return read_core(parse("lamp", ROOT / "lamp.py", text), "Lamp")
+    return read_core(Source("lamp", ROOT / "lamp.py", text), "Lamp")
 
 
 def test_a_pair_is_an_act_a_note_an_ignored_event_or_impossible() -> None:
@@ -148,36 +148,30 @@ def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> Non
     open_matches = LAMP.replace(
         "            case _:\n                assert_never(", "            case _:\n                print("
     )
-    lamp = parse("lamp", ROOT / "lamp.py", open_matches).definition("Lamp")
+    lamp = Source("lamp", ROOT / "lamp.py", open_matches).definition("Lamp")
     assert isinstance(lamp, ast.ClassDef)
     assert unproven(lamp) == ["_on_break", "_dispatch: match event", "_on_press: match self.phase"]
     guarded = open_matches.replace(
         "        match event:",
         "        match self.phase:\n            case _:\n                pass\n        match event:",
     )
-    lamp = parse("lamp", ROOT / "lamp.py", guarded).definition("Lamp")
+    lamp = Source("lamp", ROOT / "lamp.py", guarded).definition("Lamp")
     assert isinstance(lamp, ast.ClassDef)
     assert unproven(lamp) == ["_dispatch: match self.phase", "_dispatch: match event", "_on_press: match self.phase"]
 
 
-@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
-def test_a_core_is_small_and_proves_that_each_pair_of_phase_and_event_is_decided(
-    module: Source, cls: ast.ClassDef
-) -> None:
-    assert unproven(cls) == []
-    assert len(fields_of(module, cls)) <= FIELDS_MAX
-    invariants = invariants_of(module, cls)
-    assert invariants and all(sentence for _, sentence in invariants)
+def test_a_core_is_small_and_proves_that_each_pair_of_phase_and_event_is_decided() -> None:
+    for module, cls in core_pages.all_cores():
+        assert unproven(cls) == [], cls.name
+        assert len(fields_of(module, cls)) <= FIELDS_MAX, cls.name
+        invariants = invariants_of(module, cls)
+        assert invariants and all(sentence for _, sentence in invariants), cls.name
 
 
-@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
-def test_what_a_core_ignores_has_a_reason(module: Source, cls: ast.ClassDef) -> None:
-    core = read_core(module, cls.name)
-    silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
-    assert not silent, "say why in a comment: `return []  # …`"
-
-
-@pytest.mark.parametrize("module, cls", core_pages.all_cores(), ids=lambda part: getattr(part, "name", ""))
-def test_phases_events_and_actions_of_a_core_are_explained(module: Source, cls: ast.ClassDef) -> None:
-    core = read_core(module, cls.name)
-    assert [name for name, text in [*core.phases.items(), *core.events, *core.actions] if not text] == []
+def test_what_a_core_ignores_has_a_reason_and_all_else_is_explained() -> None:
+    for module, cls in core_pages.all_cores():
+        core = read_core(module, cls.name)
+        silent = {pair for pair, ways in core.ways.items() for way in ways if way.is_ignored and not way.note}
+        assert not silent, f"{cls.name}: say why in a comment: `return []  # …`"
+        named = [*core.phases.items(), *core.events, *core.actions]
+        assert [name for name, text in named if not text] == [], cls.name

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
+from sources import Source, source
 
 PACKAGE = Path(__file__).parents[2] / "aelastic"
 
@@ -63,6 +66,13 @@ MODULES_MAX = 15  # of a folder
 LINES_MAX = 400  # of a file
 
 
+def source_of(module: str) -> Source:
+    return source(f"aelastic.{module}".removesuffix("."))
+
+
+Findings: TypeAlias = dict[str, list[str]]  # by the module or the folder
+
+
 def _name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix("__init__").removesuffix(".")
 
@@ -70,6 +80,10 @@ def _name(path: Path) -> str:
 FILES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 MODULES = [name for name in FILES if name]  # `aelastic/__init__.py` holds names only, imported when used
 FOLDERS = [name for name, path in FILES.items() if path.name == "__init__.py"]
+
+
+def _without_empty(findings: Findings) -> Findings:
+    return {name: sorted(found) for name, found in findings.items() if found}
 
 
 def folder_of(module: str) -> str:
@@ -82,14 +96,23 @@ def is_within(name: str, place: str) -> bool:
 
 def place_of(module: str) -> str:
     """The entry of `FLOORS` that a module belongs to: the longest that its name begins with."""
-    return max((place for place in FLOOR_OF if is_within(module, place)), key=len, default="")
+    parts = module.split(".")
+    prefixes = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in FLOOR_OF), "")
+
+
+CORE_MODULES = [module for module in MODULES if any(is_within(module, core) for core in CORES)]
+
+
+def nodes_of(module: str) -> list[ast.AST]:
+    return source_of(module).nodes
 
 
 @cache
 def imports_of(module: str) -> frozenset[str]:
     """What a module imports, early or late, in dotted names; ours begin with `aelastic.`."""
     found = set()
-    for node in ast.walk(ast.parse(FILES[module].read_text())):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -98,6 +121,7 @@ def imports_of(module: str) -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
 def ours_in(module: str) -> set[str]:
     """Our own modules that a module imports, by their names below `aelastic`."""
     return {name.removeprefix("aelastic.") for name in imports_of(module) if name.startswith("aelastic.")}
@@ -105,7 +129,7 @@ def ours_in(module: str) -> set[str]:
 
 def offered_by(folder: str) -> list[str] | None:
     """The modules that others may import, as the folder's `__all__` has them."""
-    for node in ast.parse(FILES[folder].read_text()).body:
+    for node in source_of(folder).tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and "__all__" in ast.unparse(node) and node.value:
             return list(ast.literal_eval(node.value))
     return None
@@ -115,19 +139,23 @@ def test_every_module_has_a_floor() -> None:
     assert [module for module in MODULES if not place_of(module)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_from_its_own_folder_and_from_lower_floors_only(module: str) -> None:
-    others = {other for other in ours_in(module) if place_of(other) != place_of(module)}
-    assert not {other for other in others if FLOOR_OF[place_of(other)] >= FLOOR_OF[place_of(module)]}
+def _from_too_high(module: str) -> list[str]:
+    place = place_of(module)
+    elsewhere = [(other, place_of(other)) for other in ours_in(module) if place_of(other) != place]
+    return [other for other, its_place in elsewhere if FLOOR_OF[its_place] >= FLOOR_OF[place]]
+
+
+def test_a_module_imports_from_its_own_folder_and_from_lower_floors_only() -> None:
+    assert _without_empty({module: _from_too_high(module) for module in MODULES}) == {}
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
     TopologicalSorter({module: ours_in(module) - {module} for module in MODULES}).prepare()  # raises, with the circle
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if any(is_within(module, core) for core in CORES)])
-def test_a_core_imports_nothing_that_waits(module: str) -> None:
-    assert not {name.partition(".")[0] for name in imports_of(module)} & NOT_FOR_CORES
+def test_a_core_imports_nothing_that_waits() -> None:
+    packages = {module: {name.partition(".")[0] for name in imports_of(module)} for module in CORE_MODULES}
+    assert _without_empty({module: [*(used & NOT_FOR_CORES)] for module, used in packages.items()}) == {}
 
 
 def _written_in(node: ast.AST) -> list[ast.expr]:
@@ -143,33 +171,34 @@ def _written_in(node: ast.AST) -> list[ast.expr]:
     return [part.value if isinstance(part, ast.Subscript) else part for part in each]
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if any(is_within(module, core) for core in CORES)])
-def test_no_part_of_a_core_writes_another_ones_field(module: str) -> None:
-    """It is told what has happened, by a call: whoever reads the part sees all that changes it."""
-    written = [part for node in ast.walk(ast.parse(FILES[module].read_text())) for part in _written_in(node)]
+def _foreign_fields(module: str) -> list[str]:
+    written = [part for node in nodes_of(module) for part in _written_in(node)]
     foreign = [part for part in written if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Attribute)]
-    assert [ast.unparse(part) for part in foreign] == []
+    return [ast.unparse(part) for part in foreign]
 
 
-@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder])
-def test_others_import_only_what_a_folder_offers(folder: str) -> None:
-    used = {
-        other
-        for module in FILES
-        if not is_within(folder_of(module), folder)
-        for other in ours_in(module)
-        if folder_of(other) == folder
-    }
+def test_no_part_of_a_core_writes_another_ones_field() -> None:
+    """A part changes by its own methods only: its readers see all that changes it."""
+    assert _without_empty({module: _foreign_fields(module) for module in CORE_MODULES}) == {}
+
+
+def _used_though_not_offered(folder: str) -> list[str]:
+    outside = [module for module in FILES if not is_within(folder_of(module), folder)]
+    used = {other for module in outside for other in ours_in(module) if folder_of(other) == folder}
     offered = offered_by(folder)
-    assert offered is not None, "its `__init__` has no `__all__`"
-    assert used <= {f"{folder}.{name}" for name in offered}
+    if offered is None:
+        return ["its `__init__` has no `__all__`"]
+    return [*(used - {f"{folder}.{name}" for name in offered})]
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_a_folder_and_its_files_are_of_a_size_to_be_held_in_mind(folder: str) -> None:
-    files = {name: path for name, path in FILES.items() if folder_of(name) == folder}
-    assert len(files) <= MODULES_MAX
-    assert [name for name, path in files.items() if path.read_text().count("\n") > LINES_MAX] == []
+def test_others_import_only_what_a_folder_offers() -> None:
+    assert _without_empty({folder: _used_though_not_offered(folder) for folder in FOLDERS if folder}) == {}
+
+
+def test_a_folder_and_its_files_are_of_a_size_to_be_held_in_mind() -> None:
+    sizes = Counter(folder_of(name) for name in FILES)
+    assert [folder for folder, size in sizes.items() if size > MODULES_MAX] == []
+    assert [name for name, path in FILES.items() if path.read_text().count("\n") > LINES_MAX] == []
 
 
 def test_each_file_of_tests_has_a_name_of_its_own() -> None:

@@ -8,6 +8,7 @@ import pyte
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.effort import examples
 
 from aelastic.logs import live_lines
 from aelastic.logs.live_lines import LiveLines, cut_to, overlaid, width_of
@@ -136,7 +137,7 @@ def screen_of(data: bytes) -> list[str]:
     return [row.rstrip() for row in screen.display]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @example(b"\r\r\n\ra", [3], False)
 @given(DATA, CUTS, st.booleans())
 def test_a_terminal_shows_the_same_as_without(data: bytes, cuts: list[int], holds_text: bool) -> None:
@@ -152,7 +153,7 @@ def test_a_terminal_shows_the_same_as_without(data: bytes, cuts: list[int], hold
     assert plain[: len(seen)] == seen and not any(plain[len(seen) :])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(DATA, CUTS, st.sampled_from([None, b"P:"]), st.booleans())
 def test_without_returns_every_byte_is_shown(data: bytes, cuts: list[int], prefix: bytes | None, holds: bool) -> None:
     data = data.replace(b"\r", b"")
@@ -164,7 +165,7 @@ def test_without_returns_every_byte_is_shown(data: bytes, cuts: list[int], prefi
     assert shown == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.sampled_from([b"\n", b"\r", UP, b"\x1b[2A", *TEXTS]), max_size=20).map(b"".join), CUTS)
 def test_whatever_comes_no_row_is_wild_and_the_end_shows_what_was_last(data: bytes, cuts: list[int]) -> None:
     lines = lines_of()

@@ -7,22 +7,14 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
-from kit.stories import coordinator
 from kit.stories import member as phases
 from kit.stories.member import NODE, TERMS, Story, busy, record
-from kit.stories.member_texts import stories, told
 
 from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL, to_text
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: coordinator.Story) -> None:
-    assert told(story) == list(story.lines)
-
 
 STORIES: dict[Phase, Callable[[], Story]] = {phase: getattr(phases, phase) for phase in Phase}
 

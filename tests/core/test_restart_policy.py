@@ -1,4 +1,4 @@
-"""What follows from the end of a round: the rules' words, what counts as proof, as progress, and what is spent."""
+"""What follows from the end of a round: stories (`stories/decisions/`), the words of rules, what counts as proof and as progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.stories.coordinator import failure as killed
 from kit.stories.coordinator import node
+from kit.stories.decisions import raised
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
@@ -19,7 +20,7 @@ from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, innocence, otherwise
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, innocence
 from aelastic.rdzv.restart_rules import (
     ACTIONS,
     CONDITIONS,
@@ -33,15 +34,7 @@ from aelastic.rdzv.restart_rules import (
 )
 from aelastic.rdzv.single_node import SingleNode
 
-TYPO = "KeyError: 'lr'"
 NOTHING = Reached()
-
-
-def raised(message: str = TYPO, line: int = 40, before: str = "", **more: Any) -> ProcessFailure:
-    """A failure by an exception that was raised in the user's script, below a library's code."""
-    frames = [f'  File "/job/train.py", line {line}, in <module>', '  File "/venv/site-packages/x.py", line 7, in f']
-    text = "\n".join([*([before, ""] if before else []), "Traceback (most recent call last):", *frames, message])
-    return ProcessFailure.from_elsewhere("h", 3, 0, 77, more.pop("exitcode", 1), message, text, 1000, **more)
 
 
 def decide(policy: RestartPolicy, *failures: ProcessFailure, reached: Reached = NOTHING, life_s: float = 1) -> Decision:
@@ -181,27 +174,6 @@ def test_a_complaint_about_options_is_the_cause() -> None:
     assert ProcessFailure(0, 1, 3, "", stderr_tail=said).message == "exited with code 3"
 
 
-def test_the_same_error_twice_without_progress_ends_the_job() -> None:
-    decision = decide(RestartPolicy(3), raised(), raised())
-    assert decision.is_final and decision.text == (
-        "rank 3 failed on h: KeyError: 'lr' at /job/train.py:40, twice without progress: "
-        "restarting will not help (--restart-policy)"
-    )
-
-
-@pytest.mark.parametrize(
-    "failures",
-    [
-        (raised(), raised(line=41)),
-        (raised(), raised("TypeError: x")),
-        (raised(), killed("a"), raised()),
-        (raised("ValueError: x"), raised("ValueError: x")),  # may heal by itself
-    ],
-)
-def test_anything_else_is_restarted(failures: tuple[ProcessFailure, ...]) -> None:
-    assert decide(RestartPolicy(3), *failures).text.endswith(f"; restart {len(failures)} of 3")
-
-
 def died(code: str) -> ProcessFailure:
     """A worker that has ended by what its script raises."""
     try:
@@ -262,14 +234,6 @@ def test_what_heals_by_itself_is_never_proof(code: str) -> None:
     assert not decide(ruled("same-error any: stop; *: restart", 5), *[died(code)] * 5).is_final
 
 
-def test_who_asks_for_more_proof_gets_more_but_never_of_what_the_world_does() -> None:
-    policy = ruled("same-error any: stop; *: restart")
-    assert decide(policy, raised("ValueError: x"), raised("ValueError: x")).is_final
-    world = raised("OSError: [Errno 5] Input/output error")
-    assert not decide(policy, world, world, world).is_final
-    assert not decide(ruled("*: restart"), raised(), raised(), raised()).is_final, "the rule is left out"
-
-
 @pytest.mark.parametrize(
     "known, reached, is_complete, has_advanced",
     [
@@ -303,70 +267,6 @@ def test_what_is_not_known_changes_nothing() -> None:
     assert most_of(Reached(3), None, Reached(NONE, 7, 2.0)) == Reached(3, 7, 2.0)
 
 
-def test_an_error_that_comes_back_after_progress_is_no_proof() -> None:
-    assert not decide(RestartPolicy(9), *[raised()] * 5, life_s=61.0).is_final
-    assert not decide(RestartPolicy(9), raised(), raised(), reached=Reached(step=UNKNOWN)).is_final
-
-
-# Conditions and actions.
-
-
-@pytest.mark.parametrize(
-    "condition, failure, holds",
-    [
-        ("exit 3", raised(exitcode=3), True),
-        ("exit 2-4", raised(exitcode=5), False),
-        ("signal SEGV", killed("a"), True),
-        ("signal TERM", killed("a", -15), True),
-        ("signal BUS", killed("a"), False),
-        ("error KeyError", raised(), True),
-        ("error '^ValueError'", raised(), False),
-        ("oom", raised("torch.OutOfMemoryError: CUDA out of memory"), True),
-        ("oom", killed("a").replace(oom="killed for want of memory"), True),
-        ("oom", raised(), False),
-        ("hang", killed("a", -15).replace(found_by="hang"), True),
-        ("hang", killed("a"), False),
-        ("node-lost", raised(), False),
-        ("drained", raised(), False),
-        ("*", raised(), True),
-    ],
-)
-def test_a_condition_holds(condition: str, failure: ProcessFailure, holds: bool) -> None:
-    decision = decide(ruled(f"{condition}: stop; *: restart"), failure)
-    assert decision.is_final is holds and (
-        not holds or decision.text.endswith(f"; {condition}: stop (--restart-policy)")
-    )
-
-
-def test_the_first_rule_that_matches_counts() -> None:
-    policy = ruled("exit 1: ignore; error KeyError: stop; *: restart")
-    assert decide(policy, raised()) == Decision("rank 3 failed on h; this restart costs none (exit 1: ignore)")
-
-
-def test_a_rule_has_a_budget_of_its_own_and_waits_longer_each_time() -> None:
-    policy, failures = ruled("*: restart 2/1h after 1s..90s", max_restarts=0), [raised(), raised(), raised()]
-    first, second, third = (decide(policy, *failures[:count]) for count in (1, 2, 3))
-    assert first == Decision("rank 3 failed on h; restart 1 of 2 within 1h, after 1 s", False, False, 1.0, 0, 3600.0)
-    assert (second.delay_s, second.is_charged) == (2.0, False)
-    assert third.is_final and third.text.endswith(
-        "; all restarts of its rule are spent (*: restart 2/1h after 1s..90s)"
-    )
-    assert decide(policy, *[raised()] * 2, life_s=3601.0).text.endswith("restart 1 of 2 within 1h, after 1 s")
-
-
-def test_a_rule_that_is_spent_gives_way_to_the_next_that_matches() -> None:
-    policy = ruled("error KeyError: restart 1/1h; exit 1: ignore")
-    assert decide(policy, raised(), raised()).text.endswith("(exit 1: ignore)")
-    assert decide(policy, raised(), killed("a")).text.endswith("restart 1 of 3"), "what no rule matches"
-
-
-def test_without_progress_so_often_in_a_row() -> None:
-    policy = ruled("no-progress 3: stop; *: restart", max_restarts=9)
-    assert not decide(policy, *[killed("a")] * 2).is_final
-    assert decide(policy, *[killed("a")] * 3).is_final
-    assert not decide(policy, *[killed("a")] * 5, life_s=61.0).is_final
-
-
 def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
     lost = End(Cause("node n was lost", is_loss=True))
     assert RestartPolicy(0).decide(lost) == ruled("*: stop").decide(lost) == Decision("node n was lost")
@@ -375,27 +275,6 @@ def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
     assert not ruled("node-lost: stop").decide(End(Cause("node n left"))).is_final
     assert RestartPolicy(3).after_drain("spot") == ruled("drained: ignore").after_drain("spot") == ""
     assert ruled("drained: stop").after_drain("spot") == "spot; drained: stop (--restart-policy)"
-
-
-def test_what_no_restart_may_follow_ends_the_job_whatever_is_asked() -> None:
-    assert decide(ruled("*: ignore"), raised().replace(is_final=True)).is_final
-
-
-@pytest.mark.parametrize(
-    "policy, failures, change",
-    [
-        (RestartPolicy(0), [killed("a")], "--max-restarts N"),
-        (RestartPolicy(1), [killed("a")] * 2, "a larger --max-restarts, or a rule with a budget of its own"),
-        (RestartPolicy(3), [raised()] * 2, "a step that is new (--progress), or --restart-policy '*: restart'"),
-        (ruled("*: restart 1/1h"), [killed("a")] * 2, "a larger budget in that rule, or another rule after it"),
-        (ruled("exit 1: stop"), [raised()], "another rule in its place"),
-        (RestartPolicy(3), [killed("a")], ""),
-    ],
-)
-def test_what_would_have_changed_a_decision_is_said(
-    policy: RestartPolicy, failures: list[ProcessFailure], change: str
-) -> None:
-    assert otherwise(decide(policy, *failures).text) == change
 
 
 # In the coordinator.

@@ -1,4 +1,4 @@
-"""Event logs become a story: blocks, lives, restarts and what they cost."""
+"""Event logs become a timeline: stories as text (`stories/timelines/`), clocks that differ, damage, and several runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.stories.timelines import changed, logs_of, story_of
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
-from aelastic.observe.run_events import Noticed, Progressed, RoundFormed, RunEnded, StopAsked, Waited, WorkerEnded
+from aelastic.observe.run_events import RunEnded
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import UNKNOWN_END_S, NodeStory
 from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
@@ -34,92 +34,11 @@ def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
 # One run.
 
 
-def test_rows_are_cut_into_phases_without_gaps_and_lives_one_for_each_generation() -> None:
-    node = story_of(*a_crash()).nodes[1]
-
-    assert blocks_of(node) == [
-        ("rendezvous", 0.0, 1.0), ("spawn", 1.0, 1.2), ("run", 1.2, 10.0), ("detect", 10.0, 10.01), ("stop", 10.01, 10.11),
-        ("await", 10.11, 10.12), ("rendezvous", 10.12, 10.2), ("spawn", 10.2, 10.3), ("run", 10.3, 20.1),
-        ("barrier", 20.1, 20.2),
-    ]  # fmt: skip
-    lives = sorted((life.local_rank, life.generation, life.rank, life.outcome) for life in node.lives)
-    assert lives == [
-        (0, 1, 2, "failed"), (0, 2, 2, "succeeded"), (1, 1, 3, "stopped"), (1, 2, 3, "succeeded"),
-    ]  # fmt: skip
-    failed = next(life for life in node.lives if life.outcome == "failed")
-    assert failed.headline == "RuntimeError: loss is NaN"
-    assert (failed.start, failed.end, failed.known_at) == pytest.approx((1.2, 10.0, 10.01), abs=1e-5)
-
-
-def test_a_restart_goes_from_the_failure_until_all_workers_run_again_and_each_nodes_phases_add_up() -> None:
-    story = story_of(*a_crash())
-    (restart,) = story.restarts
-
-    assert restart.is_over
-    assert (restart.start, restart.end) == pytest.approx((10.0, 10.3), abs=1e-5)
-    assert restart.culprit == "rank 2 on node-b: RuntimeError: loss is NaN"
-    assert (restart.cause, restart.round, restart.next_round) == ("failure", 1, 2)
-    spent = [
-        [share.spent(name) for name in ("detect", "stop", "await", "rendezvous", "spawn")] for share in restart.shares
-    ]
-    # Until node-a was told, its workers ran in vain.
-    assert spent[0] == pytest.approx([0.02, 0.08, 0.0, 0.10, 0.05], abs=1e-5)
-    assert spent[1] == pytest.approx([0.01, 0.10, 0.01, 0.08, 0.10], abs=1e-5)
-    assert restart.shares[1].total == pytest.approx(restart.took_s, abs=1e-5)
-
-    whole = {name: seconds for name, seconds in story.spent.items() if seconds}
-    assert whole == pytest.approx({"trained": 18.61, "starting": 1.49, "waiting": 0.1}, abs=1e-5)
-    assert sum(whole.values()) == pytest.approx(story.length_s)
-    assert (story.state, story.reason) == ("SUCCEEDED", "every worker succeeded")
-
-
-def test_an_unhealthy_worker_fails_when_that_is_noticed() -> None:
-    a = alone()
-    a.tell(5.0, Noticed(1, 1, 1, "hang", "no sign of life for 60 s", is_stopped=True))
-    a.told(5.01, "rank 1 failed on node-a; restart 1 of 3")
-    a.stopped(5.2, 0, 1)
-    a.formed(5.3, 2, 0, nodes=1, restarts=1)
-    a.started(5.4)
-
-    (restart,) = story_of(a).restarts
-
-    assert (restart.start, restart.end) == pytest.approx((5.0, 5.4), abs=1e-5)
-    assert restart.culprit == "rank 1: no sign of life for 60 s (on node-a)"
-
-
-def test_what_takes_no_time_is_a_mark() -> None:
-    a = NodeLog("node-a")
-    a.tell(0.5, Waited("node-b is missing"))
-    a.tell(0.6, StopAsked(15))
-    a.tell(0.7, RunEnded(WorkerState.STOPPED, "the agent was asked to stop (SIGTERM)"))
-
-    story = story_of(a)
-
-    assert [(mark.kind, mark.text) for mark in story.nodes[0].marks] == [
-        ("waited", "node-b is missing"), ("stop asked", "asked to stop (signal 15)"),
-    ]  # fmt: skip
-    assert story.spent["waiting"] == pytest.approx(0.7, abs=1e-5)
-    assert story.state == "STOPPED"
-
-
 def test_what_would_have_changed_an_end_is_said_with_it() -> None:
     a = a_start()
     a.tell(1.0, RunEnded(WorkerState.FAILED, "rank 0 failed on node-a; restarts are off (max_restarts is 0)"))
 
     assert story_of(a).reason.endswith("; restarts are off (max_restarts is 0) (changed by --max-restarts N)")
-
-
-def test_a_life_says_how_far_its_output_came() -> None:
-    a = NodeLog("node-a")
-    a.tell(0.4, RoundFormed(1, 1, 0, 0, 1, 0, 2, 2))
-    a.tell(0.5, Progressed(1, 0, 0, 40, 1000, 2.5, 384.0))
-    a.tell(0.6, Progressed(1, 0, 0, 41))
-    a.tell(0.7, WorkerEnded(1, 0, 0, "succeeded"))
-    a.tell(0.8, Progressed(1, 0, 0, 1000, 1000, is_last=True))
-    a.tell(0.9, WorkerEnded(1, 1, 1, "succeeded"))
-
-    lives = story_of(a).nodes[0].lives
-    assert [life.progress for life in lives] == ["step 1000 of 1000", ""]
 
 
 # Several nodes.
@@ -148,16 +67,6 @@ def test_clocks_that_agree_are_left_alone() -> None:
     assert not story.notes
 
 
-def test_a_node_that_shares_no_round_is_placed_by_its_wall_clock() -> None:
-    stranger = NodeLog("node-c", begins=4.0)
-    stranger.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
-
-    story = story_of(*a_crash(), stranger)
-
-    assert story.nodes[2].begins == pytest.approx(4.0, abs=1e-5)
-    assert any("its own wall clock" in note for note in story.notes)
-
-
 def test_agents_of_one_host_are_told_apart() -> None:
     a = NodeLog("node-a", pid=1)
     b = NodeLog("node-a", pid=2)
@@ -165,58 +74,7 @@ def test_agents_of_one_host_are_told_apart() -> None:
     assert {node.name for node in story_of(a, b).nodes} == {"node-a · 1", "node-a · 2"}
 
 
-def test_a_node_that_vanished_was_gone_when_a_round_formed_without_it() -> None:
-    story = story_of(*a_node_lost())
-    lost = next(node for node in story.nodes if node.name == "node-b")
-
-    assert lost.closing == "unknown"
-    assert (lost.ends, lost.gone_by) == pytest.approx((1.1, 5.2), abs=1e-5)
-    assert [life.outcome for life in lost.lives] == ["open", "open"]
-    assert lost.blocks[-1].name == "run" and lost.blocks[-1].is_open
-    assert story.state == "SUCCEEDED"
-
-
-def test_a_change_of_nodes_costs_from_when_the_first_agent_is_told() -> None:
-    left, joined = story_of(*a_node_lost()).restarts
-
-    assert (left.cause, left.culprit, left.reason) == ("membership", "", "node-b is lost")
-    assert (left.start, left.end) == pytest.approx((5.0, 5.3), abs=1e-5)
-    assert len(left.shares) == 1  # the lost node has none
-    assert (joined.start, joined.end) == pytest.approx((6.1, 6.4), abs=1e-5)
-    newcomer = joined.shares[1]
-    assert newcomer.spent("rendezvous") == pytest.approx(0.2, abs=1e-5)  # it had waited longer, before
-    assert newcomer.spent("detect") == 0
-
-
-def test_a_restart_that_another_one_interrupts_is_not_over() -> None:
-    a = alone()
-    a.told(2.0, "node-b joins", "membership", 0)
-    a.stopped(2.1, 0, 1)
-    a.formed(2.2, 2, 0, nodes=1)
-    a.told(2.3, "node-c joins", "membership", 0)
-    a.stopped(2.4, 0, 1)
-    a.formed(2.5, 3, 0, nodes=1)
-    a.started(2.6)
-
-    first, second = story_of(a).restarts
-
-    assert (first.is_over, second.is_over) == (False, True)
-    assert (first.end, second.start, second.end) == pytest.approx((2.3, 2.3, 2.6), abs=1e-5)
-
-
 # Damage.
-
-
-def test_a_log_that_breaks_off_is_told_as_far_as_it_goes() -> None:
-    a, b = a_crash()
-    cut = b.lines.index(next(line for line in b.lines if b"detect" in line))
-    del b.lines[cut:]
-
-    node = story_of(a, b).nodes[1]
-
-    assert node.closing == "unknown"
-    assert blocks_of(node)[-1] == ("run", 1.2, 10.01)
-    assert sorted(life.outcome for life in node.lives) == ["failed", "open"]
 
 
 def test_a_killed_agent_lived_as_long_as_it_gave_signs_of_life() -> None:

@@ -9,15 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.stories.coordinator import Story
-from kit.stories.timers import CHILD, EPOCH_S, STRANGER, WORKERS, Told, line, stories, told
+from kit.stories.timers import CHILD, EPOCH_S, STRANGER, WORKERS, Told, line
 
 from aelastic.hangs import timer_rules as t
-
-
-@pytest.mark.parametrize("story", stories(), ids=str)
-def test_a_story_goes_as_it_is_told(story: Story) -> None:
-    assert told(story) == list(story.lines)
 
 
 def test_without_timers_nothing_is_armed() -> None:

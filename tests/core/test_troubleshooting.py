@@ -7,7 +7,7 @@ import re
 
 import messages
 import pytest
-from sources import ROOT, package, parse
+from sources import ROOT, Source, package
 
 PAGE = ROOT / "docs/reference/troubleshooting.md"
 ENVIRONMENT = ROOT / "docs/reference/environment.md"
@@ -50,7 +50,7 @@ def test_each_message_of_the_code_is_explained_and_each_that_is_explained_is_in_
     ],
 )
 def test_a_message_is_found_wherever_it_is_made(monkeypatch: pytest.MonkeyPatch, code: str, texts: list[str]) -> None:
-    module = parse("aelastic.rdzv.x", ROOT / "aelastic/x.py", f"class InputError(Exception): ...\n{code}\n")
+    module = Source("aelastic.rdzv.x", ROOT / "aelastic/x.py", f"class InputError(Exception): ...\n{code}\n")
     monkeypatch.setattr(messages, "package", lambda: [module])
     assert sorted(messages.messages()) == texts
 
@@ -59,7 +59,7 @@ def test_each_variable_that_the_code_names_is_listed() -> None:
     named = {
         node.value: module.name
         for module in package()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and VARIABLE.fullmatch(node.value)
     }
     page = ENVIRONMENT.read_text()

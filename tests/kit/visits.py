@@ -1,6 +1,6 @@
 """What a core visits to handle one event: how many steps Python takes, and how much memory these hold at most.
 
-Steps are bytecodes, so a loop counts also where it is on one line.  What C does at once shows otherwise: a copy in the
+Steps are lines; a loop on one line counts as one for each turn.  What C does at once shows otherwise: a copy in the
 memory it takes, and a search for a `Name` in the steps of its comparisons.
 """
 
@@ -46,8 +46,7 @@ def visits(act: Act) -> Visits:
 
     def count(frame: FrameType, what: str, _: Any) -> Any:
         nonlocal steps
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        steps += what == "opcode"
+        steps += what == "line"
         return count
 
     before, was_checking = sys.gettrace(), machine._is_checking

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +42,10 @@ def failure(rank: int, *, is_final: bool, exitcode: int = 1, line: int = 0) -> P
     return found.replace(message="KeyError: 1", traceback=text) if line else found
 
 
-def messages(round_: st.SearchStrategy[int], notice_id: st.SearchStrategy[int]) -> st.SearchStrategy[m.NodeMessage]:
+@cache  # what it builds is validated when it is first drawn from
+def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessage]:
+    round_ = st.sampled_from([last_round, max(last_round - 1, 0)])
+    notice_id = st.sampled_from([last_notice, max(last_notice - 1, 0)])
     failures = st.builds(
         failure, st.integers(0, 1), is_final=st.just(False) | st.booleans(), exitcode=st.sampled_from([1, 2]),
         line=st.sampled_from([0, 4, 4, 5]),
@@ -78,13 +83,7 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
         message = (
             m.Ready(NODE, data.draw(st.sampled_from(PROGRESS)) if many.round else None)
             if is_ready
-            else data.draw(
-                messages(
-                    st.sampled_from([many.round, max(many.round - 1, 0)]),
-                    st.sampled_from([many.drain.notice_id, max(many.drain.notice_id - 1, 0)]),
-                ),
-                "message",
-            )
+            else data.draw(messages(many.round, many.drain.notice_id), "message")
         )
         if isinstance(message, r.Frozen) and not many.drain.is_on:
             continue  # a node that was held by a coordinator before: here is none

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
 import pytest
+from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent.channels import NoticePages
 from aelastic.agent.requests import notice_sources
@@ -65,15 +66,23 @@ def notice(number: int, stage: r.Stage, save_at: int = 0, round_: int = 2, kill_
     return r.Notice(number, round_, stage, save_at, False, kill_s, REASON)
 
 
-@pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    node = Node(tmp_path)
-    task = asyncio.create_task(node.notices.run())
-    yield node
-    task.cancel()
-    node.pages.close()
+def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
+    """A test of a node whose notices run, on a clock that costs no time."""
+
+    async def run(tmp_path: Path) -> None:
+        node = Node(tmp_path)
+        task = asyncio.create_task(node.notices.run())
+        try:
+            await test(node)
+        finally:
+            task.cancel()
+            node.pages.close()
+
+    run.__name__ = test.__name__
+    return on_virtual_time(run)
 
 
+@of_a_node
 async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(node: Node) -> None:
     words = node.begin()
     node.notices.on_told(notice(5, r.Stage.FREEZE))
@@ -91,6 +100,7 @@ async def test_ranks_are_held_and_counted_then_they_save_and_the_node_says_so(no
     await node.until(lambda: node.pages.phase == NONE)
 
 
+@of_a_node
 async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_again(node: Node) -> None:
     node.begin()
     for number, has_ended in ((5, False), (6, True)):
@@ -103,18 +113,19 @@ async def test_a_round_whose_workers_end_for_a_notice_that_is_called_off_begins_
     assert isinstance(asked, r.Ask) and asked.verb is r.Verb.RESTART and not asked.at_save
 
 
+@of_a_node
 async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(node: Node) -> None:
     node.group.generation, node.group.assigned.round = 1, 1
     node.pages.begin(1, [0])
     node.notices.on_told(notice(5, r.Stage.SAVE, 1))
-    await anyio.sleep(0.05)
+    await anyio.sleep(2)
     assert node.pages.phase == NONE
     node.group.generation, node.group.assigned.round = 2, 2  # its workers have no pages yet
-    await anyio.sleep(0.05)
+    await anyio.sleep(2)
     assert node.pages.phase == NONE
     node.group.phase, node.group.exits.alive = Phase.SPAWNING, set()
     words = node.begin()
-    await anyio.sleep(0.05)
+    await anyio.sleep(2)
     assert not node.said, "none of them has saved: they are being started"
     node.group.phase, node.group.exits.alive = Phase.RUNNING, {0}
     await node.until(lambda: (node.pages.phase, node.pages.save_at) == (SAVE, 1))
@@ -124,33 +135,36 @@ async def test_a_notice_that_comes_before_the_workers_of_its_round_is_for_them(n
     assert node.said == [r.Saved("n1", 5)]
 
 
+@of_a_node
 async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_not(node: Node) -> None:
     node.begin()
     node.notices.on_told(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.said)
     node.notices.on_told(notice(4, r.Stage.NONE))
-    await anyio.sleep(0.02)
+    await anyio.sleep(2)
     assert node.pages.phase == FROZEN
     node.notices.on_told(notice(6, r.Stage.NONE, round_=1))
-    await anyio.sleep(0.02)
+    await anyio.sleep(2)
     assert node.pages.phase == FROZEN
     node.notices.on_told(notice(0, r.Stage.LEAVE))
     await node.until(lambda: node.posted)
     assert node.posted == [ev.StopRequested(reason=REASON, is_drained=True)]
 
 
+@of_a_node
 async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> None:
     node.begin()
-    node.notices.on_told(notice(5, r.Stage.SAVE, 8, kill_s=0.05))
-    await anyio.sleep(0.1)
+    node.notices.on_told(notice(5, r.Stage.SAVE, 8, kill_s=1.0))
+    await anyio.sleep(2)
     assert not node.posted, "they are not being stopped"
     node.group.phase = Phase.STOPPING
-    node.notices.on_told(notice(6, r.Stage.SAVE, 8, kill_s=0.05))
+    node.notices.on_told(notice(6, r.Stage.SAVE, 8, kill_s=1.0))
     await node.until(lambda: node.posted)
     assert node.posted == [ev.GraceOver(2, "the time to leave is over", is_final=True)]
     assert r.Saved("n1", 6) not in node.said
 
 
+@of_a_node
 async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
     node.notices.ask(Asked(60.0, "spot"))
     node.notices.ask(Asked(None))
@@ -160,16 +174,17 @@ async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
     assert cancel == r.Ask("n1", cancel.ask_id, r.Verb.CANCEL, "", 0.0, "")
 
 
+@of_a_node
 async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) -> None:
     node.pages.begin(2, [])
     node.notices.on_told(notice(5, r.Stage.FREEZE))
     await node.until(lambda: node.said)
     assert node.said == [r.Frozen("n1", 5, 0, 0, 0)]
     node.notices.on_told(notice(5, r.Stage.SAVE, 1))
-    await anyio.sleep(0.05)
+    await anyio.sleep(2)
     assert not node.said[1:]
     node.group.exits.alive = set()
-    await anyio.sleep(0.05)
+    await anyio.sleep(2)
     assert not node.said[1:], "that all have come to their end is told first"
     node.group.phase = Phase.BARRIER
     await node.until(lambda: node.said[1:])
@@ -179,6 +194,7 @@ async def test_a_worker_without_a_page_has_not_saved_before_it_ends(node: Node) 
 # The notice file.
 
 
+@on_virtual_time
 async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +214,7 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
     assert "is no notice; 30 s are assumed" in caplog.text
 
 
+@on_virtual_time
 async def test_a_file_that_is_being_written_is_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[Asked] = []
     looks = [None, "", "drain 60 spot", "", "cancel"]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from kit.effort import SIMULATION_SEEDS
+from kit.effort import DRAIN_SEEDS
 from kit.simulated.agent import Agent
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.training import Training
@@ -19,7 +19,6 @@ from aelastic.rdzv.requests.drain import MARGIN_S
 
 DEADLINE_S = 15.0
 SEEDS_IN_A_TEST = 20
-SEEDS = max(SIMULATION_SEEDS // 4, SEEDS_IN_A_TEST)
 FAULTS = (
     "nothing",
     "coordinator dies",
@@ -175,10 +174,10 @@ def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
             simulation.take_board_down()
 
 
-@pytest.mark.parametrize("begin", range(0, SEEDS, SEEDS_IN_A_TEST))
+@pytest.mark.parametrize("begin", range(0, DRAIN_SEEDS, SEEDS_IN_A_TEST))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, begin: int) -> None:
-    for seed in range(begin, min(begin + SEEDS_IN_A_TEST, SEEDS)):
+    for seed in range(begin, min(begin + SEEDS_IN_A_TEST, DRAIN_SEEDS)):
         dice = random.Random(f"{fault} {seed}")
         steps = dice.choice([(0.005, 0.02), (0.05, 0.1), (0.2, 0.5)])
         simulation = Drained(seed, dice.choice([2, 3, 4]), step_s=steps, is_leased=dice.random() < 0.5)
@@ -193,10 +192,10 @@ def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, b
             raise AssertionError(f"{fault}, seed {seed}: {error}\n{simulation.story(60)}") from error
 
 
-@pytest.mark.parametrize("begin", range(0, SEEDS, SEEDS_IN_A_TEST))
+@pytest.mark.parametrize("begin", range(0, DRAIN_SEEDS, SEEDS_IN_A_TEST))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fault: str, begin: int) -> None:
-    for seed in range(begin, min(begin + SEEDS_IN_A_TEST, SEEDS)):
+    for seed in range(begin, min(begin + SEEDS_IN_A_TEST, DRAIN_SEEDS)):
         dice = random.Random(f"{fault} {seed} all")
         simulation = Drained(seed, dice.choice([2, 3, 4]), is_leased=dice.random() < 0.5)
         asker, before = dice.choice(simulation.living), simulation.training

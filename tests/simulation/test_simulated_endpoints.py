@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kit.effort import ENDPOINTS_SEEDS
+from kit.effort import CLAIM_SEEDS, ENDPOINTS_SEEDS
 from kit.simulated import stores
 from kit.simulated.agent import Agent
 from kit.simulated.checks import BrokenPromiseError
@@ -14,7 +14,6 @@ from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.survivors import leadership
 
 SEEDS_IN_A_TEST = 10
-CLAIMS_SEEDS = 3
 
 
 @pytest.mark.parametrize("first", range(0, ENDPOINTS_SEEDS, SEEDS_IN_A_TEST))
@@ -26,7 +25,7 @@ def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: 
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)
     with pytest.raises(BrokenPromiseError, match=r"the board says that .* leads"):
-        _simulate_all(range(300))
+        _simulate_all(range(17, 317))  # a seed before the one that finds it costs its time
 
 
 def _simulate_all(seeds: range) -> None:
@@ -96,7 +95,7 @@ def test_the_others_wait_for_a_lease_when_an_heir_goes_in_the_middle_of_its_clai
     monkeypatch: pytest.MonkeyPatch, fault: str, begun: int, endpoints: int
 ) -> None:
     send = stores._AskingStores._send
-    for seed in range(CLAIMS_SEEDS):
+    for seed in range(CLAIM_SEEDS):
         story = _Heir(seed, endpoints, fault, begun)
 
         def send_noted(self: stores._AskingStores, action: ev.Look | ev.Write, story: _Heir = story) -> None:

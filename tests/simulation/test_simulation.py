@@ -640,7 +640,7 @@ def test_a_worker_and_another_node_that_go_together_cost_nothing(first: str, is_
     assert restart_count(story.until_run_by(rest, AGENT_KILL_S)) == 0
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(min(SIMULATION_SEEDS // 2, 50)))
 def test_when_the_budget_is_used_up_every_agent_names_the_same_cause_and_ends_with_its_code(seed: int) -> None:
     dice = random.Random(seed)
     story = Story(max_restarts=1, is_leased=dice.random() < 0.5)
@@ -912,6 +912,7 @@ def test_an_agent_that_has_ended_is_not_waited_for_and_one_that_may_live_for_two
     story.until(lambda: not story.living, within_s)
 
 
+@pytest.mark.all
 def test_all_of_two_hundred_nodes_come_to_one_round() -> None:
     story = Story("", nodes=200, min_nodes=200, max_nodes=200)
     for host in story.hosts:
@@ -949,7 +950,7 @@ def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool
 
 
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
-    for seed in range(SEEDS_IN_A_TEST):
+    for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)
         simulation.faults = replace(simulation.faults, prepares=0.7)
         simulation.run()

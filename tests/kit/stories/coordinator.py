@@ -3,17 +3,14 @@
 A story has a title, the rules, then one event a line; several nodes that do the same are one line.  After `->` comes the
 state, if the event has changed it, and below each message with the nodes that get it (an assignment in the order of group
 ranks).  `running=abc` begins in the first round of these nodes, `taken_over=abc` in round 7, which they have brought along.
-`python -m kit.stories.coordinator` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 from aelastic.errors import ProcessFailure
@@ -37,19 +34,7 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.restart_rules import parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
-
-FOLDER = Path(__file__).parents[2] / "core" / "stories"
-
-
-@dataclass(frozen=True)
-class Story:
-    path: Path
-    title: str
-    rules: str
-    lines: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.path.stem}: {self.title}"
+from kit.stories.files import Story, options_of
 
 
 def node(name: str, rank: int | None = None) -> m.Node:
@@ -59,16 +44,6 @@ def node(name: str, rank: int | None = None) -> m.Node:
 def failure(name: str, exitcode: int = -11, message: str = "Signal 11 (SIGSEGV)") -> ProcessFailure:
     """One that is nobody's victim, by default: nodes hear of it at once."""
     return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, exitcode, message, "", 1000)
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in read(path)]
-
-
-def read(path: Path) -> Iterator[Story]:
-    for part in path.read_text().split("\n== ")[1:]:
-        title, rules, *lines = part.rstrip("\n").split("\n")
-        yield Story(path, title, rules, tuple(lines))
 
 
 def begun(rules: dict[str, str], now: float) -> Coordinator:
@@ -88,11 +63,6 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
         core.handle(Registered(node(name), m.Past(m.Standing.BUSY, 7, 0, names.index(name), len(names))), now)
     assert (core.phase is Phase.RUNNING) == bool({"running", "taken_over"} & rules.keys())
     return core
-
-
-def options_of(line: str) -> dict[str, str]:
-    """The words of a line, each with what follows its `=`."""
-    return dict(word.partition("=")[::2] for word in line.split())
 
 
 def told(story: Story) -> list[str]:
@@ -277,14 +247,3 @@ def words(message: Any) -> str:
             return f"no seat for {message.again_s:g} s: {message.reason}" if message.again_s else "has a seat"
         case _:
             raise AssertionError(message)
-
-
-def write(place: Path, told: Callable[[Story], list[str]]) -> None:
-    for path in [place] if place.is_file() else sorted(place.glob("*.txt")):
-        head = path.read_text().split("\n== ")[0]
-        parts = ["\n".join([story.title, story.rules, *told(story)]) for story in read(path)]
-        path.write_text("\n\n== ".join([head.rstrip("\n"), *parts]) + "\n")
-
-
-if __name__ == "__main__":
-    write(FOLDER, told)

@@ -1,7 +1,6 @@
 """Stories of a drain as text: what nodes ask for, hold at and have saved, and what they hear.
 
 As in `texts.py`.  The first line names the nodes of round 7, and options: `epoch`, and `idle` where no round runs.
-`python -m kit.stories.drains` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
@@ -12,14 +11,10 @@ from typing import Any
 
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
 from aelastic.rdzv.requests.drain import Crew, Drain
-from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story, options_of
+from kit.stories import files, texts
+from kit.stories.files import Story, options_of
 
-FOLDER = coordinator.FOLDER / "drains"
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
+FOLDER = files.FOLDER / "drains"
 
 
 class Told(texts.Told):
@@ -104,7 +99,3 @@ class Told(texts.Told):
 
 def told(story: Story) -> list[str]:
     return list(Told(story.rules).lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(FOLDER, told)

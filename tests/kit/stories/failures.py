@@ -2,7 +2,7 @@
 
 A line says of a rank what its `ProcessFailure` is made of, as JSON; `recorded` is the message in its error file, `file` is what
 stands there, `elsewhere` is what another node tells.  `raised 3: …` is a worker that raised, and was stopped; `stopped: 1 2`
-are others.  `python -m kit.stories.failures` writes the reports anew: read the difference.
+are others.
 """
 
 from __future__ import annotations
@@ -16,16 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from aelastic.errors import ChildFailedError, ProcessFailure
-from kit.stories.coordinator import Story, read, write
+from kit.stories.files import Story
 from kit.stories.recorded import TRACEBACK, record_text
 
-PATH = Path(__file__).parents[2] / "shell" / "stories" / "failures.txt"
 FATAL = 'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in f\n'
 TEXTS = {"TRACEBACK": TRACEBACK, "FATAL": FATAL}
-
-
-def stories() -> list[Story]:
-    return list(read(PATH))
 
 
 def failure_of(rank: int, folder: Path, fields: dict[str, Any]) -> ProcessFailure:
@@ -63,7 +58,3 @@ def told(story: Story) -> list[str]:
     report = report.replace(folder, "FOLDER").replace(os.uname().nodename, "HOST")
     report = re.sub(r"  time      : \S+", "  time      : TIME", report)
     return lines + [f"  {line}".rstrip() for line in report.strip("\n").split("\n")]
-
-
-if __name__ == "__main__":
-    write(PATH, told)

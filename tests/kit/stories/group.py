@@ -1,7 +1,6 @@
 """Stories of the worker group as text: what the agent, its workers and the coordinator tell it, and what it does.
 
 As in `texts.py`.  A group has two workers; `where` says how the first line's words come about, with the events of a story.
-`python -m kit.stories.group` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
-from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story, options_of
+from kit.stories import files, texts
+from kit.stories.files import Story, options_of
 
-FOLDER = coordinator.FOLDER / "group"
+FOLDER = files.FOLDER / "group"
 SHUTDOWN_S, BARRIER_S = 30.0, 300.0
 RANKS = NodeRanks(
     group_rank=1, group_world_size=3, first_rank=4, world_size=10, first_role_rank=2, role_world_size=6, local_world_size=2
@@ -53,10 +52,6 @@ WHERE = {
     "barrier": "running; 0 1 ends",
     "done": "barrier; verdict succeeded",
 }
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
 
 
 def assigned(round_: int) -> Assigned:
@@ -175,7 +170,3 @@ def signum(name: str) -> int:
 
 def told(story: Story) -> list[str]:
     return list(Told(story.rules).lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(FOLDER, told)

@@ -1,7 +1,4 @@
-"""Stories of what is told of a worker group's run: the events of `kit.stories.group`, and the run events that follow.
-
-`python -m kit.stories.group_events` writes anew what events bring about: read the difference.
-"""
+"""Stories of what is told of a worker group's run: the events of `kit.stories.group`, and the run events that follow."""
 
 from __future__ import annotations
 
@@ -13,14 +10,10 @@ from aelastic.errors import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import RunEventSource
-from kit.stories import coordinator, group
-from kit.stories.coordinator import Story
+from kit.stories import files, group
+from kit.stories.files import Story
 
-FOLDER = coordinator.FOLDER / "run_events"
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
+FOLDER = files.FOLDER / "run_events"
 
 
 class Told(group.Told):
@@ -76,7 +69,3 @@ def word(value: Any) -> str:
 
 def told(story: Story) -> list[str]:
     return list(Told(story.rules).lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(FOLDER, told)

@@ -4,8 +4,7 @@ As in `coordinator.py`, with these differences.  `a'` is the connection that nod
 time passes all connected nodes that are not `silent` say that they live, and the board renews the record unless it is
 `down`; heartbeats and renewals are not shown then.  After `->` come the states of the coordinator and of the leadership,
 if the event has changed them.  `alone=a`: a coordinates, and another agent could.  Nodes
-`elect` by majority, and one that `knows` has heard of the verdict.  `python -m kit.stories.leader` writes
-anew what events bring about: read the difference.
+`elect` by majority, and one that `knows` has heard of the verdict.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
-from kit.stories import coordinator
-from kit.stories.coordinator import Story, options_of
+from kit.stories import coordinator, files
+from kit.stories.files import Story, options_of
 from kit.stories.leader_terms import CANDIDATE, EPOCH, FAILURE, RENEWED, Term, hello, node, reclaimed, running
 
-FOLDER = coordinator.FOLDER / "leader"
+FOLDER = files.FOLDER / "leader"
 HIDDEN = ev.Renew, m.Heartbeat  # while time passes
 
 OTHERS: dict[str, Callable[[], ev.Event]] = {
@@ -43,10 +42,6 @@ OTHERS: dict[str, Callable[[], ev.Event]] = {
     "this agent leaves": ev.Resigned,
     "a timer fires": ev.DeadlinePassed,
 }
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
 
 
 def begun(rules: dict[str, str]) -> Term:
@@ -202,7 +197,3 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
 
 def told(story: Story) -> list[str]:
     return list(Told(story).lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(FOLDER, told)

@@ -4,7 +4,6 @@ As in `texts.py`.  A story begins in a phase of `kit.stories.member`.  A record 
 node and epoch.  `5 s are slept`: the process was stopped.  While `5 s pass` the coordinator says nothing, or its heartbeats
 (`hearing 7`), what is due is done, and the board does not answer a member that checks it; `cut off`: it does, with so many
 renewals, or `rising` ones, no connection can be opened, and only what is delivered is shown.
-`python -m kit.stories.member_texts` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
@@ -18,17 +17,13 @@ from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
-from kit.stories import coordinator, member, texts
-from kit.stories.coordinator import Story, options_of
+from kit.stories import coordinator, files, member, texts
+from kit.stories.files import Story, options_of
 from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED
 
-FOLDER = coordinator.FOLDER / "member"
+FOLDER = files.FOLDER / "member"
 SEATS = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))
 OUTDATED = "this agent read an outdated coordinator entry; retrying"
-
-
-def stories() -> list[Story]:
-    return [story for path in sorted(FOLDER.glob("*.txt")) for story in coordinator.read(path)]
 
 
 class Told(texts.Told):
@@ -205,7 +200,3 @@ def of(record: LeaderRecord) -> str:
 
 def told(story: Story) -> list[str]:
     return list(Told(story).lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(FOLDER, told)

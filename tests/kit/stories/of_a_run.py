@@ -15,7 +15,8 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.protocol import messages as m
-from kit.stories.coordinator import FOLDER, Story, told
+from kit.stories.coordinator import told
+from kit.stories.files import FOLDER, Story
 
 Heard = list[tuple[float, ev.Event]]
 

@@ -2,8 +2,7 @@
 
 A story has a title and options, then one line for each generation, with what each worker does: `succeeds` or `fails`, after
 10 s unless it says `at`, or `runs` until it is stopped; then what happens to the agent, by time.  Below stands what comes of
-it: starts, signals, what is noticed, how the run ends.  `python -m kit.stories.supervisor` writes that anew: read the
-difference.
+it: starts, signals, what is noticed, how the run ends.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -26,10 +24,9 @@ from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import RunEvent
 from aelastic.rdzv.registry import InProcessLink
 from kit.backends import FakeBackend, Plan, StoreStandIn, WatchingStandIn
-from kit.stories.coordinator import Story, read, write
+from kit.stories.files import Story
 from kit.virtual_clock import DiskHangs, on_virtual_time
 
-PATH = Path(__file__).parents[2] / "shell" / "stories" / "supervisor.txt"
 SIGNALS = {"TERM": 15, "KILL": 9, "USR1": 10, "INT": 2}
 NAMES = {number: name for name, number in SIGNALS.items()}
 # What an observer is told of, of the kinds that a story's `tells` has.
@@ -67,10 +64,6 @@ def plain(text: str) -> str:
 
 def work() -> None:
     """An entrypoint whose return value counts; it never runs here."""
-
-
-def stories() -> list[Story]:
-    return list(read(PATH))
 
 
 PLAN = re.compile(
@@ -226,7 +219,3 @@ def told(story: Story) -> list[str]:
         lines = [line for line in story.lines if not line.startswith("  ")]
         play()
     return lines
-
-
-if __name__ == "__main__":
-    write(PATH, told)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from kit.stories.coordinator import Story
+from kit.stories.files import Story
 
 
 class Told:

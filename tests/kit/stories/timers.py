@@ -1,7 +1,6 @@
 """Stories of the workers' timers as text: what they write, what becomes of them, and what is told.
 
 As in `texts.py`.  Two workers run, `0` and `1`; a `child` and a `stranger` write, too.  A story begins with `workers`.
-`python -m kit.stories.timers` writes anew what events bring about: read the difference.
 """
 
 from __future__ import annotations
@@ -12,18 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from aelastic.hangs import timer_rules as t
-from kit.stories import coordinator, texts
-from kit.stories.coordinator import Story, options_of
+from kit.stories import files, texts
+from kit.stories.files import Story, options_of
 
-PATH = coordinator.FOLDER / "timers" / "timers.txt"
+FOLDER = files.FOLDER / "timers"
 KILL = int(signal.SIGKILL)
 EPOCH_S = 1_700_000_000.0  # the wall clock is so far ahead of the monotonic one
 WORKERS = {100: 0, 101: 1}
 CHILD, STRANGER = 500, 600
-
-
-def stories() -> list[Story]:
-    return list(coordinator.read(PATH))
 
 
 def line(pid: Any, scope: Any, expiration_time: Any, signum: Any = KILL, **more: Any) -> bytes:
@@ -98,7 +93,3 @@ class Told(texts.Told):
 
 def told(story: Story) -> list[str]:
     return list(Told().lines(story))
-
-
-if __name__ == "__main__":
-    coordinator.write(PATH.parent, told)

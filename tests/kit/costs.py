@@ -1,0 +1,489 @@
+"""Lives of jobs of any number of agents, and of nodes of any number of workers: the events in them whose cost is measured.
+
+A life yields each such event under its name, with how many it concerns: one agent (or worker), or all of them.  What it does
+not yield it tells the core itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.group import events as g
+from aelastic.group.restart_grace import Looked, RestartGrace, Sample
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.hangs import hang_rules, timer_rules
+from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.coordinator_events import Phase
+from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.member import member_events as me
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.spec import WorkerSpec
+from kit.stories import member
+from kit.stories.leader_terms import EPOCH, FAILURE, LEASE_S, RENEWED, Term, hello, node, reclaimed
+from kit.visits import Act, Name
+
+FEW = 5  # agents or workers that do the same, one after the other
+NOTICE = 4000  # of the first epoch
+ONE, ALL = False, True
+Measured: TypeAlias = tuple[str, bool, Act]
+Life: TypeAlias = Callable[[int], Iterator[Measured]]
+
+
+def names(count: int, start: int = 0) -> list[Name]:
+    return [Name(f"n{number}") for number in range(start, start + count)]
+
+
+class Job(Term):
+    """A coordinator's term, and the events in it that are measured."""
+
+    def __init__(self, *args: Any, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self.leader.sessions.electorate.is_on = True
+
+    def act(self, event: Any) -> Act:
+        return Act(self.leader, event, self.now)
+
+    def said(self, name: str, message: Any) -> Act:
+        return self.act(ev.Received(self.conns[name], message))
+
+    def greeting(self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, **others: Any) -> Act:
+        """A node has connected, and says hello."""
+        self.open(name)
+        greeting = hello(name, rank, terms=self.terms, **others)
+        return self.said(name, greeting.replace(node=node(name, rank).replace(starts=starts)))
+
+    def breaking(self, name: str) -> Act:
+        return self.act(ev.Closed(self.conns[name], is_reset=True))
+
+    def due(self) -> Act:
+        assert self.leader.deadline is not None
+        self.now = max(self.now, self.leader.deadline)
+        return self.act(ev.DeadlinePassed())
+
+    def do(self, acts: Iterator[Act]) -> None:
+        for act in acts:
+            self.tell(act.event)
+
+    def gather(self, of: list[Name], **others: Any) -> None:
+        self.do(self.greeting(name, **others) for name in of)
+
+    def live(self, of: list[Name]) -> None:
+        self.do(self.said(name, m.Alive()) for name in of)
+
+    def pass_until(self, is_there: Callable[[], bool], alive: list[Name]) -> Act:
+        """Time passes until what is due is what is waited for; agents and the board show that they live."""
+        while not is_there():
+            self.live(alive)
+            if ev.Renew() in self.pass_deadline():
+                self.tell(RENEWED)
+        return self.due()
+
+    def each(self, name: str, of: list[Name], act_of: Callable[[Name], Act]) -> Iterator[Measured]:
+        """Some agents do the same, one after the other."""
+        return ((name, ONE, act_of(each)) for each in of)
+
+    def all_say(self, name: str, of: list[Name], message_of: Callable[[Name], Any]) -> Iterator[Measured]:
+        """All agents say something; the last ones are measured, and what follows from the very last concerns all."""
+        *others, last = of
+        self.do(self.said(each, message_of(each)) for each in others[:-FEW])
+        yield from self.each(name, others[-FEW:], lambda each: self.said(each, message_of(each)))
+        yield f"{name}, the last of all", ALL, self.said(last, message_of(last))
+
+
+def running(count: int, room: int = 0, **others: Any) -> Job:
+    """A round of so many agents runs, with seats for more."""
+    job = Job((1, count + room), last_call_timeout_s=0.01, settle_time_s=0.02, **others)
+    job.gather(names(count))
+    if room:
+        job.pass_deadline()
+    assert job.coordinator.phase is Phase.RUNNING and len(job.coordinator.roster.participants) == count
+    return job
+
+
+def past(number: int, size: int, round_: int = 1, **others: Any) -> m.Past:
+    return m.Past(m.Standing.BUSY, round_, 0, number, size, **others)
+
+
+def a_round_forms(count: int) -> Iterator[Measured]:
+    job, all_names = Job((count + FEW, count + FEW)), names(count)
+    first, second, third, fourth = (all_names[FEW * part : FEW * (part + 1)] for part in range(4))
+    for number in range(FEW):
+        yield "connects", ONE, job.act(ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
+    job.gather(all_names[:-FEW])
+    yield from job.each("greets", all_names[-FEW:], job.greeting)
+    yield from job.each("is alive", first, lambda name: job.said(name, m.Alive()))
+    yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
+    yield from job.each("has prepared", first, lambda name: job.said(name, m.Prepared(name, m.Starts.WARM)))
+    yield "all read what is waited for", ALL, job.pass_until(
+        lambda: job.leader.deadline == job.leader._waiting_text_at, all_names
+    )  # fmt: skip
+    job.live(all_names)
+    job.pass_time_until_renewal()
+    yield "renewed", ALL, job.act(RENEWED)
+    job.live(all_names)
+    job.pass_time_until_renewal()
+    yield "not renewed", ALL, job.act(ev.RenewFailed("no answer"))
+    yield from job.each("brings garbage", first, lambda name: job.act(ev.Garbled(job.conns[name], "no message", False)))
+    yield from job.each("breaks off", second, job.breaking)
+    yield from job.each("leaves", third, lambda name: job.said(name, m.Left(name, "SIGTERM")))
+    yield from job.each("hangs up", fourth, lambda name: job.said(name, m.HungUp()))
+    yield from job.each("knows a newer epoch", names(FEW, count), lambda name: job.greeting(name, seen_epoch=9))
+    yield "another epoch", ALL, job.act(reclaimed(10))
+    job.now += 60.0
+    yield "wakes up", ALL, job.act(ev.DeadlinePassed())
+    yield "resigns", ALL, job.act(ev.Resigned())
+
+
+def agents_fall_silent(count: int) -> Iterator[Measured]:
+    job, all_names = Job((count + FEW, count + FEW)), names(count)
+    job.gather(all_names)
+    for name in all_names[:FEW]:
+        job.close(name)
+        job.now += 1e-4
+    yield from job.each("is not back in its grace", all_names[:FEW], lambda _: job.due())
+    others = all_names[FEW:]
+    for name in others:
+        job.live([name])
+        job.now += 1e-4
+    silent = job.pass_until(lambda: (job.leader.sessions.deadline or 0) <= (job.leader.deadline or 0), [])
+    yield "the first is silent for a lease", ONE, silent
+    yield from job.each("is silent for a lease", others[:FEW], lambda _: job.due())
+    job.now += 1.0
+    yield "all others are silent", ALL, job.due()
+
+
+def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
+    job, all_names = Job((1, count), last_call_timeout_s=0.01), names(count)
+    first = all_names[0]
+    job.gather(all_names[:-1])
+    yield "the first round begins", ALL, job.greeting(all_names[-1])
+    few = all_names[FEW : 2 * FEW]
+    yield from job.each("works", few, lambda name: job.said(name, m.Alive(1)))
+    for name in few:
+        job.close(name)
+    yield from job.each("is back", few, lambda name: job.greeting(name, past=past(int(name[1:]), count, epoch=EPOCH)))
+    for name in few:
+        job.close(name)
+    yield from job.each("is back without its ranks", few, job.greeting)
+    yield from job.each("is a spare", names(FEW, count), job.greeting)
+    ask = r.Fetch(first, "ask", r.What.LOG, all_names[1], 0)
+    yield from job.each("asks to see a log", few, lambda name: job.said(name, ask.replace(node_id=name)))
+    shown = r.Fetched(first, first, "ask", "", "text")
+    yield from job.each("shows a log", few, lambda name: job.said(name, shown.replace(node_id=name)))
+    hangs = m.Hangs(first, 1, "no output for 60 s", 60.0, is_stopped=True)
+    yield "a hang", ALL, job.said(first, hangs)
+    yield from job.each("finds the same hang", few, lambda name: job.said(name, hangs.replace(node_id=name)))
+    yield from job.all_say("says what its workers do", all_names, lambda name: m.Saw(name, 1, ()))
+    yield "a drain", ALL, job.said(first, r.Ask(first, "ask", r.Verb.DRAIN, "", 60.0, "spot"))
+    notice = job.coordinator.drain.notice_id
+    yield from job.all_say("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
+    yield from job.each("has saved", all_names[:FEW], lambda name: job.said(name, r.Saved(name, notice)))
+
+
+def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
+    job, all_names = running(count), names(count)
+    first, few, others = all_names[0], all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW]
+    failure = FAILURE.replace(exitcode=1)
+    yield "a failure that may be a victim's", ALL, job.said(first, m.Failed(first, 1, failure))
+    yield from job.each("fails before all know", few, lambda name: job.said(name, m.Failed(name, 1, failure)))
+    yield "all hear why the round is over", ALL, job.due()
+    yield from job.each("fails as well", others, lambda name: job.said(name, m.Failed(name, 1, failure)))
+    job.now += 2 * GRACE_S
+    job.live(all_names)
+    yield from job.all_say("is ready again", all_names, lambda name: m.Ready(node(name)))
+    while job.coordinator.phase is not Phase.RUNNING:
+        job.pass_deadline()
+    round_ = job.coordinator.round
+    yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
+    yield "all hear the verdict", ALL, job.act(ev.Published(True))
+    yield from job.each("comes after the verdict", names(FEW, count), job.greeting)
+    yield from job.each("has heard the verdict", few, lambda name: job.act(ev.Closed(job.conns[name])))
+    yield "was it heard?", ALL, job.due()
+
+
+def ended(count: int, **others: Any) -> Job:
+    """A round is over, and all agents stop their workers."""
+    job = running(count, **others)
+    job.fail(names(1)[0])
+    assert job.coordinator.phase is Phase.FORMING and not job.coordinator.forming.end.untold
+    job.now += 2 * GRACE_S
+    job.live(names(count))
+    return job
+
+
+def a_round_that_is_over_loses_agents(count: int) -> Iterator[Measured]:
+    job, all_names = ended(count), names(count)
+    few, others, last = all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW], all_names[-1]
+    yield from job.each("leaves", few, lambda name: job.said(name, m.Left(name, "SIGTERM")))
+    yield from job.each("breaks off", others, job.breaking)
+    stopping = m.Past(m.Standing.STOPPING, 1, 1, 0, count, epoch=EPOCH)
+    yield from job.each(
+        "is back", others, lambda name: job.greeting(name, past=stopping.replace(group_rank=int(name[1:])))
+    )
+    for name in all_names[1 + FEW : -1]:
+        job.tell(job.breaking(name).event)
+        job.now += 1e-4
+    yield "an earlier failure, and each loss is weighed", ALL, job.said(last, m.Failed(last, 1, FAILURE, age_s=99.0))
+    yield from job.each("is lost", few, lambda _: job.due())
+
+
+def a_round_ends_in_other_ways(count: int) -> Iterator[Measured]:
+    all_names, (first, second) = names(count), names(2)
+    job = running(count)
+    job.said(first, m.Failed(first, 1, FAILURE.replace(exitcode=1)))
+    job.pass_deadline()
+    yield "the end costs nothing after all", ALL, job.said(second, m.Left(second, "SIGTERM", age_s=9.0))
+    job = ended(count, join_timeout_s=3.0)
+    job.do(job.said(name, m.Ready(node(name))) for name in all_names[: count // 2])
+    yield "an agent that does not stop is given up", ALL, job.pass_until(
+        lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names
+    )  # fmt: skip
+
+
+def the_job_fails(count: int) -> Iterator[Measured]:
+    job, first = running(count, max_restarts=0), names(1)[0]
+    yield "a failure", ALL, job.said(first, m.Failed(first, 1, FAILURE))
+    yield "the verdict is held", ALL, job.due()
+    assert job.coordinator.is_closed and job.leader.verdict.is_asked
+    yield "the verdict cannot be published", ALL, job.act(ev.PublishFailed())
+    job.live(names(count - 1, 1))
+    for _ in range(FEW):
+        yield "it is seen who was told", ONE, job.due()
+
+
+def agents_finish_and_leave(count: int) -> Iterator[Measured]:
+    job, all_names, first = running(count + 2), names(count), names(1)[0]
+    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[: count // 2])
+    yield "those that have finished read what is waited for", ALL, job.pass_until(
+        lambda: job.leader.deadline == job.leader._waiting_text_at, names(count + 2)
+    )  # fmt: skip
+    yield "one that has finished leaves", ALL, job.said(first, m.Left(first, "SIGTERM"))
+    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[count // 2 :])
+    job.do(job.said(name, m.Left(name, "SIGTERM")) for name in all_names[1 : count // 8])  # all others hear of each
+    (last,) = names(1, count + 1)
+    job.close(last)
+    yield "is back and hears who has departed", ALL, job.greeting(last, past=past(count + 1, count + 2, epoch=EPOCH))
+
+
+def an_agent_hears_no_other(count: int) -> Iterator[Measured]:
+    job, all_names = running(count), names(count)
+    job.coordinator.own_node_id, job.leader.is_replaceable = all_names[0], True
+    silent_at = job.now + LEASE_S
+    while (job.leader.deadline or 0.0) < silent_at:
+        if ev.Renew() in job.pass_deadline():
+            job.tell(RENEWED)
+        job.live(all_names[:1])
+    yield "it stands back", ALL, job.due()
+    for _ in range(FEW):
+        if job.leader.lease.is_asked:
+            job.tell(RENEWED)
+        job.live(all_names[:1])
+        yield "it looks around", ONE, job.due()
+
+
+def newcomers_come(count: int) -> Iterator[Measured]:
+    job = running(count, room=count)
+    newcomers = names(count, count)
+    job.gather(newcomers[: -2 * FEW], starts=m.Starts.PREPARING)
+    yield from job.each(
+        "newcomer", newcomers[-2 * FEW : -FEW], lambda name: job.greeting(name, starts=m.Starts.PREPARING)
+    )
+    yield from job.each(
+        "newcomer has prepared", newcomers[:FEW], lambda name: job.said(name, m.Prepared(name, m.Starts.WARM))
+    )
+    job.do(job.said(name, m.Prepared(name, m.Starts.WARM)) for name in newcomers[FEW:-FEW])
+    is_over = job.pass_until(lambda: job.coordinator.deadline in {None, job.leader.deadline}, names(2 * count - FEW))
+    yield "newcomers end the round", ALL, is_over
+
+
+def the_board_is_away(count: int) -> Iterator[Measured]:
+    job, all_names = running(count), names(count)
+    while job.leader.lease.is_certain(job.now):
+        job.live(all_names)
+        if ev.Renew() in job.pass_deadline():
+            job.tell(ev.RenewFailed("no answer"))
+    few = all_names[:FEW]
+    back = past(0, count, epoch=EPOCH)
+    for _ in range(2):
+        job.do(job.greeting(name, past=back.replace(group_rank=int(name[1:]))) for name in few)
+    yield from job.each("is back", few, lambda name: job.greeting(name, past=back.replace(group_rank=int(name[1:]))))
+    job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[:-1])
+    job.pass_time_until_renewal()
+    yield "what has waited is decided", ALL, job.act(RENEWED)
+
+
+def a_round_is_taken_over(count: int) -> Iterator[Measured]:
+    size = 2 * count + FEW  # of which many have finished
+    job, all_names = Job((1, size)), names(count)
+
+    def seat(name: str) -> Act:
+        gone = tuple(range(count + FEW, size)) if name == "n0" else ()
+        return job.greeting(name, past=past(int(name[1:]), size, 7, departed=gone))
+
+    job.do(seat(name) for name in all_names[:-FEW])
+    assert job.coordinator.phase is Phase.TAKING_OVER
+    yield from job.each("takes its seat", all_names[-FEW:], seat)
+    first, second, third, fourth = (all_names[FEW * part : FEW * (part + 1)] for part in range(4))
+    yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
+    yield from job.each("has succeeded", second, lambda name: job.said(name, m.Succeeded(name, 7)))
+    yield from job.each("fails", third, lambda name: job.said(name, m.Failed(name, 7, FAILURE)))
+    yield from job.each("leaves", fourth, lambda name: job.said(name, m.Left(name, "SIGTERM")))
+    yield "it goes on without some", ALL, job.pass_until(
+        lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names
+    )  # fmt: skip
+
+
+def a_takeover_is_complete_or_too_late(count: int) -> Iterator[Measured]:
+    job, all_names = Job((1, count)), names(count)
+    job.do(job.greeting(name, past=past(int(name[1:]), count, 7)) for name in all_names[:-1])
+    yield "the last takes its seat", ALL, job.greeting(all_names[-1], past=past(count - 1, count, 7))
+    job = Job((1, count + 1))
+    job.do(job.greeting(name, past=past(int(name[1:]), count + 1, 7)) for name in all_names)
+    assert job.coordinator.phase is Phase.TAKING_OVER
+    yield "a newer round shows itself", ALL, job.greeting(names(1, count)[0], past=past(0, count + 1, 8))
+
+
+def agents_want_ranks(count: int) -> Iterator[Measured]:
+    job = Job((count + FEW + 1, count + FEW + 1))
+    for number, name in enumerate(names(count)):
+        job.gather([name], rank=number)
+    yield from job.each(
+        "wants a rank that is taken", names(FEW, count), lambda name: job.greeting(name, rank=int(name[1:]) % FEW)
+    )
+    job = Job((2, 2 * count))
+    job.gather(names(count + 1), rank=0)
+    yield "agents with one rank are told apart", ALL, job.said("n0", m.Alive())
+
+
+# A node.
+
+NOW, WALL, LATE = 100.0, 5000.0, 1100.0
+HANGS = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError", "", 1000)
+STOPPED = m.Interrupted(1, "a node was lost")
+
+
+def group_of(count: int, *events: Any) -> WorkerGroup:
+    group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=count))
+    for event in events:
+        group.handle(event, NOW)
+    return group
+
+
+def working(count: int, *events: Any) -> WorkerGroup:
+    assigned = m.Assigned(1, 0, NodeRanks(0, 1, 0, count, 0, count, count), "host", 29500)
+    return group_of(count, g.Start(), assigned, g.Spawned(1, {}), *events)
+
+
+def workers_start_and_end(count: int) -> Iterator[Measured]:
+    assigned = m.Assigned(1, 0, NodeRanks(0, 1, 0, count, 0, count, count), "host", 29500)
+    group = group_of(count)
+    yield "start", ALL, Act(group, g.Start(), NOW)
+    yield "workers are to be started", ALL, Act(group, assigned, NOW)
+    yield "workers are started", ALL, Act(group, g.Spawned(1, dict.fromkeys(range(count), 7)), NOW)
+    yield "workers are to save", ALL, Act(group, g.Drained(1, (0, 1), NOW + 60), NOW)
+    for rank in range(FEW):
+        yield "succeeds", ONE, Act(group, g.Exited(1, rank, failure=None), NOW)
+    for rank in range(FEW):
+        yield "is gone", ONE, Act(group, g.Cleared(1, rank), NOW)
+    yield "one fails", ALL, Act(group, g.Exited(1, FEW, HANGS), NOW)
+    for rank in range(FEW + 1, 2 * FEW):
+        yield "ends since it is stopped", ONE, Act(group, g.Exited(1, rank, HANGS), NOW)
+    for rank in range(FEW + 1, 2 * FEW):
+        yield "that was stopped is gone", ONE, Act(group, g.Cleared(1, rank), NOW)
+    group = working(count)
+    for rank in range(count - FEW):
+        group.handle(g.FoundUnhealthy(1, rank, HANGS, 15), NOW)
+    for rank in range(count - FEW, count):
+        yield "hangs as well", ONE, Act(group, g.FoundUnhealthy(1, rank, HANGS, 15), NOW)
+    group = group_of(count, g.Start(), assigned, STOPPED)
+    yield "no worker is started", ALL, Act(group, g.SpawnCancelled(1), NOW)
+    yield "another round", ALL, Act(working(count), STOPPED, NOW)
+    yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
+    yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, "rank 4 failed"), NOW)
+    group = working(count)
+    yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
+    yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)
+    grace = RestartGrace({rank: rank for rank in range(count)}, NOW)
+    yield "workers are to be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
+    yield "workers are looked at", ALL, Act(grace, Looked({rank: Sample(0) for rank in range(count)}), LATE)
+
+
+def workers_are_watched(count: int) -> Iterator[Measured]:
+    rules = hang_rules.HangRules(hang_rules.Rules(stuck_timeout_s=60.0))
+    yield "begin", ALL, Act(rules, hang_rules.Began(tuple(range(count))), NOW)
+    samples = {rank: hang_rules.Sample(sleep=1) for rank in range(count)}
+    yield "looked at", ALL, Act(rules, hang_rules.Looked(samples, LATE), LATE)
+    for rank in range(FEW):
+        yield "ends", ONE, Act(rules, hang_rules.Ended(rank), LATE)
+
+
+def timer(number: int, at: float, pid: int = 7) -> timer_rules.Heard:
+    text = f'{{"version": 1, "pid": {pid}, "scope_id": "{number}", "expiration_time": {at}, "signal": 9}}\n'
+    return timer_rules.Heard(text.encode(), WALL)
+
+
+def timers_run(count: int) -> Iterator[Measured]:
+    timers = timer_rules.Timers()
+    yield "begin", ALL, Act(timers, timer_rules.Started(1, {7: 0}), NOW)
+    for number in range(count):
+        timers.handle(timer(number, WALL + 60 + number), NOW)
+    for number in range(FEW):
+        yield "is set", ONE, Act(timers, timer(9000 + number, WALL + 3000), NOW)
+    for number in range(FEW):
+        yield "is cleared", ONE, Act(timers, timer(count - 1 - number, -1.0), NOW)
+    for pid in range(100, 100 + FEW):
+        timers.handle(timer(0, WALL + 60, pid), NOW)
+        yield "is a worker's", ONE, Act(timers, timer_rules.Belongs(1, pid, 0), NOW)
+    for number in range(FEW):
+        yield "expires", ONE, Act(timers, timer_rules.DeadlinePassed(), NOW + 60 + number)
+    yield "all expire", ALL, Act(timers, timer_rules.DeadlinePassed(), LATE + WALL)
+    yield "a worker ends", ALL, Act(timers, timer_rules.Ended(1, 0), LATE + WALL)
+    yield (
+        "the next generation",
+        ALL,
+        Act(timers, timer_rules.Started(2, {pid: pid for pid in range(count)}), LATE + WALL),
+    )
+
+
+def departed(number: int) -> me.Received:
+    return me.Received(1, m.Departed(1, number))
+
+
+def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
+    """The others have finished and left, one after the other."""
+    lost, refused = me.ConnectionLost(1, "connection closed"), me.ConnectFailed(2, True, "refused")
+    searches: list[tuple[str, me.Event]] = [
+        ("reads the board", me.BoardRead(member.record())),
+        ("cannot read the board", me.BoardFailed("no answer")),
+    ]
+    for name, event in searches:
+        there = member.busy()
+        there.tell(*map(departed, range(1, 1 + count)))
+        yield "another has departed", ONE, Act(there.core, departed(9000), there.now)
+        yield "a heartbeat", ONE, Act(there.core, me.Received(1, m.Heartbeat(1)), there.now)
+        yield "has succeeded", ONE, Act(there.core, me.Submitted(m.Succeeded("me", 1)), there.now)
+        yield "is due", ONE, Act(there.core, me.DeadlinePassed(), there.core.deadline or there.now)
+        yield "loses the coordinator", ONE, Act(there.core, lost, there.now)
+        yield "does not reach it", ONE, Act(there.core, refused, there.now)
+        yield name, ONE, Act(there.core, event, there.now)
+    there = member.busy()
+    there.tell(*map(departed, range(1, 1 + count)), lost)
+    yield "is connected and says who has departed", ALL, Act(there.core, me.Connected(2), there.now)
+    there = member.busy()
+    there.tell(*map(departed, range(1, 1 + count)), lost, refused, me.BoardRead(None))
+    yield "is not to lead", ONE, Act(there.core, me.NotEligible(), there.now)
+    there = member.busy()
+    there.tell(*map(departed, range(1, 1 + count)))
+    yield "leads no longer", ONE, Act(there.core, me.LeadershipLost(), there.now)
+
+
+LIVES: list[Life] = [
+    a_round_forms, agents_fall_silent, an_agent_hears_no_other, a_round_begins_is_asked_and_drained,
+    a_round_fails_the_next_succeeds, a_round_that_is_over_loses_agents, a_round_ends_in_other_ways, the_job_fails,
+    agents_finish_and_leave, newcomers_come, the_board_is_away, a_round_is_taken_over, a_takeover_is_complete_or_too_late,
+    agents_want_ranks, workers_start_and_end, workers_are_watched, timers_run, an_agent_in_a_large_job,
+]  # fmt: skip

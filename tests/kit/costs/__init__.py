@@ -1,1 +1,0 @@
-"""Events whose cost is measured, each in a job, or on a node, of any size."""

@@ -1,0 +1,23 @@
+"""Rewrites what follows in every story file; what changed is then a diff to read.
+
+PYTHONPATH=.:tests python -m kit.stories
+"""
+
+from __future__ import annotations
+
+import sys
+
+from kit.stories import every
+from kit.stories.files import rewritten
+
+
+def main() -> None:
+    for path, told in (every.CORE | every.SHELL).items():
+        text = rewritten(path, told)
+        if text != path.read_text():
+            path.write_text(text)
+            sys.stdout.write(f"{path} is rewritten\n")
+
+
+if __name__ == "__main__":
+    main()

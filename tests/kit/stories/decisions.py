@@ -1,0 +1,99 @@
+"""Stories of a restart policy as text: how workers fail, round by round, and what follows.
+
+The first line is `restarts` and `rules`, with `_` for a space.  Each line is the failure that ends a round: `raised` (an
+error of the script, at `line`), `killed` (with `signal`), and what the round had reached: `lives` in seconds, `step` (or
+`unknown`).  Several failures in a row that are alike are one line with `times`.  Below stands the last decision: its text, what
+it costs, and how another would have come about.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from aelastic.failures.failure import ProcessFailure
+from aelastic.rdzv.ledger import UNKNOWN, Ledger, Reached
+from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
+from aelastic.rdzv.restart_rules import parse
+from kit.stories import coordinator, files
+from kit.stories.files import Story, options_of
+
+FOLDER = files.FOLDER / "decisions"
+TYPO = "KeyError: 'lr'"
+
+
+def raised(message: str = TYPO, line: int = 40, before: str = "", **more: Any) -> ProcessFailure:
+    """A failure by an exception that was raised in the user's script, below a library's code."""
+    frames = [f'  File "/job/train.py", line {line}, in <module>', '  File "/venv/site-packages/x.py", line 7, in f']
+    text = "\n".join([*([before, ""] if before else []), "Traceback (most recent call last):", *frames, message])
+    return ProcessFailure.from_elsewhere("h", 3, 0, 77, more.pop("exitcode", 1), message, text, 1000, **more)
+
+
+class Told:
+    """A job's rounds under a policy."""
+
+    def __init__(self, rules: str) -> None:
+        options = options_of(rules)
+        text = options.get("rules", "").replace("_", " ")
+        self.policy = RestartPolicy(int(options["restarts"]), parse(text) if text else None, text)
+        self.ledger, self.charged, self.now = Ledger(), 0, 0.0
+        self.last = Decision("")
+
+    def tell(self, line: str) -> Decision:
+        options = options_of(line)
+        for _ in range(int(options.get("times", 1))):
+            assert not self.last.is_final, "the job is over"
+            self.decide(failure_of(line), reached_by(options))
+        return self.last
+
+    def decide(self, failure: ProcessFailure, reached: Reached) -> None:
+        end = End(Cause.of(failure), self.charged, self.ledger, reached, now=self.now)
+        self.last = self.policy.decide(end)
+        self.ledger = self.policy.after(end, self.last)
+        self.charged += self.last.is_charged
+        self.now += reached.life_s
+
+
+def failure_of(line: str) -> ProcessFailure:
+    """What a line says: a kind, fields of a failure as Python has them, and what the round had reached."""
+    kind, *words = line.split()
+    given = {key: value.replace("_", " ") for key, _, value in (word.partition("=") for word in words)}
+    fields = {key: _value(value) for key, value in given.items() if key not in {"times", "lives", "step", "signal"}}
+    if kind == "raised":
+        return raised(**fields)
+    assert kind == "killed", line
+    return coordinator.failure("a", -int(given.get("signal", 11))).replace(**fields)
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text
+
+
+def reached_by(options: dict[str, str]) -> Reached:
+    step = options.get("step", "")
+    reached = Reached(life_s=float(options.get("lives", 1)))
+    if not step:
+        return reached
+    return reached.replace(step=UNKNOWN if step == "unknown" else int(step))
+
+
+def words(decision: Decision) -> list[str]:
+    said = [decision.text]
+    if decision.is_final:
+        return [*said, f"ends the job; changed by {otherwise(decision.text) or 'nothing'}"]
+    costs = "costs a restart" if decision.is_charged else "costs none"
+    if decision.rule >= 0:
+        costs = f"costs one of rule {decision.rule} in {decision.window_s:g} s"
+    waits = f", waits {decision.delay_s:g} s" if decision.delay_s else ""
+    return [*said, costs + waits]
+
+
+def told(story: Story) -> list[str]:
+    job, lines = Told(story.rules), list[str]()
+    for line in story.lines:
+        if not line.startswith("  "):
+            lines += [line, *(f"  {each}" for each in words(job.tell(line)))]
+    return lines

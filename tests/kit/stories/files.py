@@ -1,0 +1,66 @@
+"""Story files: what happens, and below it what follows, which a run of the stories can rewrite.
+
+A file has a head, then stories.  Each begins with `== ` and its title; the next line says where it begins.  A kind of stories
+has a function `told` that takes a story and gives its lines with what follows as it is now.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+FOLDER = Path(__file__).parents[2] / "core" / "stories"
+SHELL_FOLDER = Path(__file__).parents[2] / "shell" / "stories"
+
+
+@dataclass(frozen=True)
+class Story:
+    path: Path
+    title: str
+    rules: str
+    lines: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.path.stem}: {self.title}"
+
+
+Teller: TypeAlias = Callable[[Story], list[str]]
+
+
+def read(path: Path) -> Iterator[Story]:
+    for part in path.read_text().split("\n== ")[1:]:
+        title, rules, *lines = part.rstrip("\n").split("\n")
+        yield Story(path, title, rules, tuple(lines))
+
+
+def stories_in(folder: Path) -> list[Story]:
+    return [story for path in sorted(folder.glob("*.txt")) for story in read(path)]
+
+
+def options_of(line: str) -> dict[str, str]:
+    """The words of a line, each with what follows its `=`."""
+    return dict(word.partition("=")[::2] for word in line.split())
+
+
+def rewritten(path: Path, told: Teller) -> str:
+    """The file with what follows now."""
+    head = path.read_text().split("\n== ")[0]
+    parts = ["\n".join([story.title, story.rules, *_lines(story, told)]) for story in read(path)]
+    return "\n\n== ".join([head.rstrip("\n"), *parts]) + "\n"
+
+
+def _lines(story: Story, told: Teller) -> list[str]:
+    try:
+        return told(story)
+    except Exception as error:
+        error.add_note(f"in the story {str(story)!r}")
+        raise
+
+
+def changes(path: Path, told: Teller) -> str:
+    """How what follows now differs from what the file says; empty if it does not."""
+    before, after = path.read_text().splitlines(), rewritten(path, told).splitlines()
+    return "\n".join(difflib.unified_diff(before, after, path.name, "as it goes now", lineterm="", n=5))

@@ -1,0 +1,122 @@
+"""Stories of timelines as text: what the agents of a job write into their event logs, and the timeline that comes of it.
+
+The first line names the nodes, each with what `NodeLog` takes.  A line is a time, a node, and what it tells: a
+method of `NodeLog` with its arguments, where `_` stands for a space.  Below the last line stands the timeline: of each node
+its blocks, its marks and the lives of its workers, then the restarts with each node's share, what the time was spent on, the
+notes and how the run ended.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from aelastic.group.events import WorkerState
+from aelastic.group.phases import Phase
+from aelastic.observe import run_events as ev
+from aelastic.timeline.model import NodeStory, Restart
+from aelastic.timeline.model import Story as Timeline
+from kit.stories import files
+from kit.stories.event_logs import NodeLog
+from kit.stories.files import Story
+from kit.stories.timelines import story_of
+
+FOLDER = files.FOLDER / "timelines"
+PARTS = ("detect", "stop", "await", "rendezvous", "spawn")
+
+
+def value_of(text: str) -> Any:
+    if text in Phase.__members__:
+        return Phase[text]
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text.replace("_", " ")
+
+
+def arguments_of(words: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    named = {key: value_of(value) for key, is_named, value in (word.partition("=") for word in words) if is_named}
+    return [value_of(word) for word in words if "=" not in word], named
+
+
+def event_of(words: list[str]) -> ev.RunEvent | None:
+    """What is told without a method of its own."""
+    kind, *given = words
+    values, named = arguments_of(given)
+    match kind:
+        case "noticed":
+            return ev.Noticed(*values, **named)
+        case "waited":
+            return ev.Waited(*values)
+        case "asked":
+            return ev.StopAsked(*values)
+        case "progressed":
+            return ev.Progressed(*values, **named)
+        case "ended":
+            return ev.WorkerEnded(*values)
+        case "over":
+            return ev.RunEnded(WorkerState[words[1]], *values[1:])
+        case _:
+            return None
+
+
+def tell(node: NodeLog, at: float, words: list[str]) -> None:
+    event = event_of(words)
+    if event is not None:
+        node.tell(at, event)
+        return
+    verb, *given = words
+    values, named = arguments_of(given)
+    getattr(node, verb)(at, *values, **named)
+
+
+def told(story: Story) -> list[str]:
+    nodes = dict[str, NodeLog]()
+    for each in story.rules.split("; "):
+        host, *options = each.split()
+        nodes[host] = NodeLog(host, **arguments_of(options)[1])
+    lines = [line for line in story.lines if not line.startswith("  ")]
+    for line in lines:
+        at, name, *words = line.split()
+        tell(nodes[name], float(at), words)
+    return [*lines, *(f"  {text}".rstrip() for text in texts_of(story_of(*nodes.values())))]
+
+
+def span(start: float, end: float) -> str:
+    return f"{round(start, 3) + 0.0:.3f} to {end:.3f} s"  # not -0.000
+
+
+def texts_of(timeline: Timeline) -> Iterator[str]:
+    for node in timeline.nodes:
+        yield from _node(node)
+    for restart in timeline.restarts:
+        yield from _restart(restart)
+    spent = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in timeline.spent.items() if round(seconds, 3))
+    yield f"spent: {spent}; {timeline.length_s:.3f} s in all"
+    yield from (f"note: {note}" for note in timeline.notes)
+    if not timeline.is_training_known:
+        yield "it is not known whether workers have trained"
+    yield f"{timeline.state}: {timeline.reason}" if timeline.state else "no agent saw the end"
+
+
+def _node(node: NodeStory) -> Iterator[str]:
+    gone = f", gone by {node.gone_by:.3f} s" if node.closing == "unknown" else ""
+    yield f"{node.name}: {span(node.begins, node.ends)}, {node.closing}{gone}"
+    for block in node.blocks:
+        yield f"  {block.name} {span(block.start, block.end)}" + ", open" * block.is_open
+    for mark in node.marks:
+        yield f"  {mark.kind}: {mark.text}"
+    for life in sorted(node.lives, key=lambda each: (each.generation, each.local_rank)):
+        headline = f", known at {life.known_at:.3f} s: {life.headline}" if life.headline else ""
+        progress = f", {life.progress}" if life.progress else ""
+        yield f"  rank {life.rank} {span(life.start, life.end)}, {life.outcome}{headline}{progress}"
+
+
+def _restart(restart: Restart) -> Iterator[str]:
+    over = "" if restart.is_over else ", not over"
+    rounds = f"round {restart.round} to {restart.next_round}"
+    yield f"restart {span(restart.start, restart.end)}{over}, {restart.cause}, {rounds}: {restart.culprit or restart.reason}"
+    for share in restart.shares:
+        parts = ", ".join(f"{name} {share.spent(name):.3f} s" for name in PARTS)
+        yield f"  {share.node}: {parts}; {share.total:.3f} s"
