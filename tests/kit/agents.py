@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ FAIL_CODE = 7
 # The environment that a worker tells of.
 TOLD = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
+    "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "AELASTIC_ROUND",
 )  # fmt: skip
 
 WORKER = f"""{STAR}
@@ -107,6 +106,7 @@ class Start:
     role_rank: int
     role_world_size: int
     restart: int
+    round: int
     master_addr: str
     master_port: int
     role: str
@@ -120,15 +120,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """Workers of several agents that are one world.
-
-    Args:
-        starts: in the order of their ranks.
-        at: when all of them had been seen, on the monotonic clock.
-    """
+    """Workers of several agents that are one world, in the order of their ranks."""
 
     starts: tuple[Start, ...]
-    at: float
 
     @property
     def pids(self) -> set[int]:
@@ -137,6 +131,11 @@ class Round:
     @property
     def restart(self) -> int:
         return self.starts[0].restart
+
+    @property
+    def number(self) -> int:
+        """As the workers have it; it rises."""
+        return self.starts[0].round
 
     def tell(self, signum: int, *ranks: int) -> None:
         """Signals the workers of these ranks; all, if there are none."""
@@ -302,7 +301,7 @@ class Team:
 
         def is_there() -> bool:
             round_ = self._round_of(agents)
-            if round_ is not None and (after is None or not round_.pids & after.pids):
+            if round_ is not None and (after is None or round_.number > after.number):
                 found.append(round_)
             return bool(found)
 
@@ -319,9 +318,9 @@ class Team:
                 return None
             starts += last
         starts.sort(key=lambda start: start.rank)
-        same = {(s.world_size, s.group_world_size, s.restart, s.master_addr, s.master_port) for s in starts}
+        same = {(s.round, s.world_size, s.group_world_size, s.restart, s.master_addr, s.master_port) for s in starts}
         is_one = len(same) == 1 and [s.rank for s in starts] == list(range(starts[0].world_size))
-        return Round(tuple(starts), time.monotonic()) if is_one else None
+        return Round(tuple(starts)) if is_one else None
 
     # Ends.
 
