@@ -84,6 +84,9 @@ from aelastic.rdzv.coordinator import forming
 forming.YOUNG_S = 1.0
 """
 
+# Longer than any test: no node is lost by being slow, and what waits for a lease to end hangs.
+LONG_LEASE_S = 120.0
+
 COORDINATES = r"this agent is coordinator now \("
 IS_SPARE = "this node is a spare"
 # What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
@@ -212,7 +215,7 @@ class Team:
         launcher: ends what is left of them.
         meeting: where they meet.
         nnodes: as `--nnodes` has it.
-        conf: of the rendezvous.
+        conf: of the rendezvous; by default, the lease is `LONG_LEASE_S`.
         options: further ones, for each agent.
         worker: Python code of the workers.
         nproc: how many workers each agent starts.
@@ -246,7 +249,8 @@ class Team:
         """
         name = f"{self.name or self.run_id}-{len(self.agents)}"
         script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
-        conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
+        settings = {"lease": LONG_LEASE_S, **self.conf}
+        conf = ",".join(f"{key}={value}" for key, value in settings.items())
         program = self.launcher.agent_program(name, wrapper or self.wrapper)
         command = [
             *prefix, self.launcher.python, *program,
@@ -256,7 +260,7 @@ class Team:
             "--rdzv-backend", self.meeting.backend,
             "--rdzv-endpoint", self.meeting.endpoint,
             "--rdzv-id", self.run_id,
-            *(["--rdzv-conf", conf] if conf else []),
+            "--rdzv-conf", conf,
             *self.options,
             *options,
             str(script),
