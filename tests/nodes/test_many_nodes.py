@@ -27,7 +27,6 @@ QUIET_S = 0.5
 # A world.
 
 
-@pytest.mark.cold
 def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launcher) -> None:
     with team_of(launch, c10d(), "3", nproc=2) as team:
         alone = team.start()
