@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from arguments import Arguments
-from jobs import HERE, Job, SkippedError, etcd, free_port, open_job, store
+from jobs import HERE, LIMIT_S, Job, SkippedError, etcd, free_port, open_job, store
 from one_node import Launcher, Measure, MeasurementError, take_in_turn
 from report import Figure, Report, Row, describe_machine, judge
 
@@ -61,6 +61,34 @@ def measure_form(launcher: Launcher) -> dict[str, float]:
         os.kill(victim.pid, signal.SIGKILL)
         again_at = job.wait_running(4, after=killed_at)
     return {"form_s": running_at - started_at, "crash_s": again_at - killed_at}
+
+
+def measure_blocked(launcher: Launcher) -> dict[str, float]:
+    """A stopped worker stands for one that is blocked in C: SIGTERM ends neither."""
+    with open_job(launcher, "2", max_restarts=3) as job:
+        job.start(2)
+        job.wait_running(2)
+        time.sleep(SETTLE_S)
+        blocked, victim = (job.workers(2)[rank] for rank in range(2))
+        os.kill(blocked.pid, signal.SIGSTOP)
+        killed_at = time.monotonic()
+        os.kill(victim.pid, signal.SIGKILL)
+        return {"blocked_s": job.wait_running(2, after=killed_at) - killed_at}
+
+
+def measure_fail(launcher: Launcher) -> dict[str, float]:
+    with open_job(launcher, "3") as job:
+        job.start(3)
+        job.wait_running(3)
+        time.sleep(SETTLE_S)
+        killed_at = time.monotonic()
+        os.kill(job.workers(3)[1].pid, signal.SIGKILL)
+        for number, agent in enumerate(job.agents):
+            try:
+                agent.process.wait(LIMIT_S)
+            except subprocess.TimeoutExpired:
+                raise MeasurementError(f"agent {number} of {launcher.name} has not ended") from None
+        return {"fail_s": time.monotonic() - killed_at}
 
 
 def lose_a_node(job: Job, signum: int, *, coordinator: bool) -> float:
@@ -173,6 +201,14 @@ MEASURES = (
             Figure("crash_s", "4 agents: a worker crashes → all workers running again", "s", 0.05),
         ),
     ),
+    Measure(
+        "blocked",
+        measure_blocked,
+        (Figure("blocked_s", "2 agents: a worker crashes, the other is blocked → both running again", "s", 0.1),),
+        max_repeats=2,
+        warm_up=0,
+    ),
+    single("fail", measure_fail, "3 agents, no restart left: a worker crashes → all agents have ended", 2.0),
     single("kill", measure_kill, "`1:3`: a node SIGKILLed → workers of the others running", 1.5),
     single("stop", measure_stop, "`1:3`: a node SIGSTOPped → workers of the others running", LEASE_S + 1, 3),
     single("join", measure_join, "`2:4`: two nodes run, a third is started → workers of all three running", 1.5),
@@ -189,7 +225,7 @@ MEASURES = (
     agents_measure(4000, 8.0, 1.2),
     agents_measure(8000, None, None),
 )
-COMPARED = frozenset({"form"})
+COMPARED = frozenset({"form", "blocked"})
 
 
 # --- the report -------------------------------------------------------------------------------------------------------

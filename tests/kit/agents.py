@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,7 +30,7 @@ FAIL_CODE = 7
 # The environment that a worker tells of.
 TOLD = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-    "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT",
+    "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "AELASTIC_ROUND",
 )  # fmt: skip
 
 WORKER = f"""{STAR}
@@ -86,6 +85,9 @@ from aelastic.rdzv.coordinator import forming
 forming.YOUNG_S = 1.0
 """
 
+# Longer than any test: no node is lost by being slow, and what waits for a lease to end hangs.
+LONG_LEASE_S = 120.0
+
 COORDINATES = r"this agent is coordinator now \("
 IS_SPARE = "this node is a spare"
 # What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
@@ -108,6 +110,7 @@ class Start:
     role_rank: int
     role_world_size: int
     restart: int
+    round: int
     master_addr: str
     master_port: int
     role: str
@@ -121,15 +124,9 @@ class Start:
 
 @dataclass(frozen=True)
 class Round:
-    """Workers of several agents that are one world.
-
-    Args:
-        starts: in the order of their ranks.
-        at: when all of them had been seen, on the monotonic clock.
-    """
+    """Workers of several agents that are one world, in the order of their ranks."""
 
     starts: tuple[Start, ...]
-    at: float
 
     @property
     def pids(self) -> set[int]:
@@ -138,6 +135,11 @@ class Round:
     @property
     def restart(self) -> int:
         return self.starts[0].restart
+
+    @property
+    def number(self) -> int:
+        """As the workers have it; it rises."""
+        return self.starts[0].round
 
     def tell(self, signum: int, *ranks: int) -> None:
         """Signals the workers of these ranks; all, if there are none."""
@@ -216,7 +218,7 @@ class Team:
         launcher: ends what is left of them.
         meeting: where they meet.
         nnodes: as `--nnodes` has it.
-        conf: of the rendezvous.
+        conf: of the rendezvous; by default, the lease is `LONG_LEASE_S`.
         options: further ones, for each agent.
         worker: Python code of the workers.
         nproc: how many workers each agent starts.
@@ -250,7 +252,8 @@ class Team:
         """
         name = f"{self.name or self.run_id}-{len(self.agents)}"
         script = self.launcher.write(f"{name}/worker.py", self.worker, preamble=PREAMBLE)
-        conf = ",".join(f"{key}={value}" for key, value in self.conf.items())
+        settings = {"lease": LONG_LEASE_S, **self.conf}
+        conf = ",".join(f"{key}={value}" for key, value in settings.items())
         program = self.launcher.agent_program(name, wrapper or self.wrapper)
         command = [
             *prefix, self.launcher.python, *program,
@@ -260,7 +263,7 @@ class Team:
             "--rdzv-backend", self.meeting.backend,
             "--rdzv-endpoint", self.meeting.endpoint,
             "--rdzv-id", self.run_id,
-            *(["--rdzv-conf", conf] if conf else []),
+            "--rdzv-conf", conf,
             *self.options,
             *options,
             str(script),
@@ -306,7 +309,7 @@ class Team:
 
         def is_there() -> bool:
             round_ = self._round_of(agents)
-            if round_ is not None and (after is None or not round_.pids & after.pids):
+            if round_ is not None and (after is None or round_.number > after.number):
                 found.append(round_)
             return bool(found)
 
@@ -323,9 +326,9 @@ class Team:
                 return None
             starts += last
         starts.sort(key=lambda start: start.rank)
-        same = {(s.world_size, s.group_world_size, s.restart, s.master_addr, s.master_port) for s in starts}
+        same = {(s.round, s.world_size, s.group_world_size, s.restart, s.master_addr, s.master_port) for s in starts}
         is_one = len(same) == 1 and [s.rank for s in starts] == list(range(starts[0].world_size))
-        return Round(tuple(starts), time.monotonic()) if is_one else None
+        return Round(tuple(starts)) if is_one else None
 
     # Ends.
 

@@ -20,6 +20,7 @@ from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from kit.agents import LONG_LEASE_S
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
 from kit.servers.stores import external_store
@@ -27,8 +28,6 @@ from kit.shared_board import InProcessBoard, SharedWorld
 
 # A board of an agent of a run id.
 MakeBoard = Callable[[str], Board]
-# etcd's are whole seconds, and a busy machine must not lose one by being slow.
-LEASE_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -37,15 +36,17 @@ class Kit:
 
     Args:
         name: of the test.
-        world: opens a fresh world, with the shared etcd servers at hand.
+        world: opens a fresh world, with the shared etcd servers at hand, and leases of so many seconds.
         server: the etcd it needs, or none.
         is_of_one_job: other run ids are refused.
+        is_quick: `make test` runs the suite on it, too: one of each implementation.
     """
 
     name: str
-    world: Callable[[EtcdServers], MakeBoard]
+    world: Callable[[EtcdServers, float], MakeBoard]
     server: str = ""
     is_of_one_job: bool = False
+    is_quick: bool = False
 
     @property
     def forgets(self) -> bool:
@@ -53,9 +54,9 @@ class Kit:
         return bool(self.server)
 
     @asynccontextmanager
-    async def boards(self, servers: EtcdServers) -> AsyncIterator[MakeBoard]:
-        """Makes opened boards; all are closed in the end."""
-        make = self.world(servers)
+    async def boards(self, servers: EtcdServers, lease_s: float = LONG_LEASE_S) -> AsyncIterator[MakeBoard]:
+        """Makes boards; all are closed in the end."""
+        make = self.world(servers, lease_s)
         async with AsyncExitStack() as stack:
 
             def make_one(run_id: str = "job") -> Board:
@@ -72,7 +73,7 @@ def board_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | Non
     return EtcdBoard(settings, run_id, secret)
 
 
-def settings_at(backend: str, endpoint: str = "", lease_s: float = LEASE_S) -> RendezvousSettings:
+def settings_at(backend: str, endpoint: str = "", lease_s: float = LONG_LEASE_S) -> RendezvousSettings:
     """Of a fresh world; without an endpoint: here, where the first agent serves it."""
     config = {"lease": str(lease_s), "etcd_prefix": f"/test/{uuid.uuid4().hex}"}
     return RendezvousSettings(backend, endpoint or f"localhost:{quiet_port()}", config=config)
@@ -92,14 +93,14 @@ def secret_of(run_id: str, words: bytes = b"a secret of the tests") -> SecretFil
     return secret  # type: ignore[no-any-return]
 
 
-def _in_process(servers: EtcdServers) -> MakeBoard:
+def _in_process(servers: EtcdServers, lease_s: float) -> MakeBoard:
     world = SharedWorld()
     return lambda run_id: InProcessBoard(run_id, world)
 
 
-def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable[[EtcdServers], MakeBoard]:
-    def world(servers: EtcdServers) -> MakeBoard:
-        settings = settings_at(backend, servers.of(server).endpoint if server else "")
+def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable[[EtcdServers, float], MakeBoard]:
+    def world(servers: EtcdServers, lease_s: float) -> MakeBoard:
+        settings = settings_at(backend, servers.of(server).endpoint if server else "", lease_s)
         return lambda run_id: board_at(settings, run_id, secret_of(run_id) if has_secret else None)
 
     return world
@@ -113,18 +114,18 @@ def _store_of_others() -> str:
     return stack.enter_context(external_store())
 
 
-def _elsewhere(servers: EtcdServers) -> MakeBoard:
-    settings, world = settings_at("c10d", _store_of_others()), uuid.uuid4().hex
+def _elsewhere(servers: EtcdServers, lease_s: float) -> MakeBoard:
+    settings, world = settings_at("c10d", _store_of_others(), lease_s), uuid.uuid4().hex
     return lambda run_id: board_at(settings, f"{world} {run_id}")
 
 
 KITS = (
-    Kit("in-process", _in_process),
-    Kit("c10d, served by the first agent", _of("c10d"), is_of_one_job=True),
+    Kit("in-process", _in_process, is_quick=True),
+    Kit("c10d, served by the first agent", _of("c10d"), is_of_one_job=True, is_quick=True),
     Kit("c10d, a store of another program", _elsewhere),
     Kit("c10d, with a secret", _of("c10d", has_secret=True), is_of_one_job=True),
-    Kit("etcd-v3 on distro, with a secret", _of("etcd-v3", "distro", has_secret=True), "distro"),
+    Kit("etcd-v3 on distro, with a secret", _of("etcd-v3", "distro", has_secret=True), "distro", is_quick=True),
     Kit("etcd-v2 on debian, with a secret", _of("etcd-v2", "debian", has_secret=True), "debian"),
     Kit("etcd-v3 on debian", _of("etcd-v3", "debian"), "debian"),
-    Kit("etcd-v2 on distro", _of("etcd-v2", "distro"), "distro"),
+    Kit("etcd-v2 on distro", _of("etcd-v2", "distro"), "distro", is_quick=True),
 )

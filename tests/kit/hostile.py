@@ -18,8 +18,9 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, encode
 from aelastic.rdzv.secret.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Handshake, ProofError
 from aelastic.rdzv.secret.keys import Key
+from kit.launching import DEADLINE_S
 
-# What is not answered by then is not answered at all: agents close at once, and after 5 s in the end.
+# A stranger waits no longer: agents close at once, and after 5 s in the end; a store says nothing to it, ever.
 ANSWER_S = 8.0
 LARGE_BYTES = 10 << 20
 
@@ -77,7 +78,7 @@ def _client(sock: socket.socket, key: Key, door: str) -> tuple[Handshake, list[b
 
 def record(host: str, port: int, key: Key, message: m.Upward) -> Recording:
     """An honest session, of one message."""
-    with socket.create_connection((host, port), timeout=ANSWER_S) as sock:
+    with socket.create_connection((host, port), timeout=DEADLINE_S) as sock:
         proof, said = _client(sock, key, "member")
         assert proof.tags is not None, "the port is the coordinator's, and the secret is right"
         frame = encode(message)
@@ -139,13 +140,23 @@ KINDS: tuple[Callable[[random.Random, socket.socket, Knowledge], None], ...] = (
 )  # fmt: skip
 
 
-def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge) -> tuple[str, bytes]:
-    """One session; gives its kind, and what was heard in the end."""
+def attack(seed: int, host: str, ports: Sequence[int], known: Knowledge, *, stays: bool = True) -> tuple[str, bytes]:
+    """One session; gives its kind, and what was heard in the end.
+
+    Args:
+        seed: says all of the session.
+        host: of the agents.
+        ports: one of them is attacked.
+        known: of the job.
+        stays: until the agent hangs up; else it says that nothing more comes.
+    """
     dice = random.Random(seed)
     kind = KINDS[seed % len(KINDS)]
     with socket.create_connection((host, dice.choice(ports)), timeout=ANSWER_S) as sock:
         with suppress(OSError, ProofError):  # it was hung up on
             kind(dice, sock, known)
+            if not stays:
+                sock.shutdown(socket.SHUT_WR)
         return kind.__name__, _rest(sock)
 
 

@@ -6,25 +6,21 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
-from kit.agents import FAIL, Agent, Meeting, Round, Team, c10d, team_of
+from kit.agents import FAIL, Agent, Meeting, Team, c10d, team_of
 from kit.launching import DEADLINE_S, Launcher
 from kit.ports import quiet_port
 from kit.servers.other_programs import answering, http_server
-from kit.servers.stores import external_store
 
-from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
+from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, EXIT_TRY_AGAIN
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, Decoder, encode
 from aelastic.rdzv.protocol.messages import Downward, Refused
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
-
-LEASE_S = 2.0
 
 
 def error_of(agent: Agent) -> str:
@@ -34,80 +30,49 @@ def error_of(agent: Agent) -> str:
     return line
 
 
-# Endpoints.
+# Waiting in vain.
 
 
+# The agents of two must have met by then; longer where a machine has a longer deadline, since it is slow.
+JOIN_TIMEOUT_S = DEADLINE_S / 6
 # In an agent: what is waited for is said well before it is given up.
-TELLS_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S = 2.0\n"
+TELLS_OFTEN = """
+from aelastic.rdzv.coordinator import leader
+from aelastic.rdzv.member import search
+
+leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0
+"""
 
 
-@contextmanager
-def nothing() -> Iterator[int]:
-    yield quiet_port()
-
-
-@pytest.mark.parametrize(
-    "backend, server",
-    [
-        ("c10d", nothing),
-        ("etcd-v3", nothing),
-        ("c10d", lambda: answering(os.urandom(4096))),
-        ("etcd", lambda: http_server(404)),
-    ],
-    ids=["no store", "no etcd", "no store but nonsense", "no etcd but HTTP"],
-)
-def test_an_endpoint_without_a_server_or_of_another_kind_is_named_while_we_wait_and_in_the_end(
-    launch: Launcher, backend: str, server: Callable[[], AbstractContextManager[int]]
-) -> None:
-    conf = {"join_timeout": 5, **({"is_host": "false"} if backend == "c10d" else {})}
-    with (
-        server() as port,
-        team_of(launch, Meeting(backend, f"127.0.0.1:{port}"), "2", conf=conf, wrapper=TELLS_OFTEN) as team,
-    ):
-        agent = team.start()
-        assert agent.wait() == EXIT_FAILURE
-        assert f"127.0.0.1:{port}" in error_of(agent)
-        if server is nothing:
-            assert agent.has_said(rf"looking for the coordinator \(\d s\): .*:{port}.*refused"), agent.story
-            assert re.search(r"no coordinator for \d s: ", error_of(agent))
-
-
-# Agents that were told otherwise.
-
-
-@pytest.fixture
-def running(launch: Launcher) -> Iterator[tuple[Team, Round]]:
-    """A job that is not to be disturbed; in the end it shows that it was not."""
-    with team_of(launch, c10d(), "2:3", conf={"lease": LEASE_S, "last_call_timeout": 0.1}) as team:
-        agents = team.start_many(2)
-        round_ = team.wait_round(agents)
-        yield team, round_
-        team.assert_untouched(round_)
-        assert [len(agent.starts) for agent in agents] == [1, 1]
-        round_.tell(FAIL, 0)
-        team.finish(team.wait_round(agents, after=round_))
-
-
-def test_an_agent_with_other_terms_is_told_which(running: tuple[Team, Round]) -> None:
-    team, _ = running
-    agent = team.start("--nnodes", "2:4")
-    assert agent.wait() == EXIT_INPUT
-    assert "--nnodes is 2:4 here and 2:3 in the job that runs: give all nodes the same" in error_of(agent)
-    assert not agent.starts
-
-
-def test_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(launch: Launcher) -> None:
-    with external_store() as endpoint:
-        for number in range(3):
-            more: dict[str, Any] = {"run_id": "again", "name": f"again-{number}"}
-            with team_of(launch, Meeting("c10d", endpoint), "2", conf={"lease": LEASE_S}, **more) as team:
-                round_ = team.wait_round(team.start_many(2))
-                assert round_.restart == 0
-                if number == 1:
-                    for agent in team.agents:
-                        agent.crash()  # without a verdict
-                else:
-                    team.finish(round_)
+def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(launch: Launcher) -> None:
+    """An endpoint without a server or of another kind, and other nodes: all at once, since most give up late."""
+    nonsense, other_http = answering(os.urandom(4096)), http_server(404)
+    more: dict[str, Any] = {"wrapper": TELLS_OFTEN}
+    with nonsense as nonsense_port, other_http as http_port, ExitStack() as teams:
+        too_few = teams.enter_context(team_of(launch, c10d(), "3", conf={"join_timeout": JOIN_TIMEOUT_S}, **more))
+        too_few.start_many(2)
+        agents = dict[tuple[str, int], Agent]()
+        for backend, port in (
+            ("c10d", quiet_port()),
+            ("etcd-v3", quiet_port()),
+            ("c10d", nonsense_port),
+            ("etcd", http_port),
+        ):
+            conf = {"join_timeout": JOIN_TIMEOUT_S, **({"is_host": "false"} if backend == "c10d" else {})}
+            meeting = Meeting(backend, f"127.0.0.1:{port}")
+            agents[backend, port] = teams.enter_context(team_of(launch, meeting, "2", conf=conf, **more)).start()
+        for (_, port), agent in agents.items():
+            assert agent.wait() == EXIT_FAILURE
+            assert f"127.0.0.1:{port}" in error_of(agent)
+            if port not in {nonsense_port, http_port}:
+                assert agent.has_said(rf"looking for the coordinator \(\d+ s\): .*:{port}.*refused"), agent.story
+                assert re.search(r"no coordinator for \d+ s: ", error_of(agent))
+        host = socket.gethostname()
+        for agent in too_few.agents:
+            assert agent.wait() == EXIT_TRY_AGAIN
+            assert f"2 of at least 3 nodes joined within {JOIN_TIMEOUT_S:g} s: {host}, {host}" in error_of(agent)
+            assert agent.has_said(rf"2 of 3 nodes joined after \d+ s \({host}, {host}\); waiting for 1 more")
+            assert not agent.starts
 
 
 # What is thrown at the coordinator.
@@ -152,9 +117,23 @@ def stream_port(agent: Agent) -> int:
     return port
 
 
-def test_nonsense_on_the_stream_is_refused(running: tuple[Team, Round]) -> None:
+def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(launch: Launcher) -> None:
     """What says nothing, or half of something: `test_strangers.py`; what has not the job's secret: `test_secret.py`."""
-    team, _ = running
+    with team_of(launch, c10d(), "2:3", conf={"last_call_timeout": 0.1}) as team:
+        agents = team.start_many(2)
+        round_ = team.wait_round(agents)
+        other = team.start("--nnodes", "2:4")
+        assert_refused_as_nonsense(team)
+        assert other.wait() == EXIT_INPUT
+        assert "--nnodes is 2:4 here and 2:3 in the job that runs: give all nodes the same" in error_of(other)
+        assert not other.starts
+        team.assert_untouched(round_)
+        assert [len(agent.starts) for agent in agents] == [1, 1]
+        round_.tell(FAIL, 0)
+        team.finish(team.wait_round(agents, after=round_))
+
+
+def assert_refused_as_nonsense(team: Team) -> None:
     port = stream_port(team.coordinator)
     (refused,) = answer_to(port, OLD_HELLO)
     assert isinstance(refused, Refused)

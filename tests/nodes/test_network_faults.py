@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from kit import agents as kit_agents
-from kit.agents import COORDINATES, FAIL, Agent, Meeting, Round, Team, team_of
+from kit.agents import COORDINATES, FAIL, LONG_LEASE_S, Agent, Meeting, Round, Team, team_of
 from kit.effort import EFFORT
 from kit.faults import netns
 from kit.faults.chaos import serve_board
@@ -21,6 +21,7 @@ from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
 from kit.ports import listening
 
 PORT = 29400
+# Of the tests in which a node falls silent.
 LEASE_S = 2.0
 # How long a cut lasts that begins two sides, after what each was seen to do.
 CUT_S = {"soak": 60.0}.get(EFFORT, 2 * LEASE_S)
@@ -74,11 +75,11 @@ def team_on(
     endpoint: str,
     nnodes: str,
     *,
-    lease_s: float = LEASE_S,
+    lease_s: float = LONG_LEASE_S,
     **others: Any,
 ) -> Iterator[Team]:
     """The agents of one job, each to be started on a node."""
-    conf = {"last_call_timeout": 2, "lease": lease_s}
+    conf = {"last_call_timeout": 2, "settle_time": 0.1, "lease": lease_s}
     with team_of(launch, Meeting("c10d", endpoint), nnodes, conf=conf, **{"worker": WORKER, **others}) as team:
         yield team
 
@@ -122,7 +123,7 @@ def is_worker(pid: int) -> bool:
         return True  # it has ended
 
 
-@pytest.mark.parametrize("family", ["v4", "v6"])
+@pytest.mark.parametrize("family", [pytest.param("v4", marks=pytest.mark.all), "v6"])
 def test_each_port_listens_where_other_nodes_are_told_to_come(family: str, launch: Launcher, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(0o600)
@@ -172,12 +173,13 @@ def test_torch_meets_across_nodes_over_ipv6(launch: Launcher) -> None:
     with netns.opened(has_v4=False, has_v6=True) as net:
         nodes = [net.node() for _ in range(2)]
         more: dict[str, Any] = {"worker": ALL_REDUCE, "env": {"GLOO_SOCKET_IFNAME": "net1"}}
-        with team_on(launch, at(nodes[0], "v6"), "2", lease_s=10.0, **more) as team:
+        with team_on(launch, at(nodes[0], "v6"), "2", **more) as team:
             for agent in start_on(team, nodes):
                 assert agent.wait(LAUNCH_TIMEOUT_S) == 0, team.story
                 assert agent.wait_line("sum")[0].split()[2:] == ["3", nodes[0].v6()]
 
 
+@pytest.mark.all
 def test_a_host_that_calls_itself_127_0_1_1_is_found_and_a_silent_name_server_is_not_asked(
     v4: Net, launch: Launcher, tmp_path: Path
 ) -> None:
@@ -220,6 +222,7 @@ def names(folder: Path, server: Node) -> dict[str, Path]:
     return {name: folder / name for name in contents}
 
 
+@pytest.mark.all
 def test_of_two_networks_workers_use_the_one_the_agents_met_on_unless_told(v4: Net, launch: Launcher) -> None:
     """Group ranks follow the names of hosts, in their natural order."""
     nodes = [v4.node(host, networks=(1, 2), default_route=1) for host in ("node10", "node2", "node1")]
@@ -252,7 +255,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     board = v4.node("board")
     at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
     often = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
-    with team_on(launch, serve_board(v4, board), "2:5", wrapper=often) as team:
+    with team_on(launch, serve_board(v4, board), "2:5", lease_s=LEASE_S, wrapper=often) as team:
         round_ = wait_reached(team, start_on(team, at_work))
         undos = [v4.isolate(node, [board, *new]) for node in at_work]
         newcomers = start_on(team, new)
@@ -276,11 +279,12 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
         team.finish(last)
 
 
+@pytest.mark.all
 def test_most_nodes_go_on_when_the_host_of_the_endpoint_falls_silent_and_another_node_coordinates(
     v4: Net, launch: Launcher
 ) -> None:
     nodes = [v4.node(f"node{i}") for i in range(3)]
-    with team_on(launch, at(nodes[0]), "1:3") as team:
+    with team_on(launch, at(nodes[0]), "1:3", lease_s=LEASE_S) as team:
         agents = start_on(team, nodes[:1])
         agents[0].wait_said(COORDINATES)
         agents += start_on(team, nodes[1:])

@@ -5,29 +5,14 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from kit.agents import (
-    COORDINATES,
-    FAIL,
-    IS_SPARE,
-    LATE,
-    Meeting,
-    c10d,
-    team_of,
-)
+from kit.agents import COORDINATES, FAIL, IS_SPARE, LATE, Meeting, c10d, team_of
 from kit.launching import Launcher, wait_for
 from kit.servers.stores import external_store
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
-
-# Short, and long enough for two cores that others use too.
-LEASE_S = 2.0
-# What a machine may add on which others work, too.
-LOAD_S = 3.0
-QUICK = {"lease": LEASE_S, "settle_time": 0.1}
 
 
 # Workers.
@@ -44,11 +29,9 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(l
             round_ = team.wait_round(agents, after=round_)
             assert round_.restart == restart
             assert {agent: agent.starts[-1].rank for agent in agents} == rank_of
-        began = time.monotonic()
         round_.tell(signal.SIGKILL, 1)
         codes = [agent.wait() for agent in agents]
         assert codes == [128 + signal.SIGKILL] * 3, team.story
-        assert time.monotonic() - began < 2 + LOAD_S
         for agent in agents:
             assert re.search(r"Root Cause[^=]*\n *rank +: 1 ", agent.stderr), team.story
             assert len(agent.starts) == 4
@@ -57,8 +40,9 @@ def test_a_crash_on_any_node_restarts_all_as_one_until_the_budget_ends_the_job(l
 # Agents.
 
 
+@pytest.mark.all
 def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_once(launch: Launcher) -> None:
-    with team_of(launch, c10d(), "3", conf={"lease": 60}) as team:
+    with team_of(launch, c10d(), "3", conf={"settle_time": 0.1}) as team:
         agents = [team.start("--node-rank", str(rank)) for rank in range(3)]
         three = team.wait_round(agents)
         old = next(agent for agent in agents[1:] if agent is not team.coordinator)
@@ -78,8 +62,12 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
 # The coordinator, while the board lives.
 
 
+@pytest.mark.all
 def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and_comes_back(launch: Launcher) -> None:
-    with external_store() as endpoint, team_of(launch, Meeting("c10d", endpoint), "2", conf=QUICK) as team:
+    with (
+        external_store() as endpoint,
+        team_of(launch, Meeting("c10d", endpoint), "2", conf={"lease": 5, "settle_time": 0.1}) as team,
+    ):
         sleeper = team.start(wrapper=LATE)
         sleeper.wait_said(COORDINATES)
         agents = team.start_many(2)
@@ -87,10 +75,7 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         sleeper.go()
         sleeper.wait_said(IS_SPARE)
         sleeper.stop()
-        began = time.monotonic()
         wait_for("another coordinates", lambda: any(agent.has_said(COORDINATES) for agent in agents))
-        # By then its beat has been seen to stand still for a lease, and a moment is for a machine that is busy.
-        assert time.monotonic() - began < 2 * LEASE_S + LOAD_S
         sleeper.signal(signal.SIGCONT)
         sleeper.wait_said("is no longer coordinator")  # its lease is answered for later than its search finds another
         sleeper.wait_said(IS_SPARE, 2)
@@ -110,11 +95,9 @@ import ctypes
 
 signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 if restart:
-    say("again", time.monotonic())
     os._exit(0)
 if rank == 0:
     wait_for(os.environ["GO"])
-    say("fails", time.monotonic())
     os._exit(3)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 libc, lock = ctypes.CDLL(None), ctypes.create_string_buffer(128)
@@ -125,17 +108,15 @@ libc.pthread_mutex_lock(lock)  # no signal ends it, and no Python handler runs
 """
 
 
-def test_a_blocked_worker_of_another_node_holds_a_restart_for_three_seconds_at_most(
+def test_a_blocked_worker_of_another_node_does_not_hold_a_restart_for_as_long_as_a_stop_may_take(
     launch: Launcher, tmp_path: Path
 ) -> None:
-    with team_of(launch, c10d(), "2", worker=BLOCKED, env={"GO": str(tmp_path / "go")}) as team:
+    """Which is longer than this test."""
+    options = ("--max-restarts", "3", "--shutdown-timeout", "120")
+    with team_of(launch, c10d(), "2", worker=BLOCKED, options=options, env={"GO": str(tmp_path / "go")}) as team:
         agents = team.start_many(2)
         wait_for("rank 1 is blocked", lambda: any("blocked" in agent.lines for agent in agents))
         (tmp_path / "go").touch()
         assert [agent.wait() for agent in agents] == [0, 0], team.story
-        times = [line.split() for agent in agents for line in agent.lines if " " in line]
-        failed_at = next(float(at) for word, at in times if word == "fails")
-        took = max(float(at) for word, at in times if word == "again") - failed_at
-        assert took < 3.0 + LOAD_S, team.story
         said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor computed for 2 s")]
         assert len(said) == 1, team.story

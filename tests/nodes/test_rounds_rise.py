@@ -13,7 +13,7 @@ from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("warm_stores")]
 PAGE = (Path(__file__).parents[2] / "docs/reference/rendezvous.md").read_text()
 (SAVE,) = re.findall(r"```python\n(import os\n\nROUND = .*?)```", PAGE, re.DOTALL)
 (NAME,) = re.findall(r"\(`(ckpt-\{ROUND[^`]*)`\)", PAGE)
@@ -58,7 +58,7 @@ def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
         case "static":
             where = ["--master-addr", "127.0.0.1", "--master-port", str(port), "--node-rank", "0"]
             return ["--nnodes", "1", "--rdzv-backend", "static", "--rdzv-id", run_id, *where]
-    lease = ["--rdzv-conf", "lease=1,last_call_timeout=0.1"]
+    lease = ["--rdzv-conf", "lease=120,last_call_timeout=0.1"]
     return [
         "--nnodes",
         "1:2",
@@ -73,7 +73,7 @@ def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "board", ["one node", "c10d", *(pytest.param(board, marks=pytest.mark.all) for board in ("static", "etcd-v3"))]
+    "board", ["c10d", *(pytest.param(board, marks=pytest.mark.all) for board in ("one node", "static", "etcd-v3"))]
 )
 def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
     launch: Launcher, tmp_path: Path, run_id: str, board: str

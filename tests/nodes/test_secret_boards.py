@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+from kit.agents import LONG_LEASE_S
 from kit.board_kits import board_at, secret_of, settings_at
 from kit.servers.etcd_boards import elected, until_answered
 from kit.servers.etcd_servers import EtcdServers
@@ -19,7 +20,6 @@ from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.secret.seals import claimed
 from aelastic.rdzv.secret.secret_file import SecretFile
 
-LEASE_S = 2.0
 A, B = (Candidate(name, (f"host-{name}",), 4000, f"token-{name}") for name in "ab")
 OTHER_WORDS = b"another secret of the tests"
 
@@ -27,10 +27,15 @@ MakeBoard = Callable[[SecretFile | None], Board]
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 
-@pytest.fixture(params=["c10d", "etcd-v3"])
-async def make(request: pytest.FixtureRequest, etcds: EtcdServers) -> AsyncIterator[MakeBoard]:
+@pytest.fixture
+def lease_s() -> float:
+    return LONG_LEASE_S
+
+
+@pytest.fixture(params=["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
+async def make(request: pytest.FixtureRequest, etcds: EtcdServers, lease_s: float) -> AsyncIterator[MakeBoard]:
     """Makes boards of one world."""
-    settings = settings_at(request.param, "" if request.param == "c10d" else etcds.of("distro").endpoint, LEASE_S)
+    settings = settings_at(request.param, "" if request.param == "c10d" else etcds.of("distro").endpoint, lease_s)
     async with AsyncExitStack() as stack:
 
         def make_one(secret: SecretFile | None) -> Board:
@@ -55,6 +60,7 @@ async def campaign(board: Board, candidate: Candidate) -> LeaderRecord:
     return await until_answered(elect, NotTrustedError)
 
 
+@pytest.mark.parametrize("lease_s", [2.0])
 async def test_a_stranger_s_record_is_written_over_once_it_stands_still(make: MakeBoard) -> None:
     stranger = make(secret_of("job", OTHER_WORDS))
     await campaign(stranger, B)

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
 from kit.ports import listening, quiet_port
 from kit.servers.stores import in_each_store
+from kit.warm.interpreters import Warm
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
 from aelastic.rdzv.wire.listening import outward_addresses
@@ -71,6 +71,7 @@ sys.exit(0 if restart == 1 else 1)
     job.assert_nothing_left()
 
 
+@pytest.mark.all
 def test_clients_that_come_before_the_store_wait_for_it_also_where_the_quick_way_to_torch_fails(
     launch: Launcher,
 ) -> None:
@@ -112,8 +113,8 @@ wait_for("go")
     "options, master",
     [
         ("--standalone", "localhost"),
-        ("--master-addr 127.0.0.1 --master-port PORT", "127.0.0.1"),
-        ("--rdzv-backend c10d --rdzv-endpoint localhost:PORT", "127.0.0.1"),
+        pytest.param("--master-addr 127.0.0.1 --master-port PORT", "127.0.0.1", marks=pytest.mark.all),
+        pytest.param("--rdzv-backend c10d --rdzv-endpoint localhost:PORT", "127.0.0.1", marks=pytest.mark.all),
         (
             "--rdzv-backend c10d --rdzv-endpoint localhost:PORT --nnodes 1:2 --local-addr 127.0.0.1 --rdzv-conf last_call_timeout=0.1",
             "127.0.0.1",
@@ -161,7 +162,7 @@ say("second", connect().check(["key"]))
 """
     job = launch(CLIENT + source, wrapper=blind)
     job.wait_line("ready")
-    time.sleep(10 * HEAD_START_S)
+    time.sleep(3 * HEAD_START_S)  # by then a store that waits for no worker would have been started
     assert not servers(job)
     (job.folder / "connect").touch()
     job.wait_line("first")
@@ -274,7 +275,9 @@ rest()
     "signum, options",
     [
         (signal.SIGTERM, ()),
-        (signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1", "--preload", "torch")),
+        pytest.param(
+            signal.SIGUSR1, ("--signals-to-handle", "SIGTERM,SIGUSR1", "--preload", "torch"), marks=pytest.mark.all
+        ),
     ],
 )
 def test_a_signal_to_every_process_of_the_job_leaves_the_store_and_the_guard_running(
@@ -316,10 +319,11 @@ def run_delay_s() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path) -> None:
+def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path, warm: Warm) -> None:
+    """The store is no warm one: what it imports takes seconds."""
     (tmp_path / "train.py").write_text(TRAIN)
     spec = WorkerSpec(
-        entrypoint=sys.executable,
+        entrypoint=warm.python,
         args=(str(tmp_path / "train.py"),),
         local_world_size=2,
         max_restarts=1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,16 +21,25 @@ pytestmark = pytest.mark.usefixtures("warm_stores")
 
 ENV = {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}
 OPTIONS = "--max-restarts", "0"
-# In an agent: on a busy machine the next coordinator may need more than a few seconds.
+# By then a node is to have left; no test waits so long.
+DRAIN_S = 120
+# In an agent: on a busy machine others may need more than a few seconds to answer.
 PATIENT = "from aelastic.agent.requests import enquiries\nenquiries.ANSWER_S = 25.0\n"
 
 
+@pytest.fixture(autouse=True)
+def patient_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking_agents, "ANSWER_S", 30.0)
+
+
 @contextmanager
-def trio(
-    launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3, wrapper: str = ""
-) -> Iterator[tuple[Team, list[Agent]]]:
+def trio(launch: Launcher, *options: str, nnodes: str = "2:3", nodes: int = 3) -> Iterator[tuple[Team, list[Agent]]]:
     """Three nodes of a job, and of each the folder where it can be spoken to."""
-    more: dict[str, Any] = {"conf": {"last_call_timeout": 1}, "options": (*OPTIONS, *options), "wrapper": wrapper}
+    more: dict[str, Any] = {
+        "conf": {"last_call_timeout": 1, "settle_time": 0.1},
+        "options": (*OPTIONS, *options),
+        "wrapper": PATIENT,
+    }
     with team_of(launch, c10d(), nnodes, **more, env=ENV, nproc=2) as team:
         agents = team.start_many(nodes)
         team.wait_round(agents)
@@ -68,7 +76,7 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
         assert round_.restart == 0, "it is not charged"
         # One node has another leave.
         leaver = next(agent for agent in agents if agent is not asker)
-        said = verb(asker.folder, "drain", node_id(leaver), "--deadline", "20", "--wait")
+        said = verb(asker.folder, "drain", node_id(leaver), "--deadline", str(DRAIN_S), "--wait")
         assert said.code == 0 and leaver.wait() == EXIT_TRY_AGAIN, team.story
         rest = [agent for agent in agents if agent is not leaver]
         assert team.wait_round(rest, after=round_).restart == 0, "nor is this"
@@ -96,11 +104,9 @@ def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None
         assert verb(team.coordinator.folder, "restart").code == 0, "it may ask for it itself"
 
 
-def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next(
-    launch: Launcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(asking_agents, "ANSWER_S", 30.0)
-    with trio(launch, wrapper=PATIENT) as (team, agents):
+@pytest.mark.all
+def test_what_is_asked_for_while_the_coordinator_is_lost_is_answered_by_the_next(launch: Launcher) -> None:
+    with trio(launch) as (team, agents):
         coordinator = team.coordinator
         asker, other = (agent for agent in agents if agent is not coordinator)
         wait_for("all run", lambda: phases(asker) == ["running"] * 3)
@@ -125,7 +131,7 @@ def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are
     secret = tmp_path / "secret"
     secret.touch(0o600)
     secret.write_text("a secret of the tests, in one line")
-    with trio(launch, "--admit", "saved:20", "--secret-file", str(secret), nodes=2) as (team, agents):
+    with trio(launch, "--admit", f"saved:{DRAIN_S}", "--secret-file", str(secret), nodes=2) as (team, agents):
         for agent in agents:
             assert logs_of(agent).code == logs_of(agent, *agents).code == 0
         round_ = team.wait_round(agents)
@@ -138,7 +144,7 @@ def test_a_new_node_waits_until_all_have_saved_and_with_a_secret_logs_of_any_are
 
 # Notices of a host: `HUP` here.  Whatever fails meanwhile: `tests/simulation/test_simulated_drains.py`.
 
-DRAINS = (*OPTIONS, "--on-signal", "HUP=drain:20")
+DRAINS = (*OPTIONS, "--on-signal", f"HUP=drain:{DRAIN_S}")
 
 
 def wait_steps(team: Team, round_: Round) -> None:
@@ -154,10 +160,8 @@ def wait_steps(team: Team, round_: Round) -> None:
 
 def drained(team: Team, agent: Agent) -> None:
     """Has a node leave."""
-    began = time.monotonic()
     agent.signal(signal.SIGHUP)
     assert agent.wait() == EXIT_TRY_AGAIN, team.story
-    assert time.monotonic() - began < 15.0, "it does not wait for the deadline"
 
 
 def assert_one_call(team: Team, ranks: int) -> None:
@@ -168,6 +172,7 @@ def assert_one_call(team: Team, ranks: int) -> None:
     assert not any("SIGKILL" in agent.stderr or "killed" in agent.stderr for agent in team.agents), team.story
 
 
+@pytest.mark.all
 def test_the_coordinators_node_leaves_ranks_end_once_they_have_saved_and_another_takes_its_place(
     launch: Launcher,
 ) -> None:
@@ -183,6 +188,7 @@ def test_the_coordinators_node_leaves_ranks_end_once_they_have_saved_and_another
         assert team.wait_round([stays, team.start()], round_).restart == 0
 
 
+@pytest.mark.all
 def test_where_too_few_are_left_all_end_to_be_tried_again(launch: Launcher) -> None:
     with team_of(launch, c10d(), "3:3", conf={}, options=DRAINS, env=ENV) as team:
         agents = team.start_many(3)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from kit.agents import FAIL, HASTY, Agent, Meeting, Team, team_of
+from kit.agents import COORDINATES, FAIL, HASTY, Agent, Meeting, Team, team_of
 from kit.faults import netns
 from kit.faults.netns import Net, Node
-from kit.launching import Launcher, alive, stand_still, wait_for
+from kit.launching import DEADLINE_S, Launcher, alive, stand_still, wait_for
 from kit.servers.etcd_servers import EtcdServer, distro_etcd
 from kit.servers.stores import STORE
 
@@ -31,12 +31,9 @@ BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static"
 LEASE_S = 3.0
 TICK_S = 0.02
 PORT, STAR_PORT = 29400, 7000
-# What a machine that others use too may take on top.
-SLACK_S = float(os.environ.get("TEST_SLACK_S", "12"))
 # What workers take on top that import torch, all at once, on a machine of two cores with others at work.
 IMPORTS_S = 20.0
 TAIL_BYTES = 300
-START_LIMIT_S = 60.0
 
 Undo = Callable[[], None]
 
@@ -102,16 +99,6 @@ class Battlefield:
         """The restart count, as the workers were told it last."""
         return max(agent.starts[-1].restart for agent in self.agents if agent.starts)
 
-    def make_coordinator(self, index: int) -> None:
-        """The others leave and come back: which of three is elected is for none to say, of one it is clear."""
-        if self.coordinator == index:
-            return
-        come_back = [self.agent_killed(other) for other in self.others(index)]
-        self.agents[index].wait_said("this agent is coordinator now", limit_s=LEASE_S + SLACK_S)
-        for undo in come_back:
-            undo()
-        self.wait_progress(range(len(self.nodes)), time.monotonic(), limit_s=LEASE_S + SLACK_S)
-
     # What workers do.
 
     def last_step(self, index: int) -> Step | None:
@@ -127,17 +114,13 @@ class Battlefield:
         path = agent.folder / "progress"
         return [Step.of(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_progress(self, nodes: Sequence[int], since: float, *, above: int = 0, limit_s: float) -> float:
+    def wait_progress(self, nodes: Sequence[int], since: float, *, above: int = 0) -> None:
         """Waits until these nodes, and they alone, step together, since some time, in a round above some fence.
 
         Args:
             nodes: these.
             since: the time, of the monotonic clock.
             above: the fence.
-            limit_s: how long, beyond what workers take to import.
-
-        Returns:
-            The seconds from then until all had made their first such step.
         """
 
         def found() -> bool:
@@ -145,27 +128,25 @@ class Battlefield:
             steps = [step for step in last if step is not None and step.at > since and step.fence > above]
             return len(steps) == len(nodes) == steps[0].world_size and len({step.fence for step in steps}) == 1
 
-        limit_s += self.imports_s
-        what = f"steps of nodes {list(nodes)} together, {limit_s:g} s after a fault"
-        deadline = since + limit_s
+        deadline = max(since, time.monotonic()) + DEADLINE_S + self.imports_s
         while not found():
             over = [self.agents[index] for index in nodes if self.agents[index].is_over]
             if over or time.monotonic() > deadline:
+                what = f"steps of nodes {list(nodes)} together"
                 pytest.fail(f"{f'{over} ended' if over else 'none'}: {what}\n{self.story}")
             time.sleep(0.03)
-        fence = max(step.fence for index in nodes if (step := self.last_step(index)) is not None)
-        firsts = [
-            min(step.at for step in self.steps(self.agents[index]) if step.fence == fence and step.at > since)
-            for index in nodes
-        ]
-        return max(firsts) - since
 
     @property
     def fence(self) -> int:
         """Of the newest round that has made a step."""
         return max(step.fence for index in range(3) if (step := self.last_step(index)) is not None)
 
-    def side_by_side_s(self) -> float:
+    def assert_not_side_by_side(self) -> None:
+        """No worker has stepped beside a later round for longer than a lease, and the time that the machine took."""
+        agents = [agent.pid for agent in self.team.live]
+        assert self._side_by_side_s() < LEASE_S + 1 + max(map(run_delay_s, agents), default=0.0), self.team.story
+
+    def _side_by_side_s(self) -> float:
         """For how long workers of an earlier round have stepped beside those of a later one, at most.
 
         The last step of a worker does not count: one that was frozen, or cut off from everything, finishes the step that
@@ -347,6 +328,12 @@ class Battlefield:
         return leader
 
 
+def run_delay_s(pid: int) -> float:
+    """How long the threads of a process could have run and others did (`/proc/…/schedstat`), all together."""
+    stats = (thread.read_text().split() for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+    return sum(int(waited) for _, waited, _ in stats) / 1e9
+
+
 def _nothing() -> None:
     pass
 
@@ -418,7 +405,7 @@ def battlefield(
     *,
     max_restarts: int = 100,
     wrapper: str = HASTY,
-    is_begun: bool = True,
+    coordinator: int | None = None,
     **env: str,
 ) -> Iterator[Battlefield]:
     """A job of three nodes that step together; in the end nothing of it is left.
@@ -429,7 +416,7 @@ def battlefield(
         folder: for what etcd keeps.
         max_restarts: of the job.
         wrapper: of the agents.
-        is_begun: only when all are at work, the block begins; else agents have been started.
+        coordinator: this node's agent begins alone, and so coordinates; `None`: any does.
         env: of the workers.
     """
     with netns.opened() as net, ExitStack() as stack:
@@ -463,9 +450,13 @@ def battlefield(
         )
         imports_s = IMPORTS_S if "STAR_GLOO" in env else 0.0
         there = Battlefield(board, net, nodes, board_node, team, etcds, imports_s)
-        there.agents = [there.start(index) for index in range(3)]
-        if is_begun:
-            there.wait_progress(range(3), time.monotonic(), limit_s=START_LIMIT_S)
+        started = dict[int, Agent]()
+        for index in sorted(range(3), key=lambda index: index != coordinator):
+            started[index] = there.start(index)
+            if index == coordinator:
+                started[index].wait_said(COORDINATES)
+        there.agents = [started[index] for index in range(3)]
+        there.wait_progress(range(3), time.monotonic())
         yield there
 
 
