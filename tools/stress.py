@@ -2,9 +2,9 @@
 
     python tools/stress.py TIMES [options and tests of pytest]
 
-A busy loop keeps each core occupied.  The tests have so low a priority that the scheduler gives each of their processes a
-twentieth of a core beside such a loop (sched(7): a nice value of 13 weighs 56, one of 0 weighs 1024).  Their deadlines are
-longer (`TEST_DEADLINE_S`): a deadline shows where a test hangs, not that a machine is slow.
+A busy loop keeps each core occupied.  The tests have so low a priority that each of their processes gets a twentieth of
+a core beside such a loop: a nice value of 13 weighs 56, one of 0 weighs 1024 (sched(7)).  Their deadlines are longer
+(`TEST_DEADLINE_S`): a deadline shows where a test hangs, not that a machine is slow.
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from kit.agents import FAIL, FINISH, Meeting, Team
 from kit.crowded import ENVIRONMENTS, Environment
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
+from kit.waiting import wait_for
 
 pytestmark = [pytest.mark.all, pytest.mark.cold]
 

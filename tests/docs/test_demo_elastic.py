@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, wait_for
+from kit.launching import Job, Launcher
+from kit.waiting import wait_for
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo_elastic.py"
 LIMIT_S = 270.0  # above the demo's own, so that one that hangs says where

@@ -11,7 +11,8 @@ PAGE = ROOT / "docs/development/tests.md"
 def test_the_page_has_each_ring_with_its_budget() -> None:
     rows = [line for line in PAGE.read_text().splitlines() if line.endswith(" s |") and line.count("|") == 5]
     assert rows == [
-        f"| {ring.name} | {ring.holds} | {'yes' if ring.has_processes else 'no'} | {ring.budget_s} s |" for ring in RINGS
+        f"| {ring.name} | {ring.holds} | {'yes' if ring.has_processes else 'no'} | {ring.budget_s} s |"
+        for ring in RINGS
     ]
 
 

@@ -9,8 +9,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, wait_for
+from kit.launching import Job, Launcher
 from kit.servers.browser import dom_of
+from kit.waiting import wait_for
 
 from aelastic.health.page import PAGE, POLICY
 

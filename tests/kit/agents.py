@@ -21,8 +21,9 @@ from typing import Any
 import pytest
 
 from kit.faults.star import STAR
-from kit.launching import DEADLINE_S, LOOPS, PREAMBLE, Job, Launcher, alive, stand_still, wait_for
+from kit.launching import LOOPS, PREAMBLE, Job, Launcher, alive, stand_still
 from kit.ports import listening, quiet_port
+from kit.waiting import DEADLINE_S, wait_for
 
 FAIL, FINISH = signal.SIGUSR1, signal.SIGUSR2
 FAIL_CODE = 7

@@ -17,7 +17,8 @@ from typing import Any
 
 import pyte
 
-from kit.launching import Job, Launcher, wait_for
+from kit.launching import Job, Launcher
+from kit.waiting import wait_for
 
 # What draws the live line, and what takes it away.
 DRAWN = re.compile(rb"(?:\x1bD)*(?:\x1b\[\d+A)?\x1b7\x1b\[\?7l\x1b\[0m(.*?)\x1b\[J\x1b\[\?7h\x1b8", re.DOTALL)

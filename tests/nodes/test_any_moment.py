@@ -14,7 +14,8 @@ import pytest
 from kit.agents import HASTY
 from kit.effort import EFFORT
 from kit.faults.chaos import LEASE_S, LONG_S, Battlefield, battlefield
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
+from kit.waiting import wait_for
 
 pytestmark = [pytest.mark.all, pytest.mark.timeout(300)]
 ALL = (0, 1, 2)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from kit.agents import FAIL, Agent, Meeting, Team, c10d, team_of
-from kit.launching import DEADLINE_S, Launcher
+from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.other_programs import answering, http_server
+from kit.waiting import DEADLINE_S
 
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, EXIT_TRY_AGAIN
 from aelastic.rdzv.protocol import messages as m

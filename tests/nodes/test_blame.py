@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from kit.agents import c10d, team_of
 from kit.faults import netns
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.verbs import told, verb
+from kit.waiting import wait_for
 
 WORKER = """
 host, starts, end = os.uname().nodename, f"{os.environ['SHARED']}/starts", f"{os.environ['SHARED']}/end"

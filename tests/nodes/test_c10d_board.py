@@ -22,12 +22,13 @@ from unittest.mock import AsyncMock
 
 import anyio
 import pytest
-from kit.launching import alive, stand_still, wait_for
+from kit.launching import alive, stand_still
 from kit.ports import quiet_port
 from kit.servers.etcd_boards import elected, seen_on, until, until_answered
 from kit.servers.other_programs import answering, http_server, silent
 from kit.servers.relay import Relay
 from kit.servers.stores import in_each_store
+from kit.waiting import wait_for
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table

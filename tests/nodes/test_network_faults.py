@@ -17,8 +17,9 @@ from kit.effort import EFFORT
 from kit.faults import netns
 from kit.faults.chaos import serve_board
 from kit.faults.netns import Net, Node
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import listening
+from kit.waiting import wait_for
 
 PORT = 29400
 # Of the tests in which a node falls silent.

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from kit.agents import COORDINATES, FAIL, IS_SPARE, LATE, Meeting, c10d, team_of
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
 from kit.servers.stores import external_store
+from kit.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from kit.agents import FAIL, FAIL_CODE, c10d, team_of
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.prometheus import node_exporter, program, prometheus
+from kit.waiting import wait_for
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 from aelastic.observe.metrics import RunMetrics

@@ -13,9 +13,10 @@ from pathlib import Path
 import anyio
 import pytest
 from kit.agents import HASTY, Meeting, team_of
-from kit.launching import DEADLINE_S, Launcher
+from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.other_programs import answering
+from kit.waiting import DEADLINE_S
 
 from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, alive, cmdline, on_each_loop, run
 from kit.ports import listening, quiet_port
 from kit.servers.stores import in_each_store
+from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
 from aelastic import Supervisor, WorkerSpec, WorkerState

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from kit.agents import Agent, Round, Team, c10d, team_of
-from kit.launching import Launcher, alive, wait_for
+from kit.launching import Launcher, alive
 from kit.verbs import Said, told, verb
+from kit.waiting import wait_for
 
 from aelastic.cli.verbs import asking as asking_agents
 from aelastic.errors import EXIT_TRY_AGAIN

@@ -12,7 +12,8 @@ from typing import Any, Self
 import anyio
 import pytest
 from anyio.abc import SocketStream
-from kit.launching import DEADLINE_S, Launcher
+from kit.launching import Launcher
+from kit.waiting import DEADLINE_S
 
 from aelastic.stacks.collectives import FlightRecorder, ras_line
 

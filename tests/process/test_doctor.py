@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from kit.launching import WARM_STORE, wait_for
+from kit.launching import WARM_STORE
 from kit.ports import quiet_port
 from kit.programs import run_python
 from kit.screens import Screen
+from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
 from aelastic.cli.doctor import _say

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, wait_for
 from kit.ports import quiet_port
 from kit.stories import launches as stories
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import InputError, SignalException
 from aelastic import elastic_agent as ours

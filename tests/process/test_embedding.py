@@ -18,8 +18,9 @@ import anyio
 import anyio.to_thread
 import pytest
 from kit.effort import FIRST_MOMENTS
-from kit.launching import DEADLINE_S, Launcher, alive, on_both_loops, on_each_loop, run, wait_for
+from kit.launching import Launcher, alive, on_both_loops, on_each_loop, run
 from kit.this_process import children, descriptors, python, threads, until
+from kit.waiting import DEADLINE_S, wait_for
 from kit.workers import entrypoints
 
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState

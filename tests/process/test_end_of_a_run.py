@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from kit.backends import FakeBackend, Plan, StoreStandIn
-from kit.launching import Job, Launcher, on_each_loop, run, wait_for
+from kit.launching import Job, Launcher, on_each_loop, run
 from kit.metrics_text import values
 from kit.this_process import python, until
 from kit.virtual_clock import on_virtual_time
+from kit.waiting import wait_for
 
 from aelastic import InputError, Supervisor, WorkerExit, WorkerSpec
 from aelastic.export.textfile import MetricsTextfile

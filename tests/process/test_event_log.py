@@ -21,8 +21,9 @@ import anyio
 import pytest
 from kit.agents import FAIL, FINISH, c10d, team_of
 from kit.backends import FAILS, STUBBORN, SUCCEEDS, FakeBackend, StoreStandIn
-from kit.launching import DEADLINE_S, Launcher, wait_for
+from kit.launching import Launcher
 from kit.virtual_clock import on_virtual_time
+from kit.waiting import DEADLINE_S, wait_for
 
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState

@@ -7,7 +7,8 @@ import signal
 
 import pytest
 from kit.agents import WORKER, c10d, team_of
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
+from kit.waiting import wait_for
 
 from aelastic.group.worker_env import STUCK_VARIABLE
 

@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, alive, wait_for
+from kit.launching import Job, Launcher, alive
 from kit.rings import TESTS
+from kit.waiting import wait_for
 
 DETACHES = """
 if daemonize() is not None:

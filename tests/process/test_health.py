@@ -23,10 +23,11 @@ import anyio
 import pytest
 from kit.agents import FINISH, Agent, c10d, team_of
 from kit.backends import FakeBackend, Plan, StoreStandIn
-from kit.launching import DEADLINE_S, Job, Launcher, cmdline, on_each_loop, run, wait_for
+from kit.launching import Job, Launcher, cmdline, on_each_loop, run
 from kit.metrics_text import DOCS, values
 from kit.ports import quiet_port
 from kit.this_process import descriptors, python, threads, until
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerSpec, WorkerState
 from aelastic.group.phases import Phase

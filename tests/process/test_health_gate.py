@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import anyio
 import pytest
-from kit.launching import Launcher, run, wait_for
+from kit.launching import Launcher, run
 from kit.ports import quiet_port
 from kit.verbs import verb
+from kit.waiting import wait_for
 
 from aelastic.agent import health_gate
 from aelastic.agent.health_gate import BUILT_IN, HealthGate, fatal_xid, holder

@@ -18,10 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, on_both_loops, ran
+from kit.launching import LAUNCH_TIMEOUT_S, on_both_loops, ran
 from kit.ports import quiet_port
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
+from kit.waiting import DEADLINE_S
 from kit.workers.torch_versions import SINCE
 
 from aelastic import ChildFailedError, InputError, LaunchConfig, SignalException, elastic_launch, launch_agent, procs

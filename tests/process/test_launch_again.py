@@ -20,9 +20,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, alive, ran, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, alive, ran
 from kit.stories import launches as stories
 from kit.stories.launches import one_node
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import ChildFailedError, InputError, SignalException, elastic_launch
 

@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, run, wait_for
+from kit.launching import Job, Launcher, run
+from kit.waiting import wait_for
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.errors import EXIT_TRY_AGAIN

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from kit.agents import listening_ports
-from kit.launching import DEADLINE_S, Job, Launcher, wait_for
+from kit.launching import Job, Launcher
 from kit.ports import quiet_port
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.cli.arguments import parse
 from aelastic.workers.requirements import files_needed

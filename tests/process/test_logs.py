@@ -18,8 +18,9 @@ from typing import IO, Any
 
 import pytest
 from kit.effort import EFFORT
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, cmdline, on_each_loop
 from kit.launching import run as run_on
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import RunResult, Std, Supervisor, WorkerSpec, WorkerState
 

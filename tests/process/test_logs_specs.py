@@ -17,8 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, ran, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, ran
 from kit.launching import run as run_on
+from kit.waiting import DEADLINE_S, wait_for
 from kit.workers import entrypoints
 from kit.workers.torch_versions import SINCE, TORCH
 

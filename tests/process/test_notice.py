@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import DEADLINE_S, ran
+from kit.launching import ran
+from kit.waiting import DEADLINE_S
 
 from aelastic.agent.channels import NoticePages
 from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach

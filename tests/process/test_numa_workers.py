@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, Launcher, alive, ran, wait_for
+from kit.launching import Launcher, alive, ran
 from kit.launching import run as run_on
+from kit.waiting import DEADLINE_S, wait_for
 from kit.workers import entrypoints
 from kit.workers.machines import Cpu, Machine, write_torch
 

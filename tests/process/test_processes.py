@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import Job, Launcher, alive, cmdline, on_each_loop, ran, wait_for
+from kit.launching import Job, Launcher, alive, cmdline, on_each_loop, ran
+from kit.waiting import wait_for
 
 from aelastic.host import proc_table
 

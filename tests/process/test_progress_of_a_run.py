@@ -8,8 +8,9 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
 from kit.servers.trainer import trainer
+from kit.waiting import wait_for
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, ran, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, ran
+from kit.waiting import wait_for
 
 from aelastic.host.proc_table import is_alive
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from kit.launching import wait_for
+from kit.waiting import wait_for
 
 from aelastic.host import proc_table
 from aelastic.host.session_activity import Activity, SessionActivity

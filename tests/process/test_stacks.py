@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, ran, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
+from kit.waiting import DEADLINE_S, wait_for
 
 import aelastic
 from aelastic import RunResult, Supervisor, WorkerBackend, WorkerExit, WorkerSpec, WorkerStart, WorkerState
@@ -729,6 +730,7 @@ def test_who_looks_for_hangs_that_can_be_explained_learns_nothing_of_it(launch: 
     assert SAID not in job.stderr
 
 
+@pytest.mark.cold
 def test_workers_that_end_when_asked_cost_nothing_of_this(launch: Launcher) -> None:
     tells = """
 import atexit, sys

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
 from kit.screens import DRAWN, Screens, screens_of
+from kit.waiting import wait_for
 
 from aelastic.cli.arguments import parse
 from aelastic.cli.main import _may_draw

@@ -14,8 +14,9 @@ from typing import Any
 import anyio
 import pytest
 from kit.backends import FAILS, SUCCEEDS, FakeBackend, StoreStandIn
-from kit.launching import Launcher, wait_for
+from kit.launching import Launcher
 from kit.virtual_clock import on_virtual_time
+from kit.waiting import wait_for
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.export.systemd import SdNotify

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kit.launching import DEADLINE_S, Job, Launcher, on_each_loop, ran, run, stand_still, wait_for
+from kit.launching import Job, Launcher, on_each_loop, ran, run, stand_still
 from kit.stories.timelines import boxes_of, data_of
 from kit.verbs import told, verb
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
 from aelastic.cli.verbs import asking

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import DEADLINE_S, PREAMBLE, Launcher, ran, run
+from kit.launching import PREAMBLE, Launcher, ran, run
+from kit.waiting import DEADLINE_S
 
 from aelastic import InputError, Supervisor, WorkerSpec
 from aelastic.cli.verbs.explaining import run_policy

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from kit.effort import IS_COLD
-from kit.launching import DEADLINE_S, alive, ran, wait_for
+from kit.launching import alive, ran
+from kit.waiting import DEADLINE_S, wait_for
 from kit.warm.interpreters import Warm
 
 pytestmark = pytest.mark.skipif(IS_COLD, reason="nothing is warm in this run")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from kit.effort import EFFORT
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, run, stand_still, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, run, stand_still
+from kit.waiting import wait_for
 from kit.workers import entrypoints
 
 from aelastic import Supervisor, WorkerSpec, WorkerState

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from kit.launching import PREAMBLE, Job, wait_for
+from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
 from kit.servers.metadata import LEFT, Metadata
 from kit.servers.recipes import ROOT, python_with
+from kit.waiting import wait_for
 
 from aelastic.errors import EXIT_TRY_AGAIN
 

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.launching import PREAMBLE, Job, wait_for
+from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
 from kit.servers.recipes import ROOT, python_with
+from kit.waiting import wait_for
 
 EXAMPLES = ROOT / "examples"
 LIMIT_S = 200.0

@@ -12,8 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from kit.launching import PREAMBLE, cmdline, wait_for
+from kit.launching import PREAMBLE, cmdline
 from kit.servers.slurm import LIMIT_S, NODES, Slurm, slurm
+from kit.waiting import wait_for
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "train.sbatch"
 ONE_WORKER = "--export=ALL,NPROC_PER_NODE=1"

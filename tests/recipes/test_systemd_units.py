@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kit.launching import PREAMBLE, wait_for
+from kit.launching import PREAMBLE
 from kit.servers.etcd_servers import EtcdServer, distro_etcd, etcd
 from kit.servers.recipes import ROOT
 from kit.servers.systemd import Systemd, systemd
+from kit.waiting import wait_for
 
 from aelastic.rdzv.secret.keys import Key
 

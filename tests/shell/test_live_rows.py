@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, wait_for
 from kit.screens import DRAWN
 from kit.virtual_clock import on_virtual_time
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase

@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S
+from kit.waiting import DEADLINE_S
 
 from aelastic.logs import follower as follower_module
 from aelastic.logs import pump as pump_module

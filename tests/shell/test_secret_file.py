@@ -9,7 +9,7 @@ from pathlib import Path
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S
+from kit.waiting import DEADLINE_S
 
 from aelastic.errors import InputError
 from aelastic.rdzv.secret import secret_file

@@ -11,9 +11,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
-from kit.launching import DEADLINE_S, on_both_loops, run
+from kit.launching import on_both_loops, run
 from kit.shared_board import InProcessBoard, SharedWorld
 from kit.virtual_clock import on_virtual_time
+from kit.waiting import DEADLINE_S
 
 from aelastic import aio
 from aelastic.host.sockets import HeldPort

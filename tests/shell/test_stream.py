@@ -12,7 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S
+from kit.waiting import DEADLINE_S
 
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol import messages as m

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, alive, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher, alive
+from kit.waiting import wait_for
 
 COMPILE = """
 import torch

@@ -19,7 +19,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
+from kit.waiting import wait_for
 from kit.workers.torch_workers import ENDING, ours
 
 INSTALL_TIMEOUT_S = 600.0

@@ -17,10 +17,11 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Launcher, wait_for
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
 from kit.stories import torch_events as torch_event_stories
 from kit.stories.torch_events import ONE_NODE, STOPPED
+from kit.waiting import DEADLINE_S, wait_for
 from kit.warm.interpreters import Warm
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
 

@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
-from kit.launching import DEADLINE_S, LAUNCH_TIMEOUT_S, Job, Launcher, ran
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
+from kit.waiting import DEADLINE_S
 
 from aelastic.aio import Mailbox
 from aelastic.errors import (

@@ -22,9 +22,10 @@ import pytest
 from kit.agents import COORDINATES, FAIL, HASTY, Agent, Meeting, Team, team_of
 from kit.faults import netns
 from kit.faults.netns import Net, Node
-from kit.launching import DEADLINE_S, Launcher, alive, stand_still, wait_for
+from kit.launching import Launcher, alive, stand_still
 from kit.servers.etcd_servers import EtcdServer, distro_etcd
 from kit.servers.stores import STORE
+from kit.waiting import DEADLINE_S, wait_for
 
 # `apart`: served by none of the agents.
 BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")

@@ -13,7 +13,7 @@ from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.launching import DEADLINE_S
+from kit.waiting import DEADLINE_S
 
 T = TypeVar("T")
 

@@ -23,9 +23,10 @@ from typing import Any
 import pytest
 
 from aelastic.host.children import waited_for
-from kit.launching import stand_still, wait_for
+from kit.launching import stand_still
 from kit.ports import quiet_port
 from kit.servers.programs import missing
+from kit.waiting import wait_for
 
 UNPACKED = Path(__file__).parents[3] / "build" / "etcd-debian" / "usr" / "bin" / "etcd"
 START_LIMIT_S = 60.0

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from kit.faults import netns
-from kit.launching import Job, wait_for
+from kit.launching import Job
 from kit.servers.recipes import ROOT
+from kit.waiting import wait_for
 
 STEP_LIMIT_S = 250.0
 # `$1`: a mount point; `$2`: options of the overlay.  The root's own folder may be closed to others, with Python in it.

@@ -22,7 +22,8 @@ import pytest
 
 from kit.agents import WORKER, Agent, Meeting, Round, Team
 from kit.faults.netns import Net, Node
-from kit.launching import LOOPS, PREAMBLE, Launcher, wait_for
+from kit.launching import LOOPS, PREAMBLE, Launcher
+from kit.waiting import wait_for
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
@@ -152,7 +153,7 @@ class Cluster(Team):
         star = self.launcher.folder / "star"
         star.mkdir(exist_ok=True)
         env |= {"LOGLEVEL": "INFO", "STAR": str(star)}
-        pod = Pod(name, 1, folder, [*node.prefix, *program, *options], env)
+        pod = Pod(name, 1, folder, [*node.prefix, *program, *options], env, is_cold=True)
         self._nodes[name] = node
         self.launcher.jobs.append(pod)
         self.agents.append(pod)

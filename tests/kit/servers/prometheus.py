@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kit.launching import wait_for
 from kit.ports import quiet_port
 from kit.servers.programs import missing, running
+from kit.waiting import wait_for
 
 UNPACKED = Path(__file__).parents[3] / "build" / "prometheus-debian" / "usr" / "bin"
 START_LIMIT_S = 60.0

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from kit.faults import netns
-from kit.launching import wait_for
 from kit.servers.images import PARTS, ROOT_OF, Container, overlay
 from kit.servers.recipes import ROOT
+from kit.waiting import wait_for
 
 COMMAND_LIMIT_S = 60.0
 SYSTEMD = "/usr/lib/systemd/systemd"

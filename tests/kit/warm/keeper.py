@@ -61,7 +61,7 @@ def serve(path: str) -> tuple[dict[str, Any], socket.socket]:
     listener.listen(128)
     os.write(1, b"ready\n")
     while True:
-        readable, _, _ = select.select([0, listener], [], [])
+        readable, _, _ = select.select([0, listener.fileno()], [], [])
         if 0 in readable:
             os._exit(0)  # the keepers see the ends of their connections
         connection, _ = listener.accept()
@@ -114,8 +114,8 @@ def _watch(pid: int, connection: socket.socket, woken: int) -> NoReturn:
             if ended == NO_CHILD:
                 os._exit(0)  # nothing of the job is left
         if is_wanted:
-            readable, _, _ = select.select([woken, connection], [], [])
-            is_wanted = connection not in readable
+            readable, _, _ = select.select([woken, connection.fileno()], [], [])
+            is_wanted = connection.fileno() not in readable
         else:
             for each in descendants(os.getpid()):
                 _kill(each)
