@@ -52,6 +52,9 @@ test-all: $(INSTALLED)  ## run all tests: both loops, all repetitions, torchrun 
 stress: $(INSTALLED)  ## run ARGS, N times (20), with all cores busy and a twentieth of one for it; count the failures
 	$(BIN)/python tools/stress.py $(N) $(ARGS)
 
+stories: $(INSTALLED)  ## rewrite what text stories expect with what happens now; what changed is a diff to read
+	PYTHONPATH=.:tests $(BIN)/python -m kit.stories
+
 mutants: $(INSTALLED)  ## put each bug of tools/mutants into a core, and see that a test finds it
 	$(BIN)/python tools/mutants.py $(ARGS)
 

@@ -15,9 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis.internal.conjecture import engine
-from kit.effort import examples
+from hypothesis import HealthCheck, Phase, settings
+from kit.effort import EFFORT, examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
 from kit.rings import DURATIONS, WITHOUT_PROCESSES, ring_of, table, write_durations
@@ -47,11 +46,10 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     report_multiple_bugs=False,
+    # Making a failing example small takes up to five minutes: `make test-all` does it.
+    phases=tuple(phase for phase in Phase if EFFORT != "quick" or phase not in {Phase.shrink, Phase.explain}),
 )
 settings.load_profile("effort")
-# A failure is made small for so long, of the five minutes that Hypothesis takes and has no setting for: who broke something waits for it.
-assert engine.MAX_SHRINKING_SECONDS == 300
-engine.MAX_SHRINKING_SECONDS = 15
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -100,7 +98,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     return (yield)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _handlers_are_given_back() -> Iterator[None]:
     """What is forked in later tests has this process's signal handlers.
 

@@ -11,11 +11,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -37,11 +40,13 @@ class Part:
         name: of its files in `build/`.
         paths: of the tests.
         nice: how much it gives way to others.
+        folder: where its tests have their folders.
     """
 
     name: str
     paths: tuple[str, ...]
     nice: int
+    folder: str = field(default_factory=partial(tempfile.mkdtemp, prefix="tests-"))
 
     @property
     def output(self) -> Path:
@@ -60,6 +65,7 @@ class Part:
         """
         self.durations.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *self.paths, *options]
+        command += ["--basetemp", self.folder]  # two runs that share one remove each other's
         env = {**os.environ, DURATIONS: str(self.durations)}
         with self.output.open("wb") as file:
             return subprocess.Popen(
@@ -120,7 +126,10 @@ def main(argv: Sequence[str]) -> int:
     print(f"{len(seconds)} tests in {wall_s:.0f} s; each one's duration: build/durations.json")
     failed = [code for code in codes if code not in {0, NOTHING_COLLECTED}]
     if failed:
+        print(f"files of these tests: {', '.join(part.folder for part in parts)}")
         return failed[0]
+    for part in parts:
+        shutil.rmtree(part.folder, ignore_errors=True)
     return 0 if seconds else NOTHING_COLLECTED
 
 

@@ -10,6 +10,8 @@ import pytest
 from kit.launching import Launcher
 from kit.programs import ROOT, run_python
 
+pytestmark = pytest.mark.cold
+
 HEAVY = r"(torch|aiohttp|numpy)\b"
 # What a failure needs is imported while the workers start, or later.
 OF_A_FAILURE = r"aelastic\.failures\.(exit_reason|report)\b"
@@ -85,7 +87,6 @@ def shadows(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("module", ["aelastic", "aelastic.run"])
 def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp_path: Path, module: str) -> None:
     (tmp_path / "train.py").write_text("import sys\nprint(sys.path[0])\nraise ValueError('boom')\n")
@@ -97,7 +98,6 @@ def test_the_modules_of_the_working_folder_are_not_the_agents(shadows: Path, tmp
     assert done.stdout.count(f"[default0]:{tmp_path}\n") == 2
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("command", ["aelastic.under -c print('ran')", "aelastic.under.deepspeed --world_info=None x"])
 def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: Path, command: str) -> None:
     done = run_python("-m", *command.split(), folder=shadows)
@@ -105,7 +105,6 @@ def test_neither_are_they_those_of_what_puts_aelastic_under_a_program(shadows: P
     assert "of the folder" not in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize(
     "options",
     [
@@ -133,7 +132,6 @@ MOMENTS = ("typing", "aelastic.errors", "argparse")
 COMMANDS = ("-m aelastic", "-m aelastic.timeline", "bin/aelastic")
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize(
     "command, moment",
     [
