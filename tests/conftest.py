@@ -5,6 +5,7 @@ A ring is a folder.  `core`, `property`, `simulation` and `shell` start no proce
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections import Counter
@@ -72,6 +73,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items += [*part, *others[:share]]
         del others[:share]
     items += others
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: no collection of garbage looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout begins to count: it may have to wait

@@ -104,6 +104,7 @@ def test_workflows_and_hooks_call_verbs_that_exist_and_no_others() -> None:
     assert {each for each in called if each[1] != ".ci/run" and each[1].removeprefix("make ") not in verbs} == set()
 
 
+@pytest.mark.all
 def test_what_the_package_imports_is_required_and_what_extras_bring_is_used() -> None:
     trees = [module.tree for module in package()]
     imported = {

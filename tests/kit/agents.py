@@ -87,7 +87,7 @@ forming.YOUNG_S = 1.0
 """
 
 # Longer than any test: no node is lost by being slow, and what waits for a lease to end hangs.
-LONG_LEASE_S = 120.0
+LONG_LEASE_S = 60.0
 
 COORDINATES = r"this agent is coordinator now \("
 IS_SPARE = "this node is a spare"

@@ -199,6 +199,7 @@ def test_a_store_is_started_when_a_worker_loads_torch(launch: Launcher) -> None:
     assert job.wait() == 0, job.story
 
 
+@pytest.mark.all
 def test_without_torch_the_port_is_closed_that_is_told_and_the_next_generation_may_have_a_store(
     launch: Launcher,
 ) -> None:
@@ -232,6 +233,7 @@ say("got", store.get("key").decode())
     job.assert_nothing_left()
 
 
+@pytest.mark.all
 def test_with_torch_preloaded_the_store_is_forked_and_one_that_was_killed_is_replaced(launch: Launcher) -> None:
     env = in_each_store(launch.folder / "site", "os._exit(3)")  # no interpreter that is started for it serves a store
     source = CLIENT + (

@@ -206,6 +206,7 @@ activity.bytes_in = RunLogs.tail = lambda *_, **__: time.sleep(600)
 """
 
 
+@pytest.mark.all
 def test_a_file_system_that_hangs_does_not_keep_a_hung_worker_from_being_stopped(launch: Launcher) -> None:
     job = launch("time.sleep(600)", "--max-restarts=0", "--hang-timeout=1", wrapper=DEAD_DISK)
     assert job.wait() == 128 + signal.SIGTERM

@@ -51,10 +51,10 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from kit.launching import Job
+from kit.waiting import wait_for
 
-job = Job(Path(sys.argv[2]), [sys.executable, "-c", "import os, time; os.setsid() if os.fork() else None; time.sleep(600)"], {})
-while len(job.left()) < 2:
-    pass
+job = Job(Path(sys.argv[2]), [sys.executable, "-c", "import os, time; os.fork() or os.setsid(); time.sleep(600)"], {})
+wait_for("two processes", lambda: len(job.left()) == 2)
 print(*job.left(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -62,9 +62,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_jobs_end_with_the_process_that_runs_the_tests_however_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTS_A_JOB, str(TESTS), str(tmp_path)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2
+    assert len(pids) == 2, done.stderr
     wait_for("both gone", lambda: not any(map(alive, pids)))
 
 

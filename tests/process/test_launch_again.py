@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
-import multiprocessing
 import os
 import resource
 import signal
@@ -131,7 +130,7 @@ def test_children_of_multiprocessing_launch_and_those_of_a_pool_launch_programs_
         *(line for method in methods for line in (f"{method} {{0: [0, 'inside'], 1: [1, 'inside']}}", "ended 0")),
         "pool {0: None, 1: None}",
         "ChildFailedError True False",
-        "ValueError False True",
+        "InputError False True",
     ], done.stderr
 
 

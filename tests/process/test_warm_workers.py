@@ -144,7 +144,9 @@ def ends_of(job: Job, code: int) -> dict[str, Any]:
     return {**texts, "failures": failures}
 
 
-@pytest.mark.parametrize("ends", [FAILS, SUCCEEDS], ids=["fails", "succeeds"])
+@pytest.mark.parametrize(
+    "ends", [pytest.param(FAILS, id="fails"), pytest.param(SUCCEEDS, id="succeeds", marks=pytest.mark.all)]
+)
 def test_a_warm_worker_ends_as_a_cold_one_does(launch: Launcher, ends: dict[str, str]) -> None:
     by_rank = "\n".join(f"if rank == {n}:\n{textwrap.indent(code, '    ')}" for n, code in enumerate(SUCCEEDS.values()))
     found = []

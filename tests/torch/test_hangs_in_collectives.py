@@ -35,6 +35,7 @@ def test_who_raises_since_a_collective_timed_out_is_not_the_cause(limit: str) ->
 HANDLER = "--rdzv-backend=torch:c10d"
 
 
+@pytest.mark.all
 def test_through_a_handler_of_torchs_the_ranks_of_a_node_are_compared_once_a_collective_has_timed_out() -> None:
     plan = Plan(0, "asleep", 1, 3, 2, 5, is_warm=True)
     outcome = run(plan, HANDLER, "--max-restarts=0", DESYNCHRONISED_LIMIT_S="3")

@@ -202,6 +202,7 @@ def test_of_two_nodes_each_tells_its_part(start_agent: Callable[..., Agent]) -> 
     assert sorted(told["ours"], key=first_rank) == sorted(told["torch"], key=first_rank)
 
 
+@pytest.mark.all
 @pytest.mark.timeout(STORY_TIMEOUT_S + 20)
 def test_a_node_tells_of_the_restart_that_another_ones_failure_made(start_agent: Callable[..., Agent]) -> None:
     tables = []

@@ -122,6 +122,7 @@ def free_ports() -> dict[str, str]:
     return {f"FREE_PORT_{launcher}": str(quiet_port()) for launcher in (TORCHRUN, AELASTIC)}
 
 
+@pytest.mark.all
 def test_a_tcp_address_of_ones_own_works_where_the_shared_store_is_turned_off(
     launch: Launcher, free_ports: dict[str, str]
 ) -> None:
