@@ -40,6 +40,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
+@pytest.mark.ci
+@pytest.mark.all
 def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(site: Path) -> None:
     pages = sorted(site.glob("**/*.html"))
     assert len(pages) >= len([*ROOT.glob("docs/**/*.md")])

@@ -189,7 +189,8 @@ class Job:
             if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_"))
         }
         full = {**base, CHECK: "1", "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder), **env}
-        is_warm = not is_cold and EFFORT == "quick" and not any(name.startswith(READ_AT_START) for name in env)
+        is_read_at_start = any(name.startswith(READ_AT_START) and name != "PYTHON_EXEC" for name in env)
+        is_warm = not is_cold and EFFORT == "quick" and not is_read_at_start
         self._texts: dict[str, tuple[tuple[int, int], str]] = {}
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             streams = (stdin, out if stdout is None else stdout, err if stderr is None else stderr)

@@ -76,6 +76,7 @@ def coordinator_port(team: Team, round_: Round, key: Key) -> int:
     raise AssertionError(f"no port of the coordinator's\n{team.story}")
 
 
+@pytest.mark.all
 @pytest.mark.usefixtures("descriptors")
 @pytest.mark.timeout(400)  # some sessions are closed after 5 s only, and other tests may have both cores
 def test_strangers_neither_join_nor_end_a_job_nor_disturb_its_rounds(launch: Launcher, secret: Path) -> None:

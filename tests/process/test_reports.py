@@ -101,6 +101,8 @@ def test_an_exception_that_was_handled_and_printed_is_not_the_cause(launch: Laun
     assert "  cause     : exited with code 9\n" in job.stderr
 
 
+@pytest.mark.ci
+@pytest.mark.all
 def test_what_torchs_record_wrote_is_the_cause_and_its_file_is_named(
     launch: Launcher, tmp_path: Path, warm: Warm
 ) -> None:

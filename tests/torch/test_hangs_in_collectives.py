@@ -17,6 +17,8 @@ JOBS = [
 ]
 
 
+@pytest.mark.ci
+@pytest.mark.all
 @pytest.mark.parametrize("how, culprit, is_warm", JOBS)
 def test_every_agent_names_the_rank_that_does_not_come_and_no_other(how: str, culprit: int, is_warm: bool) -> None:
     outcome = run(Plan(0, how, 2, 2, culprit, 5, is_warm))

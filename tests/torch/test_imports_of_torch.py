@@ -40,6 +40,8 @@ print(type(opener()).__name__)
 """
 
 
+@pytest.mark.ci
+@pytest.mark.all
 def test_names_are_found_and_jobs_run_without_torch_and_a_forked_function_has_what_its_agent_imported(
     tmp_path: Path,
 ) -> None:

@@ -587,6 +587,7 @@ def both(launch: Launcher, which_fails: str) -> tuple[Job, Job]:
     return theirs, ours
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
 @pytest.mark.parametrize(
     "which_fails",
