@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
@@ -35,6 +36,10 @@ from aelastic.tcpstore import child
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# The processor time of a test: those without processes run beside others, at low priority.
+CPU = "cpu_s"
+CPU_BEFORE_S = pytest.StashKey[float]()
 
 # Every core of this process states its invariants after each event; agents that tests start do, too (`kit.launching`).
 check_invariants()
@@ -88,19 +93,36 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[CPU_BEFORE_S] = time.process_time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """The last report of a test without processes has the processor time that it took."""
+    if call.when == "teardown" and CPU_BEFORE_S in item.stash and ring_of(item.path) in WITHOUT_PROCESSES:
+        item.user_properties.append((CPU, time.process_time() - item.stash[CPU_BEFORE_S]))
+    return (yield)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
-    """Says how many tests each ring had, and how long they took one after the other."""
+    """Says what each ring took, or writes it for the program that started this run."""
     seconds = Counter[str]()
+    cpu_s: dict[str, float] = {}
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # a Counter adds up what it is given
+                properties = dict(report.user_properties)
+                if CPU in properties:
+                    cpu_s[report.nodeid] = properties[CPU]
+    took = {**seconds, **cpu_s}
     path = os.environ.get(DURATIONS)
     if path:
-        write_durations(path, seconds)  # what started this run says it, of all that it started
+        write_durations(path, took)
     else:
-        for line in table(seconds, is_judged=False):
+        for line in table(took, is_judged=False):
             terminalreporter.write_line(line)
     return (yield)
 

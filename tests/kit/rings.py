@@ -24,7 +24,8 @@ class Ring:
     Args:
         name: of the folder.
         holds: what its tests are about.
-        budget_s: what its tests of `make test` may take in all, one after the other, on two quiet cores.
+        budget_s: what its tests of `make test` may take in all on two quiet cores: time one after the other, or, of
+            tests without processes, processor time.
         has_processes: whether its tests start any.
     """
 
@@ -78,6 +79,7 @@ def table(seconds: Mapping[str, float], *, is_judged: bool) -> Iterable[str]:
         took[ring_of_id(nodeid)] += duration  # type: ignore[assignment]  # a Counter adds up what it is given
     for ring in RINGS:
         if ring.name in tests:
-            line = f"ring {ring.name:<11}{tests[ring.name]:>6} tests {took[ring.name]:>6.0f} s"
+            unit = "s" if ring.has_processes else "s of CPU"
+            line = f"ring {ring.name:<11}{tests[ring.name]:>6} tests {took[ring.name]:>6.0f} {unit}"
             is_over = is_judged and took[ring.name] > ring.budget_s
             yield f"{line}   over its budget of {ring.budget_s} s (docs/development/tests.md)" if is_over else line
