@@ -22,11 +22,11 @@ from aelastic.workers.numa import cpus_of_worker
         (machine(), "node", 2, "no GPU for local rank 2, since torch sees 2"),
         (machine(gpu_nodes=(None,)), "node", 0, "the NUMA node of GPU 0"),
         (machine().allowing(0, 1), "socket", 1, "of NUMA node 1 (4-7,20-23) none is allowed here (0-1 are)"),
-        (machine(gpu_nodes=(9,)), "node", 0, "no CPUs of NUMA node 9"),
+        (machine(cores=1, gpu_nodes=(9,)), "node", 0, "no CPUs of NUMA node 9"),
         (machine(cores=1, gpu_nodes=(0, 0)), "exclusive", 0, "has 2 GPUs and 1 allowed cores: use node or socket"),
-        (dataclasses.replace(machine(), silent=("cache",)), "core-complex", 0, "the last cache of CPU"),
-        (dataclasses.replace(machine(), silent=("physical_package_id",)), "socket", 0, "the socket of CPU 0"),
-        (dataclasses.replace(machine(), silent=("thread_siblings_list",)), "exclusive", 0, "the core of CPU"),
+        (dataclasses.replace(machine(cores=1), silent=("cache",)), "core-complex", 0, "the last cache of CPU"),
+        (dataclasses.replace(machine(cores=1), silent=("physical_package_id",)), "socket", 0, "the socket of CPU 0"),
+        (dataclasses.replace(machine(cores=1), silent=("thread_siblings_list",)), "exclusive", 0, "the core of CPU"),
     ],
 )
 def test_no_answer_comes_with_the_reason_and_what_to_do(

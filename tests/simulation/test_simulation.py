@@ -721,7 +721,7 @@ def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
     return story
 
 
-@pytest.mark.parametrize("seconds", [7.0, 60.0])
+@pytest.mark.parametrize("seconds", [7.0, pytest.param(60.0, marks=pytest.mark.all)])
 @pytest.mark.parametrize("host", "01")
 @pytest.mark.parametrize("is_board_on_node0", [False, True])
 def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_same(
