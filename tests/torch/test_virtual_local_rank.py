@@ -36,7 +36,9 @@ def test_workers_find_what_torchrun_gives_them(tmp_path: Path, monkeypatch: pyte
 
 
 def test_logs_and_prefixes_go_by_the_true_local_rank_as_with_torchrun(tmp_path: Path, warm: Warm) -> None:
-    (tmp_path / "worker.py").write_text("import os; print('told', os.environ['LOCAL_RANK'])")
+    # In one write: lines of two workers of torchrun's mix otherwise.
+    code = "import os; os.write(1, b'told ' + os.environb[b'LOCAL_RANK'] + b'\\n')"
+    (tmp_path / "worker.py").write_text(code)
     said, env = {}, {**os.environ, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${local_rank} ${rank}>"}
     for name, launcher in (("torchrun", (warm.python, *TORCHRUN[1:])), ("aelastic", AELASTIC)):
         options = ("--virtual-local-rank", "--nproc-per-node=2", "--tee=3", f"--log-dir={name}", "worker.py")
