@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import anyio
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, ran
 from kit.waiting import DEADLINE_S, wait_for
 
 import aelastic
@@ -650,6 +650,9 @@ def interrupted(launch: Launcher, *options: str, body: str = "spin()", **more: A
     worker = f"{IGNORES_TERM}\n{STUCK}\ntell()\n{body}\n"
     job = launch(worker, "--shutdown-timeout=300", *options, **more)
     job.wait_line("ready", 2 if options else 1)
+    workers = [pid for pid in job.left() if "-u" in cmdline(pid)]
+    # The thread that says so has to end, or it is part of the stack.
+    wait_for("one thread each", lambda: all(len(os.listdir(f"/proc/{pid}/task")) == 1 for pid in workers))
     job.signal(signal.SIGINT)
     wait_for("the first is heard", lambda: "send it again to kill them" in job.stderr)
     job.signal(signal.SIGINT)
