@@ -114,9 +114,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[report.nodeid] += report.duration  # type: ignore[assignment]  # a Counter adds up what it is given
-                properties = dict(report.user_properties)
-                if CPU in properties:
-                    cpu_s[report.nodeid] = properties[CPU]
+                for name, value in report.user_properties:
+                    if name == CPU and isinstance(value, float):
+                        cpu_s[report.nodeid] = value
     took = {**seconds, **cpu_s}
     path = os.environ.get(DURATIONS)
     if path:
