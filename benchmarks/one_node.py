@@ -64,19 +64,20 @@ def measure_group(launcher: Launcher) -> dict[str, float]:
 
 
 def measure_restart(launcher: Launcher) -> dict[str, float]:
-    with launcher.start("stamp.py", "crash", workers=2, max_restarts=1) as run:
-        crash = run.wait_stamp("crashed", rank=1)
-        last = max(run.wait_stamp("started", rank=rank, restart=1).at for rank in range(2))
-        run.wait_exit()
-    return {"restart_s": last - crash.at}
+    return {"restart_s": _restart_s(launcher, "crash")}
 
 
 def measure_blocked(launcher: Launcher) -> dict[str, float]:
-    with launcher.start("stamp.py", "crash-beside-blocked", workers=2, max_restarts=1) as run:
+    return {"blocked_s": _restart_s(launcher, "crash-beside-blocked")}
+
+
+def _restart_s(launcher: Launcher, story: str) -> float:
+    """From the crash of rank 1 until both workers run again."""
+    with launcher.start("stamp.py", story, workers=2, max_restarts=1) as run:
         crash = run.wait_stamp("crashed", rank=1)
         last = max(run.wait_stamp("started", rank=rank, restart=1).at for rank in range(2))
         run.wait_exit()
-    return {"blocked_s": last - crash.at}
+    return last - crash.at
 
 
 def measure_idle(launcher: Launcher) -> dict[str, float]:

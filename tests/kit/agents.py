@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -276,7 +275,7 @@ class Team:
         star = self.launcher.folder / "star"
         star.mkdir(exist_ok=True)
         env = {"LOGLEVEL": "INFO", "STAR": str(star), **self.env}
-        is_cold = self.launcher.is_cold or bool(prefix) or self.launcher.python != sys.executable
+        is_cold = self.launcher.starts_cold(prefix)
         agent = Agent(name, nproc or self.nproc, folder, command, env, is_cold=is_cold)
         self.launcher.jobs.append(agent)
         self.agents.append(agent)

@@ -29,7 +29,6 @@ from kit.warm.kept import KeptProcess, Stream
 
 T = TypeVar("T")
 
-LOOK_AGAIN_S = 0.01  # of what sends no event
 # What imports torch needs seconds, and more where others compute.
 LAUNCH_TIMEOUT_S = 100.0
 LOOPS = ("asyncio", "uvloop")
@@ -38,7 +37,6 @@ on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 # Where it is not: the default one in `make test`.
 on_each_loop = pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.all), "uvloop"])
 
-MARK = "LAUNCHED_BY_TEST"
 CHECK = "AELASTIC_CHECK_INVARIANTS"  # after each event of every core: the agents' part of `check_invariants`
 
 # What workers begin with.  `say` is one write, so that lines of several workers do not mix.
@@ -350,10 +348,13 @@ class Launcher:
         (self.folder / name).mkdir(exist_ok=True)
         agent = self.agent_program(name, wrapper)
         command = [*prefix, self.python, *agent, "--loop", loop, *argv]
-        is_cold = self.is_cold or bool(prefix) or self.python != sys.executable
-        job = Job(self.folder / name, command, env or {}, is_cold=is_cold, **popen)
+        job = Job(self.folder / name, command, env or {}, is_cold=self.starts_cold(prefix), **popen)
         self.jobs.append(job)
         return job
+
+    def starts_cold(self, prefix: Sequence[str]) -> bool:
+        """Whether an agent with this prefix is executed, and not forked."""
+        return self.is_cold or bool(prefix) or self.python != sys.executable
 
     def close(self) -> None:
         for job in self.jobs:

@@ -20,10 +20,12 @@ from pathlib import Path
 
 from aelastic.host import proc_table
 from kit.faults import netns
-from kit.launching import MARK, Job, cmdline
+from kit.launching import Job, cmdline
 from kit.ports import quiet_port
 from kit.servers.programs import missing
 from kit.waiting import wait_for
+
+MARK = "LAUNCHED_BY_TEST"  # in the environment of all that a cluster starts
 
 UNPACKED = Path(__file__).parents[3] / "build" / "slurm-debian" / "usr"
 LIBRARIES = UNPACKED / "lib" / "x86_64-linux-gnu"
