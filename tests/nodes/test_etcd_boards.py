@@ -193,7 +193,7 @@ async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_th
         monkeypatch.setattr(aiohttp, "TCPConnector", Forgetful)
         board = closing(board_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
         record = await elected(board, A)
-        server.kill()
+        server.end()
         with pytest.raises(RendezvousConnectionError, match="refused"):
             await board.renew(record)
         server.start()
