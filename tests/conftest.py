@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, settings
 from kit.effort import EFFORT, examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
-from kit.rings import DURATIONS, WITHOUT_PROCESSES, ring_of, table, write_durations
+from kit.rings import DURATIONS, SHARE, WITHOUT_PROCESSES, ring_of, table, write_durations
 from kit.servers.etcd_boards import Closing
 from kit.servers.etcd_servers import EtcdServers
 from kit.slots import slot
@@ -64,10 +64,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)  # some are left out before
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests come first, in half of the processes, and others run beside them: none runs alone at the end.
+    """Takes this run's share, or puts the tests in order for the processes that pytest-xdist starts.
+
+    Long tests come first, in half of the processes, and others run beside them: none runs alone at the end.
 
     pytest-xdist gives each process an equal part of the list, in its order, and moves what is at the end of a part.
     """
+    if share := os.environ.get(SHARE):
+        number, _, count_of_shares = share.partition("/")
+        items[:] = items[int(number) - 1 :: int(count_of_shares)]
+        return
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     half, is_long = max(count // 2, 1), {item: item.get_closest_marker("long") is not None for item in items}
     long, others = ([item for item in items if is_long[item] is which] for which in (True, False))
@@ -81,9 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What has been imported and collected stays: no collection of garbage looks at it again."""
+    """What has been imported and collected stays: no collection of garbage looks at it again, and few are needed."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # before pytest-timeout begins to count: it may have to wait

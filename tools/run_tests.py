@@ -2,8 +2,9 @@
 
     python tools/run_tests.py [--without-processes] [PATH …] [options of pytest]
 
-As many pytest processes as there are cores run tests with processes, and as many the others.  The end shows what each
-ring took, and which is over its budget.  `build/durations.json` has each test.
+As many pytest processes as there are cores run tests with processes, and as many the others.  Thousands of tests that
+take milliseconds each are dealt out beforehand: handing them out one by one, as pytest-xdist does, costs an eighth of
+their time.  The end shows what each ring took, and which is over its budget.  `build/durations.json` has each test.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from kit.effort import EFFORT  # noqa: E402  found from here on
-from kit.rings import DURATIONS, RINGS, ring_of, table, write_durations  # noqa: E402
+from kit.rings import DURATIONS, RINGS, SHARE, ring_of, table, write_durations  # noqa: E402
 
 BUILD = ROOT / "build"
 NOTHING_COLLECTED = 5  # pytest's exit code
@@ -39,12 +40,14 @@ class Part:
         name: of its files in `build/`.
         paths: of the tests.
         nice: how much it gives way to others.
+        share: which of the tests of its paths it runs, as `1/2`; nothing if pytest-xdist hands all of them out.
         folder: where its tests have their folders.
     """
 
     name: str
     paths: tuple[str, ...]
-    nice: int
+    nice: int = 0
+    share: str = ""
     folder: str = field(default_factory=partial(tempfile.mkdtemp, prefix="tests-"))
 
     @property
@@ -63,9 +66,10 @@ class Part:
             is_shown: whether its output appears as it comes; otherwise it goes to a file.
         """
         self.durations.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "pytest", "-n", "auto", "--dist", "worksteal", *self.paths, *options]
+        workers = ["-n", "0"] if self.share else ["-n", "auto", "--dist", "worksteal"]
+        command = [sys.executable, "-m", "pytest", *workers, *self.paths, *options]
         command += ["--basetemp", self.folder]  # two runs that share one remove each other's
-        env = {**os.environ, DURATIONS: str(self.durations)}
+        env = {**os.environ, DURATIONS: str(self.durations), SHARE: self.share}
         with self.output.open("wb") as file:
             return subprocess.Popen(
                 ["nice", "-n", str(self.nice), *command], cwd=ROOT, env=env, stdout=None if is_shown else file
@@ -87,11 +91,18 @@ def parts_of(paths: Sequence[str], *, with_processes: bool) -> list[Part]:
     is_quiet = {path: ring_of((ROOT / path.partition("::")[0]).resolve()) in quiet_rings for path in chosen}
     quiet = tuple(path for path in chosen if is_quiet[path])
     others = tuple(path for path in chosen if not is_quiet[path])
-    if not with_processes or not others:
-        return [Part("without-processes", quiet, nice=0)]
     if not quiet:
-        return [Part("with-processes", others, nice=0)]
-    return [Part("with-processes", others, nice=0), Part("without-processes", quiet, LOW_PRIORITY)]
+        return [Part("with-processes", others)]
+    if not with_processes or not others:
+        return shares(quiet)
+    return [Part("with-processes", others), *shares(quiet, LOW_PRIORITY)]
+
+
+def shares(paths: tuple[str, ...], nice: int = 0) -> list[Part]:
+    """One run of pytest for each core, each with its share of the tests."""
+    count = os.cpu_count() or 1
+    names = [f"{number}/{count}" for number in range(1, count + 1)]
+    return [Part(f"without-processes-{number}", paths, nice, share) for number, share in enumerate(names, 1)]
 
 
 def run(parts: Sequence[Part], options: Sequence[str]) -> list[int]:

@@ -15,6 +15,8 @@ from pathlib import Path
 TESTS = Path(__file__).parents[1]
 # Where a run of pytest writes how long its tests took, for the program that started it (`tools/run_tests.py`).
 DURATIONS = "TEST_DURATIONS"
+# Which of the tests it runs, as `1/2`: the first of each two.
+SHARE = "TEST_SHARE"
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,11 @@ RINGS = (
     Ring("property", "cores in fake worlds that Hypothesis makes", 10, has_processes=False),
     Ring("simulation", "many agents' cores, seeded faults, virtual time", 25, has_processes=False),
     Ring("shell", "shells with fake hosts, or on files and sockets", 15, has_processes=False),
-    Ring("process", "one agent and its workers", 130),
-    Ring("nodes", "several agents: rendezvous, stores, network namespaces", 80),
-    Ring("torch", "workers with torch, and torchrun beside ours", 55),
+    Ring("process", "one agent and its workers", 150),
+    Ring("nodes", "several agents: rendezvous, stores, network namespaces", 90),
+    Ring("torch", "workers with torch, and torchrun beside ours", 40),
     Ring("docs", "what pages show; examples; releases", 15),
-    Ring("recipes", "what deploy/ holds, with other people's programs", 5),
+    Ring("recipes", "what deploy/ holds, with other people's programs", 8),
     Ring("crowded", "environments as users have them", 0),
 )
 WITHOUT_PROCESSES = tuple(ring.name for ring in RINGS if not ring.has_processes)
