@@ -76,6 +76,8 @@ def costs(life: Life, count: int) -> dict[tuple[str, bool], Visits]:
     return {key: median(found) for key, found in measured.items()}
 
 
+@pytest.mark.ci
+@pytest.mark.all
 @pytest.mark.timeout(600)  # of thousands of agents
 @pytest.mark.parametrize("life", LIVES)
 def test_what_an_event_costs_for_each_agent_does_not_grow_with_their_number(life: Life) -> None:

@@ -56,6 +56,8 @@ def test_the_site_is_built_with_all_links_alive_and_no_page_fetches_anything(sit
     assert {"how-to/install.html", "how-to/slurm.html"} <= set(listed)
 
 
+@pytest.mark.ci
+@pytest.mark.all
 @pytest.mark.parametrize("folder", ["deploy", "examples", "benchmarks/results"])
 def test_files_of_the_repository_are_on_the_site_as_they_are_and_to_be_read(site: Path, folder: str) -> None:
     files = [
@@ -73,6 +75,8 @@ def test_files_of_the_repository_are_on_the_site_as_they_are_and_to_be_read(site
             assert f'href="{quote(path.name)}"' in (site / f"{name}.html").read_text()
 
 
+@pytest.mark.ci
+@pytest.mark.all
 def test_a_cell_of_a_wide_table_has_the_name_of_its_column_for_a_phone(site: Path) -> None:
     page = (site / "reference/cli.html").read_text()
     assert '<td data-column="default"><code>1:1</code></td>' in page
@@ -83,6 +87,8 @@ def test_a_cell_of_a_wide_table_has_the_name_of_its_column_for_a_phone(site: Pat
     assert "stylesheets/site.css" in page and (site / "stylesheets/site.css").exists()
 
 
+@pytest.mark.ci
+@pytest.mark.all
 def test_a_page_has_the_title_of_its_first_heading_and_guides_come_before_decisions(site: Path) -> None:
     assert "<title>Command line - aelastic</title>" in (site / "reference/cli.html").read_text()
     index = json.loads((site / "search/search_index.json").read_text())

@@ -132,6 +132,8 @@ def recovery(there: Battlefield, single: Single) -> None:
     assert there.restart == before + is_workers, there.team.story
 
 
+@pytest.mark.ci
+@pytest.mark.all
 @pytest.mark.timeout(3600 if EFFORT == "soak" else 400)
 @pytest.mark.parametrize("board", ON)
 def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(

@@ -566,10 +566,6 @@ WORKER = """
 """
 
 
-# Where the store can be emptied, a job that starts again begins as one that goes well.
-SHOWN_BY_3 = [pytest.mark.all] if hasattr(torch_dist.TCPStore, "list_keys") else []
-
-
 def both(launch: Launcher, which_fails: str) -> tuple[Job, Job]:
     """A job of two nodes, one of which is torchrun's and the other ours; torchrun's serves the rendezvous."""
     script, marker, endpoint = launch.write("worker.py", WORKER), launch.folder / "failed", f"127.0.0.1:{quiet_port()}"
@@ -588,12 +584,13 @@ def both(launch: Launcher, which_fails: str) -> tuple[Job, Job]:
 
 
 @pytest.mark.ci
+@pytest.mark.all
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S + 20)
 @pytest.mark.parametrize(
     "which_fails",
     [
-        pytest.param("none", marks=SHOWN_BY_3),
-        pytest.param("0", marks=[pytest.mark.all, LISTS_KEYS]),
+        "none",
+        pytest.param("0", marks=LISTS_KEYS),
         pytest.param("3", marks=LISTS_KEYS),
     ],
 )
