@@ -12,17 +12,17 @@ REPETITIONS = (2, 6, 20)[_OF]
 WAKE_UPS = (5, 60, 60)[_OF]  # orders in which a machine that was suspended hears what has come meanwhile
 # Events after a failure at which the network is cut; the verdict is there before the last.
 CUT_AT = (range(30, 40, 6), range(48), range(48))[_OF]
-SIMULATION_SEEDS = (30, 500, 5000)[_OF]
-DRAIN_SEEDS = (6, 125, 1250)[_OF]  # with each fault
-ENDPOINTS_SEEDS = (10, 100, 5000)[_OF]
+SIMULATION_SEEDS = (20, 500, 5000)[_OF]
+DRAIN_SEEDS = (4, 125, 1250)[_OF]  # with each fault
+ENDPOINTS_SEEDS = (5, 100, 5000)[_OF]
 CLAIM_SEEDS = (1, 3, 3)[_OF]  # with each fault at each write
-BAD_NODE_JOBS = (60, 4_000, 10_000)[_OF]
+BAD_NODE_JOBS = (30, 4_000, 10_000)[_OF]
 AGENTS = ((100, 400), (1000, 4000), (1000, 4000))[_OF]  # of the jobs whose costs are compared
 SPENT_JOBS = (10, 200, 2000)[_OF]
 QUORUM_SEEDS = (20, 400, 100_000)[_OF]
-ATTACKS = (2, 30, 500)[_OF]  # on each kind of board
+ATTACKS = (1, 30, 500)[_OF]  # on each kind of board
 FIRST_MOMENTS = (4, 20, 200)[_OF]  # forked workers that are asked to end as soon as they are there
-EVERYWHERE_S = (0.07, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
+EVERYWHERE_S = (0.03, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
 # Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm.interpreters`).
 IS_COLD = EFFORT == "soak"
 

@@ -173,7 +173,7 @@ class TestReport:
         assert "ranks 1-999, 1001\n" in str(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}, victims))
 
     def test_it_has_a_limit(self) -> None:
-        failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, f"m {n}", "x\n" * 10**4) for n in range(200)}
+        failures = {n: ProcessFailure.from_elsewhere("h", n, 0, n, 1, f"m {n}", "x\n" * 2_000) for n in range(200)}
         report = str(ChildFailedError("x", failures))
         assert len(report) < 150_000
         assert "... and 135 more: ranks 65-199" in report

@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import SEATS_PER_ABSENT, RestartPolicy
 
 HOUR_S = 3600.0
-PARTS = min(BAD_NODE_JOBS // 60, 10)
+PARTS = min(max(BAD_NODE_JOBS // 60, 1), 10)
 JOBS = BAD_NODE_JOBS // PARTS  # of a part
 # What befalls good nodes, all of a job together: once in so many hours.
 HARMLESS_H, LOSS_H = 6.0, 240.0

@@ -640,7 +640,7 @@ def test_a_worker_and_another_node_that_go_together_cost_nothing(first: str, is_
     assert restart_count(story.until_run_by(rest, AGENT_KILL_S)) == 0
 
 
-@pytest.mark.parametrize("seed", range(min(SIMULATION_SEEDS // 2, 50)))
+@pytest.mark.parametrize("seed", range(min(SIMULATION_SEEDS // 4, 50)))
 def test_when_the_budget_is_used_up_every_agent_names_the_same_cause_and_ends_with_its_code(seed: int) -> None:
     dice = random.Random(seed)
     story = Story(max_restarts=1, is_leased=dice.random() < 0.5)

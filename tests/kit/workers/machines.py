@@ -90,10 +90,11 @@ class Machine:
         for address, node_told in zip(self.gpus, self.gpu_nodes, strict=True):
             if node_told is not None:
                 files[f"bus/pci/devices/{address}/numa_node"] = str(node_told)
-        for path, text in files.items():
-            if not set(path.split("/")) & set(self.silent):
-                (sysfs / path).parent.mkdir(parents=True, exist_ok=True)
-                (sysfs / path).write_text(text + "\n")
+        told = {sysfs / path: text for path, text in files.items() if not set(path.split("/")) & set(self.silent)}
+        for folder in {path.parent for path in told}:
+            folder.mkdir(parents=True, exist_ok=True)
+        for path, text in told.items():
+            path.write_text(text + "\n")
         return sysfs
 
     def _numbers(self, **of: Any) -> str:
