@@ -70,9 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     pytest-xdist gives each process an equal part of the list, in its order, and moves what is at the end of a part.
     """
-    if share := os.environ.get(SHARE):
-        number, _, count_of_shares = share.partition("/")
-        items[:] = items[int(number) - 1 :: int(count_of_shares)]
+    if dealt := os.environ.get(SHARE):
+        number, shares = map(int, dealt.split("/"))
+        items[:] = items[number - 1 :: shares]
         return
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     half, is_long = max(count // 2, 1), {item: item.get_closest_marker("long") is not None for item in items}

@@ -91,10 +91,10 @@ class Machine:
             if node_told is not None:
                 files[f"bus/pci/devices/{address}/numa_node"] = str(node_told)
         told = {sysfs / path: text for path, text in files.items() if not set(path.split("/")) & set(self.silent)}
-        for folder in {path.parent for path in told}:
-            folder.mkdir(parents=True, exist_ok=True)
-        for path, text in told.items():
-            path.write_text(text + "\n")
+        for parent in {file.parent for file in told}:
+            parent.mkdir(parents=True, exist_ok=True)
+        for file, text in told.items():
+            file.write_text(text + "\n")
         return sysfs
 
     def _numbers(self, **of: Any) -> str:
