@@ -44,6 +44,7 @@ class Screen:
         self._screen = pyte.HistoryScreen(columns, rows, history=100_000)
         self._stream = pyte.ByteStream(self._screen)
         self._written = b""
+        self._has_ended = False
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -118,7 +119,10 @@ class Screen:
         os.write(self.ours, keys)
 
     def end(self) -> None:
-        """Reads what is left."""
+        """Reads what is left, and closes the terminal; does nothing the second time."""
+        if self._has_ended:
+            return  # its descriptors may be someone else's by now
+        self._has_ended = True
         os.close(self.theirs)
         self._reader.join(10)
         os.close(self.ours)
@@ -164,8 +168,7 @@ class Screens:
     def close(self) -> None:
         for job, screen in self._started:
             job.kill_all()
-            with suppress(OSError):
-                screen.end()
+            screen.end()
 
 
 def screens_of(launch: Launcher) -> Iterator[Screens]:
