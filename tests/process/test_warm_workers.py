@@ -528,9 +528,12 @@ def test_auto_preloads_what_a_library_has_imported_late_and_keeps_it_in_the_cach
     lines = auto(launch, LAZY, f"--cache-dir={kept}", learn=True, wrapper=ONCE_TOLD, env=env)
     assert lines == ["up 0 0 False", "up 0 1 True", "up 1 0 False", "up 1 1 True"]
     assert [*kept.glob("*/imports.json")]
+    (launch.folder / "job" / "go0").unlink()
     options = ("--nproc-per-node=2", "--preload=auto", f"--cache-dir={kept}")
     again = launch.command(*options, str(launch.folder / "job" / "worker.py"), wrapper=ONCE_TOLD, env=env)
-    again.wait()
+    again.wait_line("up", 2)
+    restart(again, 0)
+    assert again.wait() == 1
     assert sorted(again.lines) == ["up 0 0 True", "up 1 0 True"], again.story
 
 
