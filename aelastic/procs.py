@@ -8,7 +8,7 @@ A worker stays a zombie until its session is empty.  A zombie keeps its pid, and
 from being given to another process: nothing unrelated can ever be signalled.  (Only a fork server takes the status of
 its children itself, at once; there the number is safe as long as a process lives in the session.)
 
-`guard.py` kills what is left when the agent itself dies.
+`guard.py` kills what is left when the agent itself dies, and the workers of one that is frozen.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ class LocalWorkers(WorkerBackend):
         mark: what the environment of every worker holds, and no other: the guard kills what has it.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
         fork_server: starts workers warm where it can; `None`: all start cold.
+        silence_s: the guard kills the workers if this agent is frozen for so long; `None`: never.
     """
 
     def __init__(
@@ -144,13 +145,15 @@ class LocalWorkers(WorkerBackend):
         mark: str,
         scratch: Path | None = None,
         fork_server: ForkServer | None = None,
+        silence_s: float | None = None,
     ) -> None:
         self._start_method = start_method
         self._monitor_interval = monitor_interval
-        self._guard = GuardProcess(mark, scratch)
+        self._guard = GuardProcess(mark, scratch, silence_s)
         self._guard.ensure()
         self._fork_server = fork_server
         self._workers: dict[int, _Worker | WorkerExit] = {}
+        self._was_frozen = False  # and the guard has killed these workers
 
     async def run(self) -> None:
         async with anyio.create_task_group() as tasks:
@@ -160,6 +163,8 @@ class LocalWorkers(WorkerBackend):
 
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         self._workers = {}
+        self._guard.take_killed()
+        self._was_frozen = False
         await self._end_orphans()
         plain = [start for start in starts if not start.wrap]
         forked = {} if self._fork_server is None else await self._fork_server.fork(plain, self._forked_child)
@@ -233,7 +238,11 @@ class LocalWorkers(WorkerBackend):
 
     async def wait(self, local_rank: int) -> WorkerExit:
         worker = self._workers[local_rank]
-        return worker if isinstance(worker, WorkerExit) else WorkerExit(await worker.wait())
+        if isinstance(worker, WorkerExit):
+            return worker
+        code = await worker.wait()
+        self._was_frozen |= self._guard.take_killed()
+        return WorkerExit(code, by_guard=self._was_frozen and code == -signal.SIGKILL)
 
     async def clear(self, local_rank: int) -> None:
         worker = self._workers[local_rank]

@@ -27,6 +27,7 @@ from aelastic.group.phases import Phase
 from aelastic.group.worker_env import worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
+from aelastic.rdzv.protocol.messages import Interrupted
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
+FROZEN = "this agent was frozen, and its guard killed the workers; rejoining"
 
 
 class Generation:
@@ -220,6 +222,9 @@ class Generation:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
+        elif exit_.by_guard:  # another round may have begun: neither this worker nor its node has failed
+            self._post(Interrupted(self._assigned.round, FROZEN, self._assigned.restart_count))
+            self._post(ev.Exited(self.number, local_rank, None, gone_at))
         else:
             await self._tell_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds

@@ -143,6 +143,7 @@ class Resources:
                 mark=self.sockets.mark,
                 scratch=scratch,
                 fork_server=self._fork_server,
+                silence_s=_guard_timeout_s(spec),
             )
             self._made = made.pop_all()  # closes them
 
@@ -289,6 +290,13 @@ async def listen_for_workers(store: StoreHost, address: str) -> None:
     with suppress(AelasticError):
         addresses = await local_addresses_of(Endpoint(address, 0))
     store.listen_at(addresses)
+
+
+def _guard_timeout_s(spec: WorkerSpec) -> float | None:
+    rdzv = spec.rdzv
+    if rdzv is None or spec.rdzv_handler is not None or rdzv.backend not in names():
+        return None  # no other round can begin; or torch's handler says when
+    return rdzv.guard_timeout_s
 
 
 def _address_of(spec: WorkerSpec) -> tuple[str, int]:

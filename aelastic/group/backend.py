@@ -39,12 +39,13 @@ class WorkerExit(Record):
     """How one worker ended.
 
     `exitcode` is negative for a signal, as in `subprocess`; `note` says what the code cannot (the
-    program could not be started, say).
+    program could not be started, say).  `by_guard`: the agent was frozen, and its guard has killed the worker.
     """
 
     exitcode: int
     return_value: Any = None
     note: str = ""
+    by_guard: bool = False
 
 
 class WorkerBackend(ABC):

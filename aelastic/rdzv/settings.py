@@ -19,6 +19,8 @@ JOIN_TIMEOUT_S = 600.0
 LAST_CALL_TIMEOUT_S = 30.0
 # A silent agent is lost after so long.  torch asks for 3 missed heartbeats of 5 s and then does nothing.
 LEASE_S = 5.0
+# Others notice within a lease that an agent is silent; then they begin another round, and start workers.
+GUARD_MORE_S = 1.0
 # Nodes that a scheduler starts together arrive within this time of each other: one interruption for all.
 SETTLE_TIME_S = 0.5
 READ_TIMEOUT_S = 60.0  # as torch's setting of this name
@@ -34,7 +36,8 @@ _DYNAMIC = ("c10d", "etcd-v2", "etcd-v3")  # in torch all of one kind
 # command line of torchrun's is right as it is.
 KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
-        ("join_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"), BACKENDS
+        ("join_timeout", "lease", "guard_timeout", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"),
+        BACKENDS,
     ),
     "last_call_timeout": ("c10d", *_ETCD),
     "timeout": ("static", "etcd"),  # what these two call `join_timeout` in torch
@@ -104,9 +107,9 @@ class RendezvousSettings(Record):
         node_rank: which node this is: a wish for its group rank and, across restarts of its agent, its identity;
             under `static` a command.
         local_addr: where the others reach this node; by default, where its connections come from.
-        config: `join_timeout`, `last_call_timeout`, `lease`, `settle_time` (seconds), `keep_alive_interval` and
-            `keep_alive_max_attempt` (their product is another way to say `lease`), `cas_backoff_max_seconds` (of
-            `torch:c10d`; without effect elsewhere), and what the back end takes.
+        config: `join_timeout`, `last_call_timeout`, `lease`, `guard_timeout`, `settle_time` (seconds),
+            `keep_alive_interval` and `keep_alive_max_attempt` (their product is another way to say `lease`),
+            `cas_backoff_max_seconds` (of `torch:c10d`; without effect elsewhere), and what the back end takes.
         endpoint_from: the environment variable that the endpoint was read from, for messages; empty: none.
         secret_file: holds the job's secret, one or two lines of at least 32 bytes: who has none can neither join nor
             end the job; `secret_file` in `config` is the same.
@@ -165,7 +168,7 @@ class RendezvousSettings(Record):
         for name in _TIMES + _TORCH_TIMES if backend in BACKENDS else _TIMES:
             self._seconds(name, 1.0)
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
-        _ = self.join_timeout_s, self.lease_s
+        _ = self.join_timeout_s, self.lease_s, self.guard_timeout_s
         if (path := self.secret_path) is not None:
             from aelastic.rdzv.secret.secret_file import SecretFile
 
@@ -317,6 +320,16 @@ class RendezvousSettings(Record):
                 )
             return lease_s
         return self._seconds("lease", LEASE_S)
+
+    @property
+    def guard_timeout_s(self) -> float | None:
+        """Seconds without a sign of life of an agent after which its guard kills its workers; `None`: it never does."""
+        default = self.lease_s + GUARD_MORE_S if self.max_nodes > 1 else 0.0
+        timeout_s = self._seconds("guard_timeout", default, is_zero_fine=True)
+        if 0 < timeout_s < self.lease_s:
+            least = f"at least the lease, {self.lease_s:g}"
+            raise InputError(f"rendezvous setting guard_timeout={timeout_s:g}: use {least}, or 0 for never")
+        return timeout_s or None
 
     def _seconds(self, name: str, default: float, *, is_zero_fine: bool = False) -> float:
         text = self.config.get(name)

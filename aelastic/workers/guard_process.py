@@ -26,6 +26,8 @@ GUARD_DEATHS_MAX = 10
 START_AGAIN_S = 1.0
 # Of a guard that was killed, since it took too long.
 END_TIMEOUT_S = 0.05
+# So many signs of life come within the time after which an agent is frozen.
+SIGNS = 6
 
 
 class GuardProcess:
@@ -34,14 +36,18 @@ class GuardProcess:
     Args:
         mark: what the environment of every worker holds, and no other.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
+        silence_s: the guard kills the workers if this agent is frozen for so long; `None`: never.
     """
 
-    def __init__(self, mark: str, scratch: Path | None) -> None:
-        self._mark, self._scratch = mark, scratch
+    def __init__(self, mark: str, scratch: Path | None, silence_s: float | None = None) -> None:
+        self._mark, self._scratch, self._silence_s = mark, scratch, silence_s
         self._sessions: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
         self._control = -1
         self._is_told = False  # that there is none
+        self._signs = self._killed = -1  # eventfds, where this agent gives signs of life
+        if silence_s is not None:
+            self._signs, self._killed = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def ensure(self) -> None:
         """Starts the guard if none is alive: before the first worker, and before every generation.
@@ -68,19 +74,32 @@ class GuardProcess:
 
     def _start(self, control: int) -> subprocess.Popen[bytes]:
         paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
+        silence_fds = [] if self._silence_s is None else [self._signs, self._killed]
+        silence = [] if self._silence_s is None else [*map(str, silence_fds), str(self._silence_s)]
         with open(os.memfd_create("guard"), "w+b", buffering=0) as program:
             program.write(guard.program())
             program.seek(0)
             return start_helper(
-                [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control)],
+                [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control), *silence],
                 stdin=program,
                 stdout=subprocess.DEVNULL,
-                pass_fds=(control,),
+                pass_fds=(control, *silence_fds),
                 cwd="/",  # no file system is kept busy
             )
 
     async def run(self) -> None:
-        """Replaces the guard should it die.  Runs until cancelled."""
+        """Gives the guard signs of life, and replaces it should it die.  Runs until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._keep, name="keep the guard")
+            if self._silence_s is not None:
+                tasks.start_soon(self._give_signs, self._silence_s / SIGNS, name="signs of life")
+
+    async def _give_signs(self, interval_s: float) -> None:
+        while True:
+            os.eventfd_write(self._signs, 1)
+            await anyio.sleep(interval_s)
+
+    async def _keep(self) -> None:
         deaths = 0
         while deaths < GUARD_DEATHS_MAX:
             if self._popen is None:
@@ -111,8 +130,24 @@ class GuardProcess:
         except BrokenPipeError:
             self._replace()
 
+    def take_killed(self) -> bool:
+        """Whether it has killed workers since this was asked last: this agent was frozen."""
+        if self._killed < 0:
+            return False
+        try:
+            return os.eventfd_read(self._killed) > 0
+        except BlockingIOError:
+            return False
+
     async def aclose(self) -> None:
         """Has all that belongs to the agent killed, and waits until it is gone."""
+        await self._end()
+        for fd in (self._signs, self._killed):
+            if fd >= 0:
+                os.close(fd)
+        self._signs = self._killed = -1
+
+    async def _end(self) -> None:
         if (popen := self._popen) is not None:
             with suppress(BrokenPipeError):  # else it has died; the pipe's reader is gone with it
                 os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open

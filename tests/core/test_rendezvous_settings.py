@@ -70,6 +70,14 @@ def test_the_lease_is_also_an_interval_and_how_many_may_be_missed() -> None:
     assert c10d(config={"keep_alive_interval": "2", "lease": "3"}).lease_s == 3.0
 
 
+def test_the_guard_waits_for_a_lease_and_a_second_where_another_round_may_begin_and_for_as_long_as_it_is_told() -> None:
+    assert c10d(max_nodes=2, config={"lease": "3"}).guard_timeout_s == 4.0
+    assert c10d(max_nodes=1).guard_timeout_s is None
+    assert c10d(max_nodes=2, config={"guard_timeout": "60"}).guard_timeout_s == 60.0
+    assert c10d(max_nodes=1, config={"guard_timeout": "60"}).guard_timeout_s == 60.0
+    assert c10d(max_nodes=2, config={"guard_timeout": "0"}).guard_timeout_s is None
+
+
 def test_what_is_for_the_back_end_is_no_error() -> None:
     assert c10d(config={"is_host": "maybe", "store_type": "x", "protocol": ""}).join_timeout_s == JOIN_TIMEOUT_S
 
@@ -96,6 +104,14 @@ PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
         *(
             ({"config": {"keep_alive_interval": size, "keep_alive_max_attempt": size}}, f"rendezvous {PRODUCT}")
             for size in ("1e200", "1e-200")
+        ),
+        (
+            {"config": {"guard_timeout": "soon"}},
+            "rendezvous setting guard_timeout=soon: use a number of 0 or more; times are in seconds",
+        ),
+        (
+            {"config": {"guard_timeout": "4.9"}},
+            "rendezvous setting guard_timeout=4.9: use at least the lease, 5, or 0 for never",
         ),
         *(
             ({"config": {"endpoints": text}}, f"rendezvous setting endpoints={text}: {SEVERAL}")

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit.agents import COORDINATES, FAIL, IS_SPARE, LATE, Meeting, c10d, team_of
-from kit.launching import Launcher
+from kit.agents import COORDINATES, FAIL, IS_SPARE, LATE, WORKER, Meeting, c10d, team_of
+from kit.launching import Launcher, alive
 from kit.servers.stores import external_store
 from kit.waiting import wait_for
 
@@ -89,6 +89,32 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         assert [len(agent.starts) for agent in agents] == [2, 2]
         agents[0].crash()
         team.finish(team.wait_round([sleeper, agents[1]], after=again))
+
+
+# It does not hear for a while that others of its round are gone: it computes, or writes.
+DEAF = WORKER.replace("begin_talk()\n", "")
+assert DEAF != WORKER
+
+
+def test_workers_of_an_agent_that_stands_still_are_killed_once_another_round_may_run_and_it_comes_back_for_free(
+    launch: Launcher,
+) -> None:
+    with team_of(launch, c10d(), "1:2", conf={"lease": 2, "settle_time": 0.1}, worker=DEAF) as team:
+        agents = team.start_many(2)
+        both = team.wait_round(agents)
+        frozen = team.coordinator
+        other = next(agent for agent in agents if agent is not frozen)
+        frozen.stop()
+        alone = team.wait_round([other], after=both)
+        wait_for("its worker is gone", lambda: not alive(frozen.starts[-1].pid))
+        assert re.search(
+            r"aelastic: agent \d+ has given no sign of life for 3 s: its workers are killed", frozen.stderr
+        )
+        frozen.signal(signal.SIGCONT)
+        again = team.wait_round(agents, after=alone)
+        assert again.restart == 0, "nothing has failed"
+        assert "killed by signal" not in frozen.stderr, team.story
+        team.finish(again)
 
 
 BLOCKED = """
