@@ -92,9 +92,17 @@ def start_on(team: Team, nodes: Sequence[Node]) -> list[Agent]:
 def wait_reached(team: Team, agents: Sequence[Agent], after: Round | None = None) -> Round:
     """Waits until some agents, and they alone, are in one round, and have all reached its rank 0."""
     round_ = team.wait_round(agents, after, limit_s=LAUNCH_TIMEOUT_S / 2)
-    for agent in agents:
-        agent.wait_line("reached", len(agent.starts))
-    return round_
+
+    def has_reached(agent: Agent) -> bool:
+        return f"reached {round_.number}\n" in agent.stdout
+
+    def is_decided() -> bool:
+        return all(has_reached(agent) or agent.starts[-1].round > round_.number for agent in agents)
+
+    wait_for(lambda: f"round {round_.number} is reached, or over:\n{team.story}", is_decided)
+    if all(has_reached(agent) for agent in agents):
+        return round_
+    return wait_reached(team, agents, round_)  # another round has begun before all workers had spoken
 
 
 def at(node: Node, family: str = "v4") -> str:
