@@ -36,7 +36,7 @@ def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:
     """The script for a parser's options.
 
     Raises:
-        InputError: shtab is not installed.
+        InputError: shtab is not installed, or too old.
     """
     try:
         import shtab  # type: ignore[import-not-found,unused-ignore]
@@ -44,6 +44,8 @@ def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:
         raise InputError(
             f"--print-completion {shell}: shtab is not installed: pip install aelastic[completion]"
         ) from None
+    if shell not in shtab.SUPPORTED_SHELLS:
+        raise InputError(f"--print-completion {shell}: this shtab cannot: pip install --upgrade shtab")
     for action in parser._actions:  # noqa: SLF001  there is no other way to ask
         if not action.option_strings:
             vars(action)["complete"] = shtab.FILE  # the script, and its arguments

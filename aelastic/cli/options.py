@@ -55,7 +55,7 @@ from aelastic.settings import (
 )
 
 # Of those that shtab knows; torchrun has the first three where shtab is not installed.
-COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish")
+COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 
 
 # Named tuples, where dataclasses would do: each of those costs 0.5 ms to make, at every start.

@@ -55,7 +55,9 @@ def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
         print(f"aelastic.under: error: program {argv[0]} not found{where}, or not executable", file=sys.stderr)
         sys.exit(2)
     sys.stdout.flush()
-    os.execve(command[0], command, environment_of(environ))
+    name = argv[1] if argv[0] == "-m" and argv[1:] else argv[0]
+    environ = {**environment_of(environ), "AELASTIC_UNDER_PROGRAM": f"{os.getpid()} {name}"}
+    os.execve(command[0], command, environ)
 
 
 if __name__ == "__main__":

@@ -118,6 +118,17 @@ def test_bash_completes_options_their_words_and_the_script(folder: Path) -> None
     assert run.stdout.splitlines() == ["--rdzv-endpoint", "exclusive", "train.py"]
 
 
+def test_each_shell_that_torchrun_knows_gets_its_script(folder: Path) -> None:
+    shtab = pytest.importorskip("shtab")
+    for shell in ("zsh", "tcsh", "powershell"):
+        printed = aelastic(folder, "--print-completion", shell)
+        if shell in shtab.SUPPORTED_SHELLS:
+            assert (printed.returncode, printed.stderr) == (0, "") and "rdzv-endpoint" in printed.stdout
+        else:
+            assert printed.returncode == 2
+            assert f"--print-completion {shell}: this shtab cannot: pip install --upgrade shtab" in printed.stderr
+
+
 def test_completion_without_shtab_names_what_to_install(folder: Path) -> None:
     (folder / "without").mkdir()
     (folder / "without" / "shtab.py").write_text("raise ImportError")

@@ -106,6 +106,25 @@ def test_a_python_without_aelastic_runs_as_if_nothing_were_there(folder: Path) -
     assert (done.returncode, done.stdout, done.stderr) == (0, "torch runs\n", "")
 
 
+def test_a_program_that_starts_no_launcher_is_told_of_at_its_end(folder: Path) -> None:
+    (folder / "alone.py").write_text(
+        "import os, subprocess, sys\nif not os.fork(): sys.exit()\nos.wait()\n"
+        "subprocess.run([sys.executable, 'train.py'], env={**os.environ, 'RANK': '-'})\nsys.exit(7)\n"
+    )
+    done = under(folder, "alone.py")
+    assert (done.returncode, done.stdout) == (7, "rank - [] False\n")
+    assert done.stderr == (
+        "aelastic.under: alone.py has started no launcher of torch's on this host, so aelastic took no part: "
+        "no restarts, nothing watched; see docs/how-to/from-torchrun.md\n"
+    )
+
+
+def test_a_launcher_that_a_program_starts_as_a_process_is_heard_of(folder: Path) -> None:
+    (folder / "tool.py").write_text("import subprocess\nsubprocess.run(['./torchrun', 'train.py'])\n")
+    done = under(folder, "tool.py")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "rank 0 [] False\n", "")
+
+
 @pytest.mark.parametrize(
     "argv, code, words",
     [([], 2, "usage: python -m aelastic.under"), (["-h"], 0, ""), (["no-such"], 2, "program no-such not found in ")],

@@ -38,6 +38,8 @@ COMMANDS = {
 _PACKAGE, _NAMES = "torch.distributed.launcher", ("LaunchConfig", "elastic_launch", "launch_agent")
 # Python's own options that take a value; `-c` and `-m` end them.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+# The program itself, as `PID NAME`; and the abstract unix socket at which it hears of launchers (`unix(7)`).
+_PROGRAM, _HEARS = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_HEARS"
 
 
 def replace_launcher() -> None:
@@ -74,6 +76,7 @@ class _Replacement:
 
     def get_code(self, name: str) -> CodeType:
         """What `runpy` runs for `python -m`."""
+        _tell_program()
         code = f"import runpy; runpy.run_module({STANDS_FOR[name]!r}, run_name='__main__', alter_sys=True)"
         return compile(code, name, "exec")
 
@@ -83,6 +86,7 @@ def _fill(module: ModuleType) -> None:
     from importlib import import_module
 
     name = module.__name__
+    _tell_program()
     ours = import_module(STANDS_FOR[name])
     vars(module).update({key: value for key, value in vars(ours).items() if not key.startswith("__")})
     if "__getattr__" not in vars(module):
@@ -155,8 +159,50 @@ def command_in_place_of(argv: Sequence[str]) -> list[str] | None:
 def _start() -> None:
     command = command_in_place_of(sys.orig_argv[1:])
     if command is not None and _is_there():
+        _tell_program()
         os.execv(sys.executable, [sys.executable, *command])
     replace_launcher()
+    _hear_of_launchers()
+
+
+def _hear_of_launchers() -> None:
+    """In the program itself: says at its end that nobody has asked for torch's launcher, if so."""
+    pid, _, name = os.environ.pop(_PROGRAM, "").partition(" ")
+    if pid != str(os.getpid()):
+        return
+    import atexit
+    import socket
+
+    hears = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    os.environ[_HEARS] = f"aelastic.under {pid} {os.urandom(8).hex()}"
+    hears.bind("\0" + os.environ[_HEARS])
+
+    def tell() -> None:
+        if os.getpid() != int(pid):
+            return  # a fork of it
+        try:
+            hears.recv(1)
+        except OSError:
+            what = f"{name} has started no launcher of torch's on this host, so aelastic took no part"
+            page = "docs/how-to/from-torchrun.md"
+            print(f"aelastic.under: {what}: no restarts, nothing watched; see {page}", file=sys.stderr)
+
+    atexit.register(tell)
+
+
+def _tell_program() -> None:
+    """Tells the program that torch's launcher is asked for, if it is not this process itself."""
+    os.environ.pop(_PROGRAM, None)
+    name = os.environ.pop(_HEARS, "")
+    if not name:
+        return
+    import socket
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+        try:
+            told.sendto(b"!", "\0" + name)
+        except OSError:
+            pass  # the program has ended, or is in another container
 
 
 def _is_there() -> bool:
