@@ -40,7 +40,7 @@ class Parked:
     def __init__(self, gate: socket.socket, forked_by: int) -> None:
         self._gate = gate
         self.forked_by = forked_by
-        self.pid = 0  # until it has said it
+        self.pid = 0  # until the fork server has said it
 
     async def prepare(self, command: PythonCommand, env: Mapping[str, str], *, is_helper: bool = False) -> None:
         """Has it become what it is to be, up to the word that `launch` gives; what can be refused is refused here.

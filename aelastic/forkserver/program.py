@@ -7,6 +7,7 @@ by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks
                     {"again": true} (it has tripped over modules, and is of no use), {"generators": NAMES, "count": N},
                     {"ready": true}
     to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
+    at the gate     {"parked": PID}, which process that is
 """
 
 import sys
@@ -62,10 +63,13 @@ def main() -> None:
         message, fds, *_ = socket.recv_fds(control, 64, 1)
         if not message:
             return
-        if _clone(control) == 0:
+        gate = socket.socket(fileno=fds[0])
+        if (pid := _clone(control)) == 0:
             control.close()
-            worker.wait_and_run(socket.socket(fileno=fds[0]), template)
-        os.close(fds[0])
+            worker.wait_and_run(gate, template)
+        if pid > 0:
+            _announce(gate, pid)
+        gate.close()
 
 
 def _template(settings: dict[str, Any]) -> worker.Template:
@@ -166,6 +170,14 @@ def _clone(control: socket.socket) -> int:
     except (clone.CannotClone, OSError) as error:
         _say(control, refused=str(error))
         return -1
+
+
+def _announce(gate: socket.socket, pid: int) -> None:
+    """Tells the agent which process waits at the gate: it may be stopped, or killed, before it can say so itself."""
+    try:
+        gate.send(json.dumps({"parked": pid}).encode())
+    except BrokenPipeError:
+        pass  # it is wanted no more
 
 
 def _say(control: socket.socket, **words: Any) -> None:

@@ -70,7 +70,6 @@ class Refused(Exception):
 
 def wait_and_run(gate: socket.socket, template: Template) -> None:
     """Waits until it is told what to be, then runs it.  Without an agent it ends."""
-    gate.send(json.dumps({"parked": os.getpid()}).encode())
     request, _ = _received(gate)
     try:
         _prepare(request, template)

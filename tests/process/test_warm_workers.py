@@ -602,9 +602,11 @@ sys.exit(1)
 
 
 def parked(job: Job) -> list[int]:
-    """Processes that wait for what they are to be: in the session of the fork server that forked them."""
+    """Processes that wait for what they are to be: in the session of the fork server that forked them, which lives."""
     here = [entry for pid in job.left() if (entry := proc_table.process(pid)) and SERVER in " ".join(cmdline(pid))]
-    return [entry.pid for entry in here if entry.parent == job.pid and entry.session != entry.pid]
+    running = [entry for entry in here if entry.parent == job.pid and entry.state not in "TZ"]
+    servers = {entry.pid for entry in running if entry.session == entry.pid}
+    return [entry.pid for entry in running if entry.session in servers and entry.pid not in servers]
 
 
 def server_of(job: Job) -> int:
