@@ -178,8 +178,13 @@ class RestartPolicy(Record):
 
     def after_drain(self, text: str) -> str:
         """Why the job ends with a drain; empty if it goes on."""
+        return f"{text}; {self.drain_rule}" if self.drain_rule else ""
+
+    @property
+    def drain_rule(self) -> str:
+        """The rule by which a drain ends the job; empty if none does."""
         rule = next((each for each in self.rules or () if any(c.word == "drained" for c in each.conditions)), None)
-        return f"{text}; {rule.text} {BY_RULE}" if rule is not None and rule.action == "stop" else ""
+        return f"{rule.text} {BY_RULE}" if rule is not None and rule.action == "stop" else ""
 
     def _rules(self, end: End) -> tuple[Rule, ...]:
         if self.rules is not None:

@@ -146,7 +146,7 @@ class SingleNode:
             drain.on_round_over()
         hosts = {} if self.verdict else {self._node_id: self._host}
         nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
-        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch), now)
+        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch, tuple(hosts)), now)
         if drain.is_over or not self._is_running:
             verdict, is_restarted = drain.verdict, drain.is_over and drain.aim is not None
             drain.on_round_over()

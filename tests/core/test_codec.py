@@ -84,7 +84,7 @@ MESSAGES: list[Any] = [
     m.Ended(m.Outcome.FAILED, "rank 4 failed", FAILURE),
     m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"),
     m.Waiting("1 of 2 nodes are ready"),
-    r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot"),
+    r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot", spares_job=True),
     r.Frozen("n1", 1000, 81, 2, 0),
     r.Saved("n1", 1000),
     r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, "host-1 leaves within 110 s (spot)"),

@@ -21,7 +21,10 @@ def test_once_the_job_has_ended_nothing_is_asked_of_it(line: str) -> None:
 
 
 def test_a_node_that_has_no_part_in_the_round_leaves_at_once() -> None:
-    story, crew = Told("ab"), Crew({"a": "host-a", "b": "host-b", "spare": "host-s"}, ("a", "b"), 7, 5)
+    story, crew = (
+        Told("ab"),
+        Crew({"a": "host-a", "b": "host-b", "spare": "host-s"}, ("a", "b"), 7, 5, ("a", "b", "spare")),
+    )
     told = story.core.handle(Ask("spare", "1", Verb.DRAIN, "", 60.0, ""), lambda: crew, story.now)
     assert [(node, notice.stage) for node, notice in told if not isinstance(notice, Answer)] == [("spare", Stage.LEAVE)]
     assert not story.core.is_on
@@ -49,3 +52,12 @@ def test_the_job_ends_where_too_few_are_left(left: int, is_over: bool) -> None:
     if verdict is not None:
         assert verdict.outcome is Outcome.TIMED_OUT
         assert verdict.reason == "host-a leaves; 1 of at least 2 nodes are left: host-b"
+
+
+def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:
+    story, hosts = Told("ab"), {"a": "vm", "b": "vm"}
+    for spares_job in (True, False):
+        ask = Ask("a", f"{spares_job}", Verb.DRAIN, "vm", 60.0, "", spares_job=spares_job)
+        answer, *_ = story.core.handle(ask, lambda: Crew(hosts, ("a", "b"), 7, 5, ("a", "b")), story.now)
+        assert isinstance(answer[1], Answer) and answer[1].is_applied is not spares_job
+        assert answer[1].text.startswith("this ends the job: no node would be left; --force") is spares_job

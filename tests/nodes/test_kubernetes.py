@@ -61,6 +61,7 @@ def test_the_parts_of_a_manifest_fit_together(name: str) -> None:
     if name == "pytorchjob":  # whose operator takes the 75 of a node that was drained for the end of the job
         assert f"127.0.0.1:{port}" in before_stop[-1]
     else:
+        assert "--force" in before_stop, "the pod goes whatever becomes of the job"
         (deadline,) = [float(word.partition("=")[2]) for word in before_stop if word.startswith("--deadline=")]
         assert spec["terminationGracePeriodSeconds"] >= deadline + timeout + 5, "it may be of no avail"
     mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}

@@ -59,7 +59,7 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
         st.just(m.Ready(NODE)),  # its workers were started anew
         st.builds(
             r.Ask, st.just(ME), st.sampled_from(["a", "b", "c"]), st.sampled_from(r.Verb), st.sampled_from(["", "else"]),
-            st.sampled_from([0.0, 60.0]), st.just("spot"), round_, st.booleans(),
+            st.sampled_from([0.0, 60.0]), st.just("spot"), round_, st.booleans(), st.booleans(),
         ),
         st.builds(r.Frozen, st.just(ME), notice_id, st.integers(0, 9), st.integers(0, 2), st.integers(0, 9)),
         st.builds(r.Saved, st.just(ME), notice_id),

@@ -151,10 +151,16 @@ class Answers:
         at_save = bool(asked.get("at_save"))
         reason = " ".join(filter(None, [f"by {self._user}:", str(asked.get("reason", ""))])).removesuffix(":")
         kind, deadline_s = r.Verb(verb), float(asked.get("deadline_s", SAVE_S))
+        spares_job = kind is r.Verb.DRAIN and not asked.get("force")
         self._observers.add(stream)
         try:
             answer = await self._enquiries.ask(
-                kind, reason, target=str(asked.get("node", "")), deadline_s=deadline_s, at_save=at_save
+                kind,
+                reason,
+                target=str(asked.get("node", "")),
+                deadline_s=deadline_s,
+                at_save=at_save,
+                spares_job=spares_job,
             )
             if answer is None:
                 yield {"code": "no-answer", "text": NO_ANSWER}

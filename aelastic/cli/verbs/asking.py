@@ -72,7 +72,8 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
               ("--stderr", {**_FLAG, "help": "what it has written to stderr"})]),
     "drain": ("has a node leave: all ranks save at one step, and the others go on",
               [("node", {"nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
-               ("--cancel", {**_FLAG, "help": "it stays after all"}), *_SAVES]),
+               ("--cancel", {**_FLAG, "help": "it stays after all"}),
+               ("--force", {**_FLAG, "help": "also where this ends the job"}), *_SAVES]),
     "exclude": ("has a host have no seat for an hour, as long as there are enough nodes without it",
                 [("node", {"help": "its host, or its id"}), *_SAVES[:1], *_SAVES[2:3]]),
     "include": ("has it have a seat again", [("node", {"help": "its host, or its id"}), *_SAVES[:1]]),
@@ -331,7 +332,7 @@ class _Asking:
         args, has_said = vars(self._args), False
         if args.get("now") and args["at_save"]:
             raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
-        asked: Said = {name: args[name] for name in ("node", "at_save", "reason", "wait") if name in args}
+        asked: Said = {name: args[name] for name in ("node", "at_save", "force", "reason", "wait") if name in args}
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
             asked["deadline_s"] = args["deadline"]

@@ -119,7 +119,11 @@ class Roster:
 
     def hosts_without(self, leaving: Collection[str]) -> list[str]:
         """Of the nodes of the round, and those that wait, but for those that leave."""
-        return [self.members[i].node.host for i in [*self.connected_participants(), *self.ready] if i not in leaving]
+        return [self.members[i].node.host for i in self._able() if i not in leaving]
+
+    def _able(self) -> list[str]:
+        """Nodes of the last round, and those that wait."""
+        return list(dict.fromkeys([*self.connected_participants(), *self.ready]))
 
     def crew(self, round_: int, *, is_closed: bool) -> Crew:
         """The nodes, for what they ask.
@@ -129,7 +133,8 @@ class Roster:
             is_closed: the job is over.
         """
         hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
-        return Crew(hosts, tuple(self.connected_participants()) if round_ else (), round_, self.epoch)
+        nodes = tuple(self.connected_participants()) if round_ else ()
+        return Crew(hosts, nodes, round_, self.epoch, tuple(self._able()))
 
     def passed_on(self, enquiry: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
         """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked.
@@ -359,9 +364,14 @@ class RoundRules(Record):
         is_own = ask.verb in {r.Verb.DRAIN, r.Verb.CANCEL} and ask.target in {"", ask.node_id}
         return "" if self.remote_verbs or is_own else "the coordinator's node refuses it to others (--no-remote-verbs)"
 
+    @property
+    def least_left(self) -> int:
+        """How many nodes a drain has to leave for the job to go on: where it waits for others, one does."""
+        return 1 if self.drain_wait_s else self.min_nodes
+
     def too_few(self, how: str, hosts: Sequence[str]) -> m.Ended | None:
         """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
-        if self.drain_wait_s or not 0 < len(hosts) < self.min_nodes:
+        if not 0 < len(hosts) < self.least_left:
             return None
         text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
         return m.Ended(m.Outcome.TIMED_OUT, text)

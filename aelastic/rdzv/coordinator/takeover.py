@@ -107,6 +107,12 @@ class Takeover:
         )
 
     @property
+    def coming(self) -> tuple[str, ...]:
+        """Names of nodes that may yet take their seats, as `by_rank` has them."""
+        gone = self._settled | {self.gone_rank, self.heir_rank}
+        return tuple(name for rank, name in enumerate(self.by_rank) if rank not in gone)
+
+    @property
     def by_rank(self) -> list[str]:
         """The round's nodes by group rank; a seat that nothing has taken has a name that no node has."""
         return [self.seats.get(rank, f"missing {rank}") for rank in range(self.size)]

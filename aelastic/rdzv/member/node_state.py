@@ -124,8 +124,7 @@ class NodeState:
                 self.notice = None if stage is r.Stage.NONE else self.notice
                 return round_ == self.round or stage is r.Stage.LEAVE
             case r.Answer(ask_id, is_applied):
-                if ask_id in self.asked and not (is_applied and _verb(self.asked[ask_id][0]) in LASTING):
-                    del self.asked[ask_id]
+                self._on_answer(ask_id, is_applied=is_applied)
                 return True
             case r.Show() | r.Shown():
                 return True
@@ -139,6 +138,16 @@ class NodeState:
             for each, at in self.asked.values()
         ]
         return [*asked, *([] if self.notice is None else [self.notice])]
+
+    def _on_answer(self, ask_id: str, *, is_applied: bool) -> None:
+        """A request is decided; one that lasts is said again to the next coordinator."""
+        if ask_id not in self.asked:
+            return
+        asked, at = self.asked[ask_id]
+        if not is_applied or _verb(asked) not in LASTING:
+            del self.asked[ask_id]
+        elif isinstance(asked, r.Ask):
+            self.asked[ask_id] = asked.replace(spares_job=False), at  # it was granted: no other coordinator refuses it
 
     def _forget(self, *verbs: r.Verb) -> None:
         self.asked = {ask_id: each for ask_id, each in self.asked.items() if _verb(each[0]) not in verbs}

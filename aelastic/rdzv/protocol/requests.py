@@ -39,6 +39,7 @@ class Ask(Record):
     reason: str
     round: int = 0  # of a restart: which is to end
     at_save: bool = False  # of a restart, or a stop: once all ranks have saved
+    spares_job: bool = False  # of a drain: refused where the job would end by it
 
 
 class Frozen(Record):

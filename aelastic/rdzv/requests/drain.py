@@ -18,7 +18,7 @@ the same.  While no round runs they go at once: nothing is lost by that.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import Generic, TypeVar, assert_never
@@ -73,6 +73,9 @@ class Crew(Record):
     nodes: tuple[str, ...]  # of these, those that take part in the round that runs; none while none runs
     round: int
     epoch: int  # of the coordinator
+    able: tuple[str, ...]  # nodes that the job can go on with
+    least: int = 1  # of these: with fewer, it ends
+    rule: str = ""  # by which a drain ends it, whatever is left
 
 
 @dataclass(slots=True)
@@ -192,14 +195,14 @@ class Drain(Generic[T]):
         answer = self._answers.get(ask.ask_id)
         if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
             is_of_job = ask.verb in _WORDS
-            is_applied, text = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew.hosts, now)
+            is_applied, text = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew, now)
             answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, text)
             if len(self._answers) > ANSWERS_MAX:
                 self._answers.popitem(last=False)
         return answer
 
-    def _apply(self, ask: Ask, hosts: Mapping[str, str], now: float) -> tuple[bool, str]:
-        target = ask.target or ask.node_id
+    def _apply(self, ask: Ask, crew: Crew, now: float) -> tuple[bool, str]:
+        target, hosts = ask.target or ask.node_id, crew.hosts
         nodes = [node_id for node_id, host in hosts.items() if target in {node_id, host}]
         names = ", ".join(sorted({hosts[node_id] for node_id in nodes}))
         if not nodes:
@@ -210,12 +213,26 @@ class Drain(Generic[T]):
             return is_asked, f"{names} stays{by}" if is_asked else f"{names} is not asked to leave"
         if not DEADLINE_MIN_S <= ask.deadline_s <= DEADLINE_MAX_S:
             return False, f"{ask.deadline_s:g} s is no time to save in: stop the node instead"
+        if ask.spares_job and (why := self._end_of_job(nodes, crew)):
+            return False, f"this ends the job: {why}; --force drains {names} anyway"
         margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
         text = f"{names} leaves within {ask.deadline_s:.0f} s" + (f" ({ask.reason})" if ask.reason else "")
         for node_id in nodes:
             new = Aim(until - margin_s, until - margin_s / 2, text)
             self.leaving[node_id] = min(new, self.leaving.get(node_id, new), key=lambda each: each.end_at)
         return True, text
+
+    def _end_of_job(self, nodes: Sequence[str], crew: Crew) -> str:
+        """Why the job ends if these nodes leave, too; empty if it goes on, or if they leave anyway."""
+        if self.leaving.keys() >= {*nodes}:
+            return ""
+        if crew.rule:
+            return crew.rule
+        left = {*crew.able} - {*nodes} - self.leaving.keys()
+        if len(left) >= crew.least:
+            return ""
+        few = f"{len(left)} of at least {crew.least} nodes" if left else "no node"
+        return f"{few} would be left"
 
     def _apply_to_job(self, ask: Ask, crew: Crew, now: float) -> tuple[bool, str]:
         if not crew.hosts:

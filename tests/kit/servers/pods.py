@@ -175,7 +175,12 @@ class Cluster(Team):
         words = [sys.executable, *(["-m"] if command[0] == "aelastic" else []), *command[command[0] == "python" :]]
         env = {**os.environ, "XDG_RUNTIME_DIR": str(pod.folder)}
         done = subprocess.run(
-            [*self._nodes[pod.name].prefix, *words], capture_output=True, text=True, check=False, env=env
+            [*self._nodes[pod.name].prefix, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=env,
+            cwd=pod.folder,  # as the container's
         )
         assert done.returncode == 0, f"preStop: {done.stderr}\n{pod.story}"
         pod.signal(signal.SIGTERM)

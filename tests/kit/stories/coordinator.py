@@ -52,7 +52,8 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     policy = RestartPolicy(int(rules.get("restarts", 3)), parse(text) if text else None, text)
     before = (int(rules.get("fence", 7)), int(rules["before"])) if "before" in rules else (0, -1)
     own = rules.get("own", "")
-    core = Coordinator(RoundRules(low, high), policy, own, before if "heir" in rules else None)
+    round_rules = RoundRules(low, high, drain_wait_s=float(rules.get("drain_wait", 0)))
+    core = Coordinator(round_rules, policy, own, before if "heir" in rules else None)
     core.roster.epoch = int(rules.get("epoch", 0))
     for name in rules.get("running", ""):
         core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
@@ -102,7 +103,7 @@ def told(story: Story) -> list[str]:
             decisions = [
                 send.node_id
                 for send in each
-                if not isinstance(send.message, m.Waiting | m.Look | m.Compared | r.Answer | r.Benched)
+                if not isinstance(send.message, m.Waiting | m.Look | m.Compared | r.Answer | r.Benched | r.Notice)
             ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
         sends += confirmed
@@ -124,7 +125,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
         r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
-        r"|excludes|includes|hangs|saw)(.*)",
+        r"|excludes|includes|drains|hangs|saw)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
@@ -162,6 +163,8 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
             case "excludes" | "includes":
                 asked = r.Verb.EXCLUDE if verb == "excludes" else r.Verb.INCLUDE
                 yield r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason)
+            case "drains":  # as a person asks for it
+                yield r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
             case "confirms":
                 yield Confirmed(number["losses"])
 
@@ -243,6 +246,8 @@ def words(message: Any) -> str:
             return f"compared round {message.round}{stopped}: {message.text}"
         case r.Answer():
             return f"{'answer' if message.is_applied else 'refused'}: {message.text}"
+        case r.Notice():
+            return f"notice: {message.stage}: {message.reason}"
         case r.Benched():
             return f"no seat for {message.again_s:g} s: {message.reason}" if message.again_s else "has a seat"
         case _:

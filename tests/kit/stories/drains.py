@@ -1,6 +1,7 @@
 """Stories of a drain as text: what nodes ask for, hold at and have saved, and what they hear.
 
-As in `texts.py`.  The first line names the nodes of round 7, and options: `epoch`, and `idle` where no round runs.
+As in `texts.py`.  The first line names the nodes of round 7, and options: `epoch`, `idle` where no round runs, `least`
+for the nodes that the job needs, and a `rule` by which a drain ends it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ class Told(texts.Told):
 
     def __init__(self, rules: str) -> None:
         options, (self.nodes, *_) = options_of(rules), rules.split()
+        self.least, self.rule = int(options.get("least", 1)), options.get("rule", "")
         self.epoch, self.participants = int(options.get("epoch", 5)), "" if "idle" in options else self.nodes
         self.core = Drain(lambda node_id, message: (node_id, message))
         self.now, self.asks = 100.0, count()
 
     def crew(self) -> Crew:
-        return Crew({each: f"host-{each}" for each in self.nodes}, tuple(self.participants), 7, self.epoch)
+        hosts = {each: f"host-{each}" for each in self.nodes}
+        return Crew(hosts, tuple(self.participants), 7, self.epoch, tuple(self.nodes), self.least, self.rule)
 
     def parts(self) -> Iterator[str]:
         core = self.core
@@ -76,7 +79,7 @@ class Told(texts.Told):
                 within_s, target = float(options.get("in", 60)), options.get("of", "")
                 ask_id, others = (
                     options.get("id", f"ask {next(self.asks)}"),
-                    (int(options.get("round", 0)), "at_save" in options),
+                    (int(options.get("round", 0)), "at_save" in options, "spare" in options),
                 )
                 request = Ask(name, ask_id, Verb(line.split()[2]), target, within_s, "spot", *others)
         return self.core.handle(request, self.crew, self.now)
