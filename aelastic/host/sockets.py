@@ -34,7 +34,7 @@ _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 # Of doors, and of what agents have left.
 DOOR, ENDED = ".sock", ".ended"
-ENDED_S, ENDED_MAX = 3600.0, 20
+ENDED_S, ENDED_MAX = 3600.0, 50
 
 
 def listen(port: int, address: str = "") -> socket.socket:

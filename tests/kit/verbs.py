@@ -17,10 +17,10 @@ class Said(NamedTuple):
     err: str
 
 
-def verb(folder: Path, *argv: str) -> Said:
-    """What one says, to agents whose doors are in a folder."""
+def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Said:
+    """What one says to agents whose doors are in a folder, from there or from another."""
     out, complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), list[str]()
-    with contextlib.redirect_stdout(out):
+    with contextlib.redirect_stdout(out), contextlib.chdir(cwd or folder):
         code = run_verb(argv, {"XDG_RUNTIME_DIR": str(folder)}, complaints.append)
     out.seek(0)
     return Said(code, out.read(), "\n".join(complaints))

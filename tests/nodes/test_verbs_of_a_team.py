@@ -15,7 +15,7 @@ from kit.launching import Launcher, alive
 from kit.verbs import Said, told, verb
 from kit.waiting import wait_for
 
-from aelastic.cli.verbs import asking as asking_agents
+from aelastic.cli.verbs import jobs
 from aelastic.errors import EXIT_TRY_AGAIN
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -30,7 +30,7 @@ PATIENT = "from aelastic.agent.requests import enquiries\nenquiries.ANSWER_S = 2
 
 @pytest.fixture(autouse=True)
 def patient_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking_agents, "ANSWER_S", 30.0)
+    monkeypatch.setattr(jobs, "ANSWER_S", 30.0)
 
 
 @contextmanager

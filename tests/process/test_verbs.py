@@ -20,7 +20,7 @@ from kit.verbs import told, verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import Supervisor, WorkerSpec
-from aelastic.cli.verbs import asking
+from aelastic.cli.verbs import asking, jobs
 from aelastic.errors import EXIT_TRY_AGAIN, RequestError
 from aelastic.group.events import WorkerState
 from aelastic.host import sockets
@@ -56,7 +56,7 @@ collect.MEMORY_UNTIL_S, collect.PY_SPY_UNTIL_S, collect.TIMEOUT_S = 19.0, 20.0, 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks has patience, too."""
-    monkeypatch.setattr(asking, "ANSWER_S", DEADLINE_S)
+    monkeypatch.setattr(jobs, "ANSWER_S", DEADLINE_S)
 
 
 def trains(launch: Launcher, *options: str, loop: str = "uvloop") -> Job:
@@ -89,7 +89,7 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
         assert said.code == code and words in said.err and said.err.count("\n") == 0, (argv, said)
     assert_odd_requests_are_refused(job)
     with monkeypatch.context() as patched:
-        patched.setattr(asking, "ANSWER_S", 0.3)
+        patched.setattr(jobs, "ANSWER_S", 0.3)
         stand_still(job.pid)
         # What is asked of an agent that does not answer may yet be done; a job that does not answer has not ended.
         assert told(here, "ps")["code"] == "no-answer"
@@ -109,7 +109,9 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
 
     for to, code, words in (("ps > /dev/full", 4, NO_ROOM), ("status >&-", 0, ""), ("stop > /dev/full", 4, NO_ROOM)):
         command, env = f'"{sys.executable}" -m aelastic {to}', {**os.environ, "XDG_RUNTIME_DIR": str(here)}
-        done = subprocess.run(command, shell=True, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command, shell=True, cwd=here, env=env, stderr=subprocess.PIPE, text=True, check=False, timeout=60
+        )
         assert done.returncode == code and done.stderr.startswith(words), "a stdout that takes nothing is no refusal"
         assert done.stderr.count("\n") == bool(words), done
     job.assert_ends(-signal.SIGTERM)
@@ -121,7 +123,11 @@ NO_ROOM = "aelastic: stdout cannot be written: "
 CANNOT = [
     (("logs", "0"), 1, "its output is kept nowhere"),
     (("logs", "7"), 1, "no rank 7; there are 0, 1"),
-    (("logs", "x"), 2, "argument RANK: invalid int value"),
+    (("logs", "x"), 2, "error: logs: 'x' is not a rank: use a number"),
+    (("stacks", "0", "-1"), 2, "error: stacks: "),
+    (("status", "one", "two"), 2, "error: status: unrecognized arguments: two"),
+    (("stop", "one", "--job", "two"), 2, "error: stop: one and --job two are two jobs: name one"),
+    (("drain",), 1, ": this ends the job: no node would be left; --force drains "),
     (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
     (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
     (("status", "other"), 3, "no job other of yours runs on this machine"),
@@ -186,16 +192,54 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         job.wait_line("start")
     assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
     said = verb(launch.folder, "status", "ex")
-    assert said.code == 2 and "2 jobs run on this machine: say which: exp, exp2" in said.err
-    assert verb(launch.folder, "stop", "--reason", "enough", "--at-save", "--job", "exp").code == 0
+    assert said.code == 2 and "2 jobs run on this machine: say which: exp, exp2 (as in aelastic status exp" in said.err
+    for argv, words in MISTAKEN:
+        said = verb(launch.folder, *argv)
+        assert said.code == 2 and said.err.startswith(f"aelastic: error: {words} (see aelastic "), said
+    assert verb(launch.folder, "stop", "exp", "--reason", "enough", "--at-save").out.startswith(
+        "exp: stop asked for on "
+    )
     jobs[0].assert_ends(EXIT_TRY_AGAIN)
     assert "all ranks have saved: drained" in jobs[0].stderr, jobs[0].story
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
-    assert verb(launch.folder, "stop", "--now", "--job", "exp2").code == 0
+    # A colleague may use the same account: a job of another folder is named.
+    (elsewhere := launch.folder / "elsewhere").mkdir()
+    for typed, command in (("stop --now", "stop exp2 --now"), ("drain vm", "drain --job exp2 vm")):
+        said = verb(launch.folder, *typed.split(), cwd=elsewhere)
+        folder = f"job exp2 was started in {jobs[1].folder}, not in this folder"
+        assert said.code == 2 and said.err == f"aelastic: {folder}: if it is meant, aelastic {command}", said
+    assert verb(launch.folder, "status", cwd=elsewhere).code == 0, "it does nothing to the job"
+    assert verb(launch.folder, "stop", "--now", "--job", "exp2", cwd=elsewhere).code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
+    for which in ("exp", "exp2"):
+        said = verb(launch.folder, "status", which)
+        assert said.code == 3 and re.match(
+            rf"aelastic: {which} ended \d+ s ago: stop .*; see aelastic why {which}$", said.err
+        )
     assert verb(launch.folder, "why", "exp2").code == 0
     assert "(by root: enough)" in verb(launch.folder, "why", "exp").out or os.getuid()
+
+
+# Of two jobs, `exp` and `exp2`.
+MISTAKEN = [
+    (("drain", "exp"), "drain: exp is a job; did you mean --job exp?"),
+    (("exclude", "exp2"), "exclude: exp2 is a job; did you mean --job exp2?"),
+    (("logs", "exp"), "logs: exp is a job; did you mean --job exp?"),
+    (("logs", "exp", "0"), "logs: exp is a job; did you mean --job exp?"),
+    (("logs", "0", "exp"), "logs: exp is a job; did you mean --job exp?"),
+    (("stacks", "0", "exp"), "stacks: exp is a job; did you mean --job exp?"),
+    (("stacks", "ex"), "stacks: 'ex' is not a rank: use a number"),
+]
+
+
+def test_a_job_that_has_succeeded_is_known_to_have_ended(launch: Launcher) -> None:
+    job = launch("pass", "--rdzv-id", "demo")
+    assert job.wait() == 0
+    said = verb(job.folder, "status", "demo")
+    assert said.code == 3 and re.fullmatch(r"aelastic: demo ended \d+ s ago: every worker succeeded", said.err)
+    said = verb(job.folder, "why")
+    assert said.code == 0 and said.out.endswith("ago: every worker succeeded\n")
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
@@ -230,7 +274,7 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
 
 
 def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "ANSWER_S", 0.3)
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.3)
     job = trains(launch)
     stand_still(job.pid)
     said = verb(job.folder, "restart")
@@ -245,7 +289,7 @@ def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypat
 
 
 def test_what_a_node_says_of_itself_does_nothing_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = asking._Asking("status", argparse.Namespace(json=False), Path(), print)
+    asked = asking._Asking(["status"], argparse.Namespace(json=False, job=""), Path(), print)
     assert asked._conclude({"code": "ok"}, "NODE\nn1 \x1b[2J\x1b]0;title\x07gone") == 0
     said = capsys.readouterr().out
     assert said.startswith("NODE\nn1 ") and not set(said) & {"\x1b", "\x07"}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pwd
 import socket
 from collections.abc import AsyncIterator
@@ -58,6 +59,14 @@ async def _end_with(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> N
     scope.cancel()
 
 
+def _folder() -> str:
+    """Where the job was started; empty if that is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _name_of(user: int) -> str:
     try:
         return pwd.getpwuid(user).pw_name
@@ -81,7 +90,7 @@ class Answers:
     async def of_verb(self) -> AsyncIterator[Said]:
         verb = self._asked["verb"]
         if verb == "here":
-            yield {"code": "ok", **self._enquiries.status()}
+            yield {"code": "ok", "folder": _folder(), **self._enquiries.status()}
         elif verb == "status":
             yield await self.status()
         elif verb == "stacks":

@@ -12,24 +12,29 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from aelastic.cli.verbs import texts
+from aelastic.cli.verbs.jobs import (
+    EXIT_NO_ANSWER,
+    EXIT_NO_JOB,
+    NO_ANSWER,
+    OF_NODES,
+    OF_RANKS,
+    OF_THE_JOB,
+    Jobs,
+    NoAnswerError,
+    Said,
+)
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host import sockets
 from aelastic.ui.commands import seconds
 
-EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
-# An agent waits 8 s for the stacks of others, 5 s for all else.
-ANSWER_S = 10.0
 WATCH_S = 1.0
-Said = dict[str, Any]
-NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
 
 
 def _count(text: str) -> int:
@@ -46,12 +51,15 @@ def _reason(text: str) -> str:
     return text
 
 
+# The job that is meant: verbs that take nothing else first take it there.
 _JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
+_FIRST: tuple[str, dict[str, Any]] = ("job", {"nargs": "?", **_JOB})
+_NAMED: tuple[str, dict[str, Any]] = ("--job", {"dest": "named", "metavar": "JOB", **_JOB})
 _FLAG: Any = {"action": "store_true"}
 _AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
 # Each verb: what it does, and its options.
 _SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--job", _JOB),
+    _NAMED,
     ("--deadline", {"type": seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
     ("--reason", {"type": _reason, "default": "", "metavar": "TEXT", "help": "said in logs"}),
     ("--wait", {**_FLAG, "help": "until workers run again, or the job is over"}),
@@ -59,14 +67,14 @@ _SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
 VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
     "ps": ("lists the jobs of this user on this machine", ()),
     "status": ("says what each node of a job does",
-               [("job", {"nargs": "?", **_JOB}), ("-w --watch", {**_FLAG, "help": "again each second"})]),
+               [_FIRST, _NAMED, ("-w --watch", {**_FLAG, "help": "again each second"})]),
     "why": ("says why workers ended, the latest first; also of a job that has ended",
             [("job", {"nargs": "?", **_JOB, "help": f"{_JOB['help']}; or its event log, or the folder of its logs"}),
-             ("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"})]),
+             _NAMED, ("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"})]),
     "stacks": ("says where the workers of all nodes are in their Python code",
-               [("ranks", {"nargs": "*", "type": int, "metavar": "RANK", "help": "of these only"}), ("--job", _JOB)]),
+               [("ranks", {"nargs": "*", "metavar": "RANK", "help": "of these only"}), _NAMED]),
     "logs": ("shows what a worker has written, on whatever node it runs",
-             [("rank", {"type": int, "metavar": "RANK"}), ("--job", _JOB),
+             [("rank", {"metavar": "RANK"}), _NAMED,
               ("-f --follow", {**_FLAG, "help": "until the job is over"}),
               ("-n", {"type": _count, "default": 20, "help": "the last N lines (default: 20)"}),
               ("--stderr", {**_FLAG, "help": "what it has written to stderr"})]),
@@ -77,23 +85,11 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
     "exclude": ("has a host have no seat for an hour, as long as there are enough nodes without it",
                 [("node", {"help": "its host, or its id"}), *_SAVES[:1], *_SAVES[2:3]]),
     "include": ("has it have a seat again", [("node", {"help": "its host, or its id"}), *_SAVES[:1]]),
-    "restart": ("ends the workers of all nodes, and starts them again; no restart is charged", [_AT_SAVE, *_SAVES]),
+    "restart": ("ends the workers of all nodes, and starts them again; no restart is charged",
+                [_FIRST, _AT_SAVE, *_SAVES]),
     "stop": ("ends the job on all nodes",
-             [_AT_SAVE, ("--now", {**_FLAG, "help": "workers are killed, and cannot save"}), *_SAVES]),
+             [_FIRST, _AT_SAVE, ("--now", {**_FLAG, "help": "workers are killed, and cannot save"}), *_SAVES]),
 }  # fmt: skip
-
-
-# What does something to a job takes the beginning of an id only if nobody chose it: a job `exp` may have ended.
-_ACT = "drain", "exclude", "include", "restart", "stop"
-_GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-
-
-class NoAnswerError(Exception):
-    """Nobody is asked: no job, or more than one, is meant, or the command is wrong; says what to do."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.code = code
 
 
 def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable[[str], None]) -> int:
@@ -109,9 +105,9 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     try:
         if argv[0] not in VERBS:
             return _run_apart(argv[0], argv[1:], environ)
-        args = _parser(argv[0]).parse_args(argv[1:])
+        args = _read(argv)
         try:
-            return _Asking(argv[0], args, sockets.doors_folder(environ), complain).run()
+            return _Asking(argv, args, sockets.doors_folder(environ), complain).run()
         except InputError as error:  # logs that cannot be read
             raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
     except NoAnswerError as error:
@@ -183,106 +179,94 @@ def _parser(verb: str) -> argparse.ArgumentParser:
     return parser
 
 
-class _Asking:
-    """One command; each verb that does nothing to the job is a method."""
+def _read(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a verb; `job` is the one that is meant, `more` what the verb does not take."""
+    parser = _parser(argv[0])
+    args, more = parser.parse_known_args(argv[1:])
+    args.more = more
+    named, job = getattr(args, "named", ""), getattr(args, "job", "")
+    if named and job and named != job:
+        parser.error(f"{job} and --job {named} are two jobs: name one")
+    args.job = named or job
+    if any(each.startswith("-") for each in more):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    return args
 
-    def __init__(self, verb: str, args: argparse.Namespace, folder: Path, complain: Callable[[str], None]) -> None:
-        self._verb, self._args, self._folder, self._complain = verb, args, folder, complain
-        self._is_silent = False  # an agent, that lives
+
+class _Asking:
+    """One command; each verb that does nothing to the job is a method.
+
+    Args:
+        argv: the verb, and what follows.
+        args: what that says.
+        folder: with the doors of agents.
+        complain: takes what is wrong.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], args: argparse.Namespace, folder: Path, complain: Callable[[str], None]
+    ) -> None:
+        self._verb, self._args, self._complain = argv[0], args, complain
+        self._jobs = Jobs(folder, argv, args.job)
 
     def run(self) -> int:
-        code: int = self._request() if self._verb in _ACT else getattr(self, self._verb)()
+        self._check_words()
+        code: int = self._request() if self._verb in OF_THE_JOB else getattr(self, self._verb)()
         while code == 0 and getattr(self._args, "watch", False):
             time.sleep(WATCH_S)  # noqa: TID251  nothing else runs in this process
             code = self.status()
         return code
 
-    # Which job.
-
-    def _agents(self) -> list[tuple[str, Said]]:
-        """The agents of this user here that answer: their doors, and what they are.
+    def _check_words(self) -> None:
+        """Looks for what is no rank, for the name of a job in the place of one or of a node, and for words too many.
 
         Raises:
-            NoAnswerError: there is none.
+            NoAnswerError: there are such.
         """
-        job, found = getattr(self._args, "job", ""), []
-        for name in sockets.doors_in(self._folder):
-            here = self._answer(name, verb="here")
-            if here["code"] == "ok" and here["phase"] != "done" and here["run"]["run_id"].startswith(job):
-                found.append((name, here))
-        ids = {here["run"]["run_id"] for _, here in found}
-        if job in ids:
-            found = [each for each in found if each[1]["run"]["run_id"] == job]
-        elif job and self._verb in _ACT and (named := sorted(each for each in ids if not _GENERATED.fullmatch(each))):
-            text = f"no job {job} of yours runs on this machine: say the whole id of {', '.join(named)}"
-            raise NoAnswerError(text, EXIT_NO_JOB)
-        if not found and self._is_silent:
-            raise NoAnswerError(str(NO_ANSWER["text"]), EXIT_NO_ANSWER)
-        if not found:
-            what = f"no job {job} of yours" if job else "no job of yours"
-            raise NoAnswerError(f"{what} runs on this machine{texts.ended(self._ended())}", EXIT_NO_JOB)
-        return found
+        args, parser = self._args, _parser(self._verb)
+        ranks = [args.rank] if self._verb == "logs" else args.ranks if self._verb == "stacks" else []
+        wrong = [each for each in ranks if not each.isdecimal()]
+        nodes = [args.node] if self._verb in OF_NODES and args.node else []
+        if self._verb in {*OF_RANKS, *OF_NODES} and not args.job and (words := [*wrong, *nodes, *args.more]):
+            here = [here["run"] for _, here in self._jobs.agents()]
+            jobs = {run["run_id"] for run in here} - {run[name] for run in here for name in ("host", "node_id")}
+            for job in [each for each in words if each in jobs]:
+                parser.error(f"{job} is a job; did you mean --job {job}?")
+        if wrong:
+            parser.error(f"{wrong[0]!r} is not a rank: use a number")
+        if args.more:
+            parser.error(f"unrecognized arguments: {' '.join(args.more)}")
 
-    def _agent(self) -> str:
-        """The door of an agent of the job that is meant.
+    def _answer(self) -> Said:
+        """What an agent of the job that is meant answers to this verb."""
+        door, _ = self._jobs.meant()[0]
+        return self._jobs.answer(door, verb=self._verb)
 
-        Raises:
-            NoAnswerError: there is none, or more than one.
-        """
-        agents = self._agents()
-        ids = {here["run"]["node_id"] for _, here in agents}
-        if len(jobs := sorted({here["run"]["run_id"] for _, here in agents})) > 1:
-            raise NoAnswerError(f"{len(jobs)} jobs run on this machine: say which: {', '.join(jobs)}", EXIT_INPUT)
-        if len(agents) > 1 and getattr(self._args, "node", None) == "":
-            text = f"{len(agents)} agents of the job run on this machine: say which: {', '.join(sorted(ids))}"
-            raise NoAnswerError(text, EXIT_INPUT)
-        return agents[0][0]
-
-    def _ended(self) -> list[Said]:
-        return [said for said in map(json.loads, sockets.left_at_doors(self._folder)) if said.get("run")]
-
-    def _answers(self, name: str, **asked: Any) -> Iterator[Said]:
-        """What an agent answers, one after the other; at the end, if it has said nothing that ends it, that."""
-        if (conn := sockets.connect_to_door(self._folder, name, ANSWER_S)) is not None:
-            with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
-                conn.sendall(json.dumps(asked).encode() + b"\n")
-                if asked.get("follow") or asked.get("wait"):
-                    conn.settimeout(None)
-                for line in lines:
-                    yield (said := json.loads(line))
-                    if "code" in said:
-                        return
-            self._is_silent = True
-        yield NO_ANSWER
-
-    def _answer(self, name: str, **asked: Any) -> Said:
-        return next(self._answers(name, **asked))
-
-    def _conclude(self, said: Said, text: str | None = None) -> int:
-        """Says the answer, as JSON or in words, and gives the exit code."""
+    def _conclude(self, said: Said, text: str | None = None, about: str = "") -> int:
+        """Says the answer, as JSON or in words (`about` whom), and gives the exit code."""
         code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
         if self._args.json:
             _write(json.dumps(said, indent=None if getattr(self._args, "watch", False) else 2))
         elif code:
-            self._complain(f"aelastic: {said.get('text') or said['code']}")
+            self._complain(f"aelastic: {about}{said.get('text') or said['code']}")
         elif text or said.get("text"):
-            _write(printable(text or said["text"]))
+            _write(printable(f"{about}{text or said['text']}"))
         return code
 
     # The verbs.
 
     def ps(self) -> int:
-        jobs = [here for _, here in self._agents()]
+        jobs = [here for _, here in self._jobs.named()]
         return self._conclude({"code": "ok", "jobs": jobs}, texts.jobs(jobs))
 
     def status(self) -> int:
-        said = self._answer(self._agent(), verb="status")
+        said = self._answer()
         nodes, silent, refused = said.get("nodes", ()), said.get("silent", ()), said.get("refused", {})
         return self._conclude(said, texts.status(nodes, silent, refused))
 
     def stacks(self) -> int:
-        said = self._answer(self._agent(), verb="stacks")
-        found, ranks = said.get("stacks", {}), {str(rank) for rank in self._args.ranks}
+        said = self._answer()
+        found, ranks = said.get("stacks", {}), {str(int(rank)) for rank in self._args.ranks}
         if said["code"] == "ok" and (unknown := ranks - found.keys()):
             there = f"; there are {texts.ranks(found)}" if found else ": no worker runs"
             said = {"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"}
@@ -291,28 +275,37 @@ class _Asking:
 
     def why(self) -> int:
         try:
-            said = self._answer(self._agent(), verb="why")
+            said = self._answer()
         except NoAnswerError as error:
-            ids = {each["run"]["run_id"] for each in self._ended()}
-            wanted = {self._args.job} & ids or {each for each in ids if each.startswith(self._args.job)}
-            ended = [each["why"] for each in self._ended() if each["run"]["run_id"] in wanted]
-            if error.code == EXIT_NO_JOB and not ended and os.path.exists(self._args.job):
-                from aelastic.cli.verbs.explaining import read_ends
-
-                ended = [read_ends(Path(self._args.job))]
-            if error.code != EXIT_NO_JOB or not ended:
+            found = self._why_ended() if error.code == EXIT_NO_JOB else None
+            if found is None:
                 raise
-            if len(ids) > 1 and not self._args.job:
-                last = next(each["run"]["run_id"] for each in self._ended())
-                self._complain(f"aelastic: of {last}, the last of {len(ids)} jobs that have ended")
-            said = {"code": "ok", "why": ended[0]}
+            said = found
         said["why"] = said.get("why", [])[: self._args.n]
+        if said["code"] == "ok" and not said["why"] and (ended := said.get("ended")):
+            return self._conclude(said, ended)
         return self._conclude(said, texts.why(said["why"], said.get("held", "")))
 
+    def _why_ended(self) -> Said | None:
+        """Of a job that has ended; `None`: nothing is known of it."""
+        job, ended = self._args.job, self._jobs.ended()
+        wanted = self._jobs.ended_as(job) if job else [each for each in ended if each["why"]] or ended
+        if not wanted and os.path.exists(job):
+            from aelastic.cli.verbs.explaining import read_ends
+
+            return {"code": "ok", "why": read_ends(Path(job))}
+        if not wanted:
+            return None
+        last, ids = wanted[0], {each["run"]["run_id"] for each in wanted}
+        if len(ids) > 1 and not job:
+            self._complain(f"aelastic: of {last['run']['run_id']}, the last of {len(ids)} jobs that have ended")
+        return {"code": "ok", "why": last["why"], "ended": texts.has_ended(last)}
+
     def logs(self) -> int:
-        asked = {"rank": self._args.rank, "stderr": self._args.stderr, "follow": self._args.follow}
+        asked = {"rank": int(self._args.rank), "stderr": self._args.stderr, "follow": self._args.follow}
         is_first, text = True, ""
-        for said in self._answers(self._agent(), verb="logs", **asked):
+        door, _ = self._jobs.meant()[0]
+        for said in self._jobs.answers(door, verb="logs", **asked):
             if "code" in said:  # who follows has read to the end of the job
                 is_over = self._args.follow and not is_first and said is NO_ANSWER
                 return 0 if is_over else self._conclude({**said, "data": text} if self._args.json else said)
@@ -336,14 +329,29 @@ class _Asking:
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
             asked["deadline_s"] = args["deadline"]
-        for said in self._answers(self._agent(), **asked):
+        door, here = self._agent_of(args)
+        job = here["run"]["run_id"]
+        for said in self._jobs.answers(door, **asked):
             if "code" in said:
                 is_over = said is NO_ANSWER and has_said
-                return self._conclude({"code": "ok", "text": "the agent has ended"} if is_over else said)
+                last = {"code": "ok", "text": "the agent has ended"} if is_over else said
+                return self._conclude({**last, "job": job}, about=f"{job}: ")
             has_said = True
             if not self._args.json:
-                _write(said["text"])
+                _write(printable(f"{job}: {said['text']}"))
         raise AssertionError("the last answer ends it")
+
+    def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, Said]:
+        """An agent of the job that is meant; where its own node is meant, the only one.
+
+        Raises:
+            NoAnswerError: there are several.
+        """
+        agents = self._jobs.meant()
+        if len(agents) > 1 and args.get("node") == "":
+            ids = ", ".join(sorted(here["run"]["node_id"] for _, here in agents))
+            raise NoAnswerError(f"{len(agents)} agents of the job run on this machine: say which: {ids}", EXIT_INPUT)
+        return agents[0]
 
 
 def _write(text: str) -> None:

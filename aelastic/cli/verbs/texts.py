@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from aelastic.observe.status_text import counted, duration
@@ -26,6 +26,13 @@ def ended(agents: Sequence[Said]) -> str:
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}: aelastic why says more)" if names else ""
 
 
+def has_ended(agent: Said) -> str:
+    """That a job has ended, when and how."""
+    ago = duration((datetime.now(UTC) - datetime.fromisoformat(agent["time"])).total_seconds())
+    run_id, how = agent["run"]["run_id"], agent["reason"] or agent["state"]
+    return f"{run_id} ended {ago} ago: {how}" + (f"; see aelastic why {run_id}" if agent["why"] else "")
+
+
 def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str]) -> str:
     """A line about the job, and one for each node: `*` is the coordinator's."""
     first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
@@ -46,7 +53,7 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     for each in sorted(nodes, key=lambda one: (one["round"] or {}).get("first_rank", 1 << 30)):
         round_, run = each["round"], each["run"]
         running = round_ is not None and bool(each["workers"]) and each["phase"] not in {"joining", "init"}
-        at = f"{round_['first_rank']}-{round_['first_rank'] + len(each['workers']) - 1}" if running else "-"
+        at = _ranks(round_["first_rank"], len(each["workers"])) if running else "-"
         name = run["node_id"] if is_one_host else run["host"]
         note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
         rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note or ""))
@@ -88,7 +95,11 @@ def stacks(found: Mapping[str, str], compared: str) -> str:
 
 def ranks(known: Iterable[str]) -> str:
     numbers = sorted(map(int, known))
-    return f"{numbers[0]} to {numbers[-1]}"
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"{first}" if count == 1 else f"{first}-{first + count - 1}"
 
 
 def _since(status: Said, moment: str) -> str:

@@ -24,7 +24,7 @@ from aelastic.rdzv.coordinator.takeover import TAKEN, Takeover, credible, has_se
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Outcome, Standing
-from aelastic.rdzv.requests.drain import Crew, Drain
+from aelastic.rdzv.requests.drain import Drain
 from aelastic.rdzv.restart_policy import RestartPolicy
 
 
@@ -273,19 +273,13 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _drain(self, event: r.Request | None, now: float) -> list[Send]:
         """A node asks for a drain, or says how far it is with one; newcomers wait for its end."""
-        was_on = self.drain.is_on
-        sends = self.drain.handle(event, self._crew, now)
+        was_on, roster, takeover = self.drain.is_on, self.roster, self.takeover
+        sends = self.drain.handle(event, lambda: self.forming.crew(roster, takeover, self.round, self.phase), now)
         if self.phase is Phase.FORMING or (self.phase is Phase.RUNNING and self.drain.is_over):
             return sends + (self._end_drain(now) if self.phase is Phase.RUNNING else self._form(now))
         if self.phase is Phase.RUNNING and (self.drain.is_on or was_on):
             self.deadline = self.drain.deadline if self.drain.is_on else self.newcomers.on_come(None, now)
         return sends
-
-    def _crew(self) -> Crew:
-        crew = self.roster.crew(self.round if self.phase is Phase.RUNNING else 0, is_closed=self.is_closed)
-        coming = () if self.takeover is None else self.takeover.coming
-        least = self.rules.least_left if self.round else 1  # before the first round others may yet come
-        return crew.replace(able=crew.able + coming, least=least, rule=self.policy.drain_rule)
 
     def _end_drain(self, now: float) -> list[Send]:
         """All workers end together: nodes that go leave, the others go on if they are enough."""

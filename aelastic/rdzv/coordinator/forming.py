@@ -25,12 +25,13 @@ from enum import StrEnum, auto
 from math import inf
 
 from aelastic.rdzv.coordinator.bench import Bench
-from aelastic.rdzv.coordinator.coordinator_events import Lost, Send
+from aelastic.rdzv.coordinator.coordinator_events import Lost, Phase, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.requests.drain import Crew
 from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
 
 RESTARTED = "the worker group of {} restarted on its own"
@@ -335,6 +336,13 @@ class Forming:
         if not is_paid:
             self.end.on_count(past.restart_count)
         self.bench.hear(past.ledger.turned(since), past.fence)
+
+    def crew(self, roster: Roster, takeover: Takeover | None, round_: int, phase: Phase) -> Crew:
+        """The nodes of the job, for what they ask, and how many of them it needs."""
+        crew = roster.crew(round_ if phase is Phase.RUNNING else 0, is_closed=phase is Phase.CLOSED)
+        coming = () if takeover is None else takeover.coming
+        least = self.rules.least_left if round_ else 1  # before the first round others may yet come
+        return crew.replace(able=crew.able + coming, least=least, rule=self.policy.drain_rule)
 
     def after_drain(self, how: str, leaving: Collection[str]) -> m.Ended | None:
         """How the job ends with a drain, if it does."""

@@ -224,7 +224,7 @@ def said(sends: list[Send]) -> list[str]:
     ]
 
 
-def words(message: Any) -> str:
+def words(message: Any) -> str:  # noqa: C901  a case for each message
     match message:
         case m.Assigned():
             size, boss = message.ranks.group_world_size, message.coordinator_rank

@@ -1,0 +1,139 @@
+"""Which job a verb is about: agents answer at their doors, and leave there how their jobs have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from aelastic.cli.verbs import texts
+from aelastic.errors import EXIT_INPUT
+from aelastic.host import sockets
+
+EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
+# An agent waits 8 s for the stacks of others, 5 s for all else.
+ANSWER_S = 10.0
+Said = dict[str, Any]
+NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
+
+# Verbs whose first argument is not the job.
+OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "exclude", "include")
+# What does something to a job takes the beginning of an id only if nobody chose it: a job `exp` may have ended.
+OF_THE_JOB = (*OF_NODES, "restart", "stop")
+_GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+class NoAnswerError(Exception):
+    """Nobody is asked: no job, or more than one, is meant, or the command is wrong; says what to do."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Jobs:
+    """The jobs of this user on this machine, as one command sees them.
+
+    Args:
+        folder: with the doors of agents.
+        argv: the command: a verb, and what follows.
+        job: the one that it names; empty if it names none.
+    """
+
+    def __init__(self, folder: Path, argv: Sequence[str], job: str) -> None:
+        self._folder, self._argv, self._job = folder, argv, job
+        self._verb = argv[0]
+        self._is_silent = False  # an agent, that lives
+
+    def answers(self, door: str, **asked: Any) -> Iterator[Said]:
+        """What an agent answers, one after the other; at the end, if it has said nothing that ends it, that."""
+        if (conn := sockets.connect_to_door(self._folder, door, ANSWER_S)) is not None:
+            with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
+                conn.sendall(json.dumps(asked).encode() + b"\n")
+                if asked.get("follow") or asked.get("wait"):
+                    conn.settimeout(None)
+                for line in lines:
+                    yield (said := json.loads(line))
+                    if "code" in said:
+                        return
+            self._is_silent = True
+        yield NO_ANSWER
+
+    def answer(self, door: str, **asked: Any) -> Said:
+        return next(self.answers(door, **asked))
+
+    def agents(self) -> list[tuple[str, Said]]:
+        """The agents that answer, whatever their job: their doors, and what they are."""
+        answers = [(door, self.answer(door, verb="here")) for door in sockets.doors_in(self._folder)]
+        return [(door, here) for door, here in answers if here["code"] == "ok" and here["phase"] != "done"]
+
+    def named(self) -> list[tuple[str, Said]]:
+        """Those of the job that is named, if one is.
+
+        Raises:
+            NoAnswerError: there is none.
+        """
+        job = self._job
+        found = [each for each in self.agents() if each[1]["run"]["run_id"].startswith(job)]
+        ids = {here["run"]["run_id"] for _, here in found}
+        if job in ids:
+            found = [each for each in found if each[1]["run"]["run_id"] == job]
+        elif job and self._verb in OF_THE_JOB and (chosen := sorted(i for i in ids if not _GENERATED.fullmatch(i))):
+            text = f"no job {job} of yours runs on this machine: say the whole id of {', '.join(chosen)}"
+            raise NoAnswerError(text, EXIT_NO_JOB)
+        if not found and self._is_silent:
+            raise NoAnswerError(str(NO_ANSWER["text"]), EXIT_NO_ANSWER)
+        if not found and (ended := self.ended_as(job)):
+            raise NoAnswerError(texts.has_ended(ended[0]), EXIT_NO_JOB)
+        if not found:
+            what = f"no job {job} of yours" if job else "no job of yours"
+            raise NoAnswerError(f"{what} runs on this machine{texts.ended(self.ended())}", EXIT_NO_JOB)
+        return found
+
+    def meant(self) -> list[tuple[str, Said]]:
+        """The agents of the job that is meant.
+
+        Raises:
+            NoAnswerError: there is none, more than one, or one that may not be meant.
+        """
+        agents = self.named()
+        here = [said["run"]["run_id"] for _, said in agents if _is_this_folder(said.get("folder", ""))]
+        if len(jobs := sorted({said["run"]["run_id"] for _, said in agents})) > 1:
+            example = self._command(here[0] if here else jobs[0])
+            text = f"{len(jobs)} jobs run on this machine: say which: {', '.join(jobs)} (as in {example})"
+            raise NoAnswerError(text, EXIT_INPUT)
+        (job,) = jobs
+        if self._verb in OF_THE_JOB and not self._job and not here:  # perhaps that of another who uses this account
+            folder = agents[0][1].get("folder") or "a folder that is gone"
+            text = f"job {job} was started in {folder}, not in this folder: if it is meant, {self._command(job)}"
+            raise NoAnswerError(text, EXIT_INPUT)
+        return agents
+
+    def _command(self, job: str) -> str:
+        """This command, with the job's name."""
+        name = ["--job", job] if self._verb in {*OF_RANKS, *OF_NODES} else [job]
+        return shlex.join(["aelastic", self._verb, *name, *self._argv[1:]])
+
+    # Jobs that have ended.
+
+    def ended(self) -> list[Said]:
+        """What agents have left that have ended, the latest first."""
+        return [said for said in map(json.loads, sockets.left_at_doors(self._folder)) if said.get("run")]
+
+    def ended_as(self, job: str) -> list[Said]:
+        """Of these, those of a job of that name, else of names that begin so; of none: none."""
+        ended = self.ended() if job else []
+        same = [each for each in ended if each["run"]["run_id"] == job]
+        return same or [each for each in ended if each["run"]["run_id"].startswith(job)]
+
+
+def _is_this_folder(folder: str) -> bool:
+    try:
+        return os.path.samefile(folder, os.curdir)
+    except OSError:
+        return False
