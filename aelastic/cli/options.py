@@ -154,7 +154,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "name of the workers, in their environment and in logs"),
     ),
     "rendezvous": (
-        _option("--standalone", read_flag, "0", "", "a single node: address, port and run id are chosen automatically"),
+        _option("--standalone", read_flag, "0", "", "a single node: address and port are chosen automatically"),
         _option("--rdzv-backend", str, "static", "NAME",
             "how the nodes of a job find each other: static (by --master-addr, a fixed number of them, ranked by "
             "--node-rank), c10d (on a node, no other service needed), etcd, etcd-v2, etcd-v3, "

@@ -47,7 +47,7 @@ _OF_THE_AGENT = (
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Back end, address, port and run id.
 
-    - `--standalone`: a single node, whatever else is given.
+    - `--standalone`: a single node, whatever else is given; torchrun drops its run id, too.
     - `static` under a scheduler: what it says of nodes and ranks, where the command line does not.
     - One node, `static`: its workers meet at the port or endpoint given, else at a free port.
     - One node, `c10d`, no endpoint or a private one: a single node, with its run id.
@@ -62,8 +62,8 @@ def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str,
         if fewest > 1:
             raise InputError(f"--standalone is for a single node: leave out --standalone, or {chosen.source('nnodes')}")
         chosen.log_ignored("it needs --master-port and no --standalone", "master_addr", "master_port")
-        chosen.log_ignored("--standalone takes precedence", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "node_rank")
-        return _single_node(chosen, run_id=None)
+        chosen.log_ignored("--standalone takes precedence", "rdzv_backend", "rdzv_endpoint", "node_rank")
+        return _single_node(chosen, run_id=_given_id(chosen))
     if backend == "static" and environ.get("SLURM_NODEID"):
         from aelastic.cli.several_nodes import nodes_of_scheduler
 
@@ -76,6 +76,11 @@ def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str,
     from aelastic.cli.several_nodes import fields_of_nodes  # one node does not pay for it
 
     return fields_of_nodes(chosen, environ, fewest, most)
+
+
+def _given_id(chosen: Settings) -> str | None:
+    """The run id that the user has given, if any."""
+    return None if chosen.by_dest["rdzv_id"].is_default else chosen["rdzv_id"] or None
 
 
 def _single_node(chosen: Settings, run_id: str | None) -> dict[str, Any]:
@@ -98,7 +103,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
     else:
         chosen.log_ignored("it needs --master-port and no --standalone", "master_addr")
         chosen.log_ignored("a single node has rank 0", "node_rank")
-        return _single_node(chosen, run_id=None if chosen.by_dest["rdzv_id"].is_default else chosen["rdzv_id"] or None)
+        return _single_node(chosen, run_id=_given_id(chosen))
     of_several = "rdzv_conf", "local_addr", "secret_file", "bind_all", "drain_wait", "admit", "no_remote_verbs"
     chosen.log_ignored("a single node has no other nodes to wait for", *of_several)
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}

@@ -111,11 +111,13 @@ def test_one_node_with_an_endpoint_that_others_can_reach_is_a_rendezvous(script:
     assert (settings.min_nodes, settings.max_nodes) == (1, 1)
 
 
-def test_standalone_wins_over_the_rendezvous_and_that_is_said(script: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_standalone_wins_over_the_rendezvous_but_for_the_jobs_name_and_that_is_said(
+    script: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     spec = spec_of(script, "--standalone --rdzv-backend zookeeper --rdzv-id x --node-rank 3", PET_RDZV_ENDPOINT="a:1")
-    assert (spec.rdzv, spec.master_addr, spec.run_id) == (None, "localhost", None)
-    for given in ("--rdzv-backend zookeeper", "--rdzv-id x", "PET_RDZV_ENDPOINT=a:1", "--node-rank 3"):
+    assert (spec.rdzv, spec.master_addr, spec.run_id) == (None, "localhost", "x")
+    for given in ("--rdzv-backend zookeeper", "PET_RDZV_ENDPOINT=a:1", "--node-rank 3"):
         assert f"ignoring {given}: --standalone takes precedence" in caplog.text
 
 

@@ -41,6 +41,8 @@ COMMANDS = [
 ]
 
 
+# What the user has called the job, where torchrun drops it.
+GIVEN = {"--rdzv-id x": "x", COMMANDS[2]: "y"}
 # One node, of which nothing says where its workers meet.
 OF_A_FREE_PORT = {"", "--local-addr 10.0.0.1", "--rdzv-id x"}
 
@@ -81,8 +83,8 @@ def test_the_rendezvous_is_torchruns(
     spec = spec_of(script, command)
 
     # torchrun puts a random id in the place of one that is given; then nobody could name the job.
-    run_id = "x" if command == "--rdzv-id x" else config.run_id
-    assert spec.run_id == (None if is_random(run_id) else run_id)
+    run_id = None if is_random(config.run_id) else config.run_id
+    assert spec.run_id == (GIVEN.get(command) or run_id)
     if spec.rdzv is None:
         is_static = config.rdzv_backend == "static"
         assert is_static or config.rdzv_endpoint in {"", "localhost:0"}
