@@ -19,8 +19,15 @@ from typing import Any, Literal
 
 from aelastic.cli.converters import OnSignal
 from aelastic.cli.options import GROUPS, OPTIONS
-from aelastic.cli.parser import Groups, Settings, read_options
-from aelastic.cli.spec_fields import check_effects, hang_fields, output_fields, rendezvous_fields, ui_of
+from aelastic.cli.parser import COMMANDS, Groups, Settings, read_options
+from aelastic.cli.spec_fields import (
+    check_effects,
+    did_you_mean,
+    hang_fields,
+    output_fields,
+    rendezvous_fields,
+    ui_of,
+)
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 from aelastic.spec import WorkerSpec
@@ -81,6 +88,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     """
     chosen = read_options(argv, environ, groups)
     entrypoint, args = command_of(chosen, environ)
+    if argv[:1] == [chosen.script]:
+        check_word(chosen.script)
     check_command(chosen, environ)
     grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]
     if isinstance(grace, float) and grace > limit_s:
@@ -142,6 +151,19 @@ def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Call
 
 def _python(environ: Mapping[str, str]) -> str:
     return environ.get("PYTHON_EXEC", sys.executable)
+
+
+def check_word(word: str) -> None:
+    """Looks at the first word of the command line where that is the script: perhaps a command is meant.
+
+    Raises:
+        InputError: it is like the name of one, and not there.
+    """
+    if "." in word or os.sep in word or _exists(word):
+        return
+    known = [f"{word}.py"] if _exists(f"{word}.py") else COMMANDS
+    if meant := did_you_mean(word, known):
+        raise InputError(f"there is no script {word}, and no command{meant}")
 
 
 def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.options import GROUPS
-from aelastic.cli.parser import VERBS, Groups
+from aelastic.cli.parser import COMMANDS, Groups
 from aelastic.cli.process import (
     StderrWriter,
     configure_logging,
@@ -146,14 +146,10 @@ def _run_command(
 ) -> Outcome:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     try:
-        if argv[:1] == ["doctor"]:  # a script of that name is ./doctor
-            from aelastic.cli.doctor import examine
+        if argv and argv[0] in COMMANDS:  # a script of that name is ./doctor
+            from aelastic.cli.commands import run_command
 
-            return Outcome(examine(argv[1:], environ, groups))
-        if argv and argv[0] in VERBS:  # as above
-            from aelastic.cli.verbs.asking import run_verb
-
-            return Outcome(run_verb(argv, environ, _say))
+            return Outcome(run_command(argv, environ, groups, _say))
         invocation = parse(argv, environ, groups)
         if owns_process:
             from aelastic.host.children import adopt_orphans
@@ -390,5 +386,6 @@ def _has_error_file() -> bool:
 def _refuse(error: InputError) -> Outcome:
     text = " ".join(str(error).split())
     more = "docs/reference/environment.md" if _VARIABLE.match(text) else "python -m aelastic --help"
-    _say(f"aelastic: error: {text}" + (f" (see {more})" if "see docs/" not in text else ""))
+    has_more = "see docs/" in text or text.endswith(" --help)")
+    _say(f"aelastic: error: {text}" + ("" if has_more else f" (see {more})"))
     return Outcome(EXIT_INPUT)

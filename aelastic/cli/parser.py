@@ -28,8 +28,9 @@ Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
 # What people ask of a job that runs, and of one that is over or has yet to begin.
 OF_JOBS = "ps", "status", "why", "stacks", "logs", "drain", "exclude", "include", "restart", "stop"
-APART = "policy", "spent", "rehearse"
+APART = "policy", "spent", "timeline", "rehearse"
 VERBS = (*OF_JOBS, *APART)
+COMMANDS = (*VERBS, "doctor", "help", "version")
 PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
 HELP_WIDTH = 100
 _HELP_COLUMN = 30
@@ -82,17 +83,20 @@ class Settings(Record):
         return [variable for dest in dests if (variable := self.by_dest[dest].variable)]
 
 
-def read_options(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Settings:
+def read_options(
+    argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, own_help: str = ""
+) -> Settings:
     """Reads the command line.  `--help`, `--version` and `--print-completion` print and leave.
 
     Args:
         groups: the options there are.
+        own_help: what `--help` prints, where it is not all of these.
 
     Raises:
         InputError: an unknown option, a value that cannot be read, no script.
         SystemExit: after what only prints.
     """
-    found = _find(argv, groups)
+    found = _find(argv, groups, own_help)
     by_dest = {option.dest: read_setting(option, found, environ) for option in _options(groups)}
     return Settings(found["script"], tuple(found["script_args"]), by_dest)
 
@@ -137,6 +141,7 @@ class _NoScriptError(InputError):
 
 class _Parser(argparse.ArgumentParser):
     groups: Groups = GROUPS
+    own_help = ""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
@@ -144,17 +149,22 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
     def format_help(self) -> str:
-        return help_text(self.groups)
+        return self.own_help or help_text(self.groups)
 
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from aelastic.ui.commands import say  # nothing else pays for it
 
-        python = ".".join(map(str, sys.version_info[:3]))
-        torch = aelastic.version_of("torch") or "not installed"
-        say(f"aelastic {aelastic.__version__} (torch {torch}, Python {python})")
+        say(version_text())
         parser.exit()
+
+
+def version_text() -> str:
+    """What `--version` prints."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    torch = aelastic.version_of("torch") or "not installed"
+    return f"aelastic {aelastic.__version__} (torch {torch}, Python {python})"
 
 
 class _PrintCompletion(argparse.Action):
@@ -187,9 +197,10 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
     return parser
 
 
-def _find(argv: Sequence[str], groups: Groups) -> dict[str, Any]:
+def _find(argv: Sequence[str], groups: Groups, own_help: str) -> dict[str, Any]:
     """The texts given on the command line by `dest`, `script` and `script_args` among them."""
     parser = _build_parser(groups)
+    parser.own_help = own_help
     try:
         found, unknown = parser.parse_known_args(argv)
     except _NoScriptError:
@@ -219,6 +230,7 @@ def help_text(groups: Groups = GROUPS) -> str:
 def _help_lines(groups: Groups) -> Iterator[str]:
     yield "usage: aelastic [options] script [arguments of the script]"
     yield "       aelastic doctor [options]   checks this host and the endpoints, and starts nothing"
+    yield "       aelastic help [COMMAND]     shows this, or the help of a command"
     yield f"       aelastic {'|'.join(OF_JOBS)}   (VERB --help)"
     yield f"       aelastic {'|'.join(APART)}   of a job that is over, or before it begins"
     yield ""

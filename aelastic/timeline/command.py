@@ -1,4 +1,4 @@
-"""The command `python -m aelastic.timeline`: event logs in, a picture and a trace out.
+"""The command `aelastic timeline`, or `python -m aelastic.timeline`: event logs in, a picture and a trace out.
 
 It reads the logs, also while agents write them, and changes nothing in them.
 """
@@ -33,20 +33,28 @@ and a trace for https://ui.perfetto.dev.  If there are several runs, the one tha
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the picture; gives the exit code."""
+    """Makes the picture as a module does that is run; gives the exit code."""
     try:
-        options = _parser().parse_args(argv)
-        return _make(options)
+        return _make(_parser("python -m aelastic.timeline").parse_args(argv))
     except InputError as error:
         line = " ".join(printable(str(error)).splitlines())
         say(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
         return EXIT_INPUT
 
 
-def _parser() -> argparse.ArgumentParser:
+def run_timeline(argv: Sequence[str]) -> int:
+    """Makes the picture; gives the exit code.
+
+    Raises:
+        InputError: the logs cannot be read, or the picture cannot be written.
+    """
+    return _make(_parser("aelastic timeline").parse_args(argv))
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
     parser = Parser(
-        prog="python -m aelastic.timeline",
-        usage="python -m aelastic.timeline LOGDIR [LOGDIR ...] [-o OUT.html] [--trace OUT.json] [--run-id ID]",
+        prog=command,
+        usage=f"{command} LOGDIR [LOGDIR ...] [-o OUT.html] [--trace OUT.json] [--run-id ID]",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

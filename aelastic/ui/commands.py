@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         verb = self.prog.partition("aelastic ")[2]
-        raise InputError(f"{verb}: {message}" if verb else message)
+        raise InputError(f"{verb}: {message} (see {self.prog} --help)" if verb else message)
 
 
 def seconds(text: str, least: float = 1.0) -> float:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.arguments import complaint, install, invoke
 
-from aelastic.cli.options import OPTIONS
+from aelastic.cli.commands import run_command
+from aelastic.cli.options import GROUPS, OPTIONS
 from aelastic.cli.parser import HELP_WIDTH, help_text, read_options
 from aelastic.settings import Std
 
@@ -174,6 +176,7 @@ def test_several_workers_get_one_openmp_thread_each_unless_told(
     [
         ("", ("localhost", None, None)),
         ("--standalone", ("localhost", None, None)),
+        ("--standalone --rdzv-id resnet", ("localhost", None, "resnet")),
         ("--master-addr 127.0.0.2", ("localhost", None, None)),
         ("--master-port 29555", ("127.0.0.1", 29555, "none")),
         ("--master-port 0", ("127.0.0.1", 0, "none")),
@@ -206,6 +209,25 @@ def test_every_beginning_of_help_shows_the_help(prefix: str, capsys: pytest.Capt
     with pytest.raises(SystemExit, match=r"^0$"):
         read_options([prefix], {})
     assert capsys.readouterr().out == help_text()
+
+
+@pytest.mark.parametrize(
+    "command, words",
+    [
+        ("help", "usage: aelastic [options] script "),
+        ("help help", "usage: aelastic [options] script "),
+        ("help doctor", "usage: aelastic doctor [options of a job] [script]\n"),
+        ("doctor --help", "usage: aelastic doctor [options of a job] [script]\n"),
+        ("help drain", "usage: aelastic drain [-h] "),
+        ("help timeline", "usage: aelastic timeline LOGDIR "),
+        ("help rehearse", "usage: aelastic rehearse "),
+        ("version", "aelastic 0."),
+    ],
+)
+def test_each_command_shows_its_own_help(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with suppress(SystemExit):  # after `--help` of argparse
+        assert run_command(command.split(), {}, GROUPS, print) == 0
+    assert capsys.readouterr().out.startswith(words)
 
 
 def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_version() -> None:

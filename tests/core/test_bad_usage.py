@@ -23,6 +23,14 @@ OPTIONS = [
     ("missing.py", "script missing.py not found"),
     ("empty", "a folder without __main__.py"),
     ("--run-path missing.py", "script missing.py not found"),
+    ("statsu", "there is no script statsu, and no command: did you mean status?"),
+    ("verison", "and no command: did you mean version?"),
+    ("train", "there is no script train, and no command: did you mean train.py?"),
+    ("restart.py", "script restart.py not found"),
+    ("--standalone statsu", "script statsu not found"),
+    ("help statsu", "help: there is no command statsu: did you mean status?"),
+    ("timeline nowhere", "nowhere: no such file or folder"),
+    ("timeline", "timeline: the following arguments are required: LOGDIR (see aelastic timeline --help)"),
     ("-m no_such_module.part", "module no_such_module not found"),
     ("-m ./train.py", "not a module name"),
     ("--no-python no-such-program", "program no-such-program not found on PATH"),
@@ -178,7 +186,7 @@ def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err
         assert err.startswith("aelastic: error: ") and re.search(
-            r"see (python -m aelastic --help\)|docs/\S+\.md\)?)\n$", err
+            r"see ((python -m aelastic|aelastic \w+) --help\)|docs/\S+\.md\)?)\n$", err
         )
         assert err.count("\n") == 1 and said in err
         assert set(folder.rglob("*")) == before

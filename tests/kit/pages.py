@@ -79,7 +79,7 @@ def read_launch(module: str, rest: str) -> None:
         case "" | ".run":
             read_options([*(arguments[1:] if arguments[:1] == ["doctor"] else arguments), "train.py"], {})
         case ".timeline":
-            timeline._parser().parse_args(arguments)
+            timeline._parser("").parse_args(arguments)
         case _:
             assert module in {".under", ".launch"}
 

@@ -323,7 +323,7 @@ def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Lau
         assert done.returncode == 0 and "the script" in done.stdout, done.stderr
     env = {**os.environ, "XDG_RUNTIME_DIR": str(script.parent)}
     done = ran(sys.executable, "-m", "aelastic", "status", cwd=script.parent, env=env)
-    assert done.returncode == 3 and "status is a verb here; the file of that name is ./status" in done.stderr
+    assert done.returncode == 3 and "status is a command here; the file of that name is ./status" in done.stderr
 
 
 # In a program.

@@ -100,8 +100,6 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         environ: says where agents can be spoken to.
         complain: takes what is wrong.
     """
-    if os.path.isfile(argv[0]) or os.path.exists(os.path.join(argv[0], "__main__.py")):
-        complain(f"aelastic: {argv[0]} is a verb here; the file of that name is ./{argv[0]}")
     try:
         if argv[0] not in VERBS:
             return _run_apart(argv[0], argv[1:], environ)
@@ -139,6 +137,10 @@ def _run_apart(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> in
         from aelastic.cli.verbs.explaining import run_policy
 
         return run_policy(argv)
+    if verb == "timeline":
+        from aelastic.timeline.command import run_timeline
+
+        return run_timeline(argv)
     if verb == "spent":
         from aelastic.spent.command import run_spent
 
