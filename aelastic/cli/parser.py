@@ -13,7 +13,7 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -209,11 +209,12 @@ def _find(argv: Sequence[str], groups: Groups, own_help: str) -> dict[str, Any]:
         if not unknown:
             raise
     if unknown:
-        raise InputError(_unknown_option(unknown[0].partition("=")[0], groups))
+        raise InputError(unknown_option(unknown[0].partition("=")[0], groups))
     return vars(found)
 
 
-def _unknown_option(name: str, groups: Groups) -> str:
+def unknown_option(name: str, groups: Groups) -> str:
+    """What is said of an option that there is not."""
     from difflib import get_close_matches  # only a misspelled command line pays for it
 
     known = ["--version", "--help", *(name for option in _options(groups) for name in option.names)]
@@ -238,9 +239,7 @@ def _help_lines(groups: Groups) -> Iterator[str]:
     for title, options in groups.items():
         yield ""
         yield f"{title}:"
-        for option in options:
-            default = f" (default: {option.default})" if option.default and option.metavar else ""
-            yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
+        yield from option_lines(options)
     yield from _entry("--version", "show the version and exit")
     yield ""
     yield from _entry("-h, --help", "show this and exit")
@@ -251,6 +250,13 @@ def _help_lines(groups: Groups) -> Iterator[str]:
         "PET_NPROC_PER_NODE, those of aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag "
         "is 1 or 0."
     )
+
+
+def option_lines(options: Iterable[Option]) -> Iterator[str]:
+    """What the help says of options."""
+    for option in options:
+        default = f" (default: {option.default})" if option.default and option.metavar else ""
+        yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
 
 
 def _entry(left: str, right: str) -> Iterator[str]:

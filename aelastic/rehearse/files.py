@@ -15,7 +15,10 @@ from aelastic.errors import InputError
 FILES_MAX, DEPTH_MAX = 20_000, 6
 GROWN = 3  # a file that grew at so many steps, far apart, and was never written anew, is a log
 END_BYTES = 64  # by which a file is known that has grown
-_NO_STATE = {"__pycache__", "node_modules"}
+# Of rehearsals, in the folder that a script is rehearsed in, or beside that of its checkpoints.
+FOLDER = "aelastic_rehearsals"
+_NO_STATE = {"__pycache__", "node_modules", "site-packages", FOLDER}
+_ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}  # what has one of these is an environment of Python's or of conda
 RESULT = "rehearsal.json"  # in a folder of rehearsals, and nowhere else
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp)$")
 
@@ -63,7 +66,8 @@ class Files:
         found: dict[Path, Stamp | None] = {}
         for here, below, names in os.walk(self.root):
             folder = Path(here)
-            if RESULT in names:
+            is_environment = folder != self.root and not _ENVIRONMENT.isdisjoint([*names, *below])
+            if RESULT in names or is_environment:
                 below.clear()
                 continue
             hides = self._hides and folder == self.root

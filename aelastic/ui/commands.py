@@ -24,11 +24,23 @@ class Parser(argparse.ArgumentParser):
 
 
 def seconds(text: str, least: float = 1.0) -> float:
-    """An option's value."""
+    """An option's value, for argparse."""
+    try:
+        return read_seconds(text, least)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def read_seconds(text: str, least: float = 1.0) -> float:
+    """An option's value.
+
+    Raises:
+        ValueError: it is none.
+    """
     with suppress(ValueError):
         if least <= (value := float(text)) <= 1e6:
             return value
-    raise argparse.ArgumentTypeError(f"{text!r}: use seconds, at least {least:g}")
+    raise ValueError(f"{text!r}: use seconds, at least {least:g}")
 
 
 def say(text: str, to: TextIO | None = None) -> None:

@@ -26,7 +26,8 @@ from kit.servers.pods import manifest, pod_template, problems
 from kit.servers.recipes import BIN, python_with
 from sources import ROOT
 
-from aelastic.cli.parser import VERBS
+from aelastic.cli.parser import VERBS, read_options
+from aelastic.cli.rehearsal import ALL_GROUPS
 from aelastic.cli.verbs.texts import why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
@@ -34,7 +35,6 @@ from aelastic.observe.status import describe_ends
 from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.ledger import Blamed, Ledger
 from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
-from aelastic.rehearse.command import split
 from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
 from aelastic.spent.command import as_text
 
@@ -156,9 +156,8 @@ def tells_what_was_spent(block: Block) -> None:
 def asks_to_rehearse(block: Block) -> None:
     """Its options are there."""
     (words,) = re.findall(r"aelastic rehearse (.*)", block.text)
-    own, rest = split(shlex.split(words))
-    assert {"--metric", "--checkpoints"} <= {*own}
-    read_launch("", shlex.join(rest))
+    chosen = read_options(shlex.split(words), {}, ALL_GROUPS)
+    assert chosen["metric"] and chosen["checkpoints"]
 
 
 def in_a_network_of_its_own(block: Block) -> None:

@@ -15,7 +15,7 @@ import pytest
 from sources import ROOT
 
 from aelastic.cli.parser import read_options
-from aelastic.rehearse.command import split
+from aelastic.cli.rehearsal import ALL_GROUPS
 from aelastic.timeline import command as timeline
 
 PAGES = sorted(
@@ -75,7 +75,7 @@ def read_launch(module: str, rest: str) -> None:
     arguments = shlex.split(VALUE.sub("1", rest))
     match module:
         case "" if arguments[:1] == ["rehearse"]:
-            read_options(split(arguments[1:])[1], {})
+            read_options(arguments[1:], {}, ALL_GROUPS)
         case "" | ".run":
             read_options([*(arguments[1:] if arguments[:1] == ["doctor"] else arguments), "train.py"], {})
         case ".timeline":

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from aelastic.cli import rehearsal
 from aelastic.cli.verbs.asking import run_verb
 from aelastic.errors import InputError
 from aelastic.rehearse.cases import CannotError, Rehearsals
+from aelastic.rehearse.command import Wanted
 from aelastic.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
 from aelastic.rehearse.judging import Undisturbed
 from aelastic.rehearse.play import Play, Script, Worker
@@ -97,8 +99,14 @@ WRONG = {
     ("--output", "old"): "name the folder that the script saves to, and that is empty: --checkpoints DIR (",
     ("--output", "none/out"): "--output none/out: there is no folder ",
     ("--checkpoints", "train.py"): "--checkpoints train.py is no folder",
-    ("--nproc-per-node", "2", "--metric", "x (.)"): "name --metric before options of the job",
-    ("--nproc-per-node", "2", "--only", "killed"): "name --only before options of the job",
+    # In any order with the options of the job.
+    ("--nproc-per-node", "2", "--metric", "["): "--metric [: '[' is no regular expression",
+    ("--nproc-per-node=2", "--only=kiled", "--max-restarts", "1"): "--only kiled: no case has it in its name: a rank",
+    ("--nproc-per-node", "0", "--only", "killed"): "--nproc-per-node 0: at least 1 worker is needed",
+    ("--standalone", "--checkpoint", "d"): "unknown option --checkpoint: did you mean --checkpoints?",
+    ("--checkpoint=d",): "unknown option --checkpoint: did you mean --checkpoints?",
+    ("--chekpoints", "d"): "unknown option --chekpoints: did you mean --checkpoints?",
+    ("--nprocs", "2", "--json"): "unknown option --nprocs: did you mean --nproc-per-node?",
 }
 
 
@@ -115,6 +123,42 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(
         run_verb(("rehearse", *options, "--progress", r"step (\d+)", "train.py"), {}, pytest.fail)
     assert WRONG[options] in str(said.value) and "\n" not in str(said.value)
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_options_of_a_rehearsal_and_of_its_job_come_in_any_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    asked = list[tuple[Script, Wanted]]()
+    monkeypatch.setattr(rehearsal, "run_rehearsal", lambda *each: asked.append(each))
+    job, own = (
+        ["--nproc-per-node=2", "--standalone", "-r3", "--rdzv-conf=a=b,c=d"],
+        ["--only", "killed", "--json", "--for=9"],
+    )
+    rest = ["train.py", "--only", "x", "--", "--json"]
+    for options in (job + own, own + job, [*own[:2], *job, *own[2:]], [*own, *job, "--"]):
+        rehearsal.rehearse([*options, *rest], {"PET_MAX_RESTARTS": "1"})
+    assert [each == asked[0] for each in asked] == [True] * 4
+    script, wanted = asked[0]
+    assert script.options == ["--nproc-per-node=2", "--rdzv-conf=a=b,c=d", "--redirects=3"]
+    assert script.command == ("train.py", "--only", "x", "--", "--json") and script.workers == 2
+    assert wanted == (None, None, 9.0, "killed", None, True)
+
+
+@pytest.mark.parametrize("marker", ["pyvenv.cfg", "lib/python3.11/site-packages/other", "conda-meta/history"])
+def test_what_is_installed_in_the_folder_is_nothing_that_the_script_saves(tmp_path: Path, marker: str) -> None:
+    installed = tmp_path / "venv/lib/python3.11/site-packages/distutils-precedence.pth"
+    for path in (tmp_path / "venv" / marker, installed):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    files = Files(tmp_path, tmp_path / "apart")
+    before = files.stamps()
+    installed.write_text("import os")
+    assert changes(before, files.stamps()) == []
+    (tmp_path / "saved.pt").touch()
+    with pytest.raises(InputError, match=r"--checkpoints DIR \(.* has saved.pt\)"):
+        Files(tmp_path, tmp_path / "apart")
 
 
 # What workers of an undisturbed run have said, how it ended, and why nothing can be compared with it.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -145,26 +144,9 @@ def _run_apart(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> in
         from aelastic.spent.command import run_spent
 
         return run_spent(argv)
-    return _rehearse(argv, environ)
+    from aelastic.cli.rehearsal import rehearse
 
-
-def _rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    from aelastic.cli.arguments import parse
-    from aelastic.cli.options import GROUPS
-    from aelastic.cli.parser import read_options
-    from aelastic.rehearse.command import run_rehearsal
-    from aelastic.rehearse.play import Script
-
-    def read(rest: Sequence[str]) -> Script:
-        chosen, spec = read_options(rest, environ, GROUPS), parse(rest, environ).spec
-        begins, rdzv = len(rest) - len(chosen.script_args) - 1, spec.rdzv
-        nodes = (1, 1) if rdzv is None else (rdzv.min_nodes, rdzv.max_nodes)
-        step = re.compile(chosen["progress"]) if chosen["progress"] else None
-        # It has an endpoint of its own.
-        options = [each for each in rest[:begins] if each not in {"--", "--standalone"}]
-        return Script(options, rest[begins:], nodes, spec.local_world_size, step, environ)
-
-    return run_rehearsal(argv, read)
+    return rehearse(argv, environ)
 
 
 class _Parser(argparse.ArgumentParser):
