@@ -24,10 +24,12 @@ OFF = "restarts are off (max_restarts is 0)"
 PROOF = "restarting will not help"
 SPENT = "all restarts of its rule are spent"
 BY_RULE = "(--restart-policy)"
+LARGER = "a larger --max-restarts, or a rule with a budget of its own"
 # What a decision ends with, and what would have changed it; the first that is found counts.
 _OTHERWISE = {
     OFF: "--max-restarts N",
-    "restarts are used up": "a larger --max-restarts, or a rule with a budget of its own",
+    "restart is used up": LARGER,
+    "restarts are used up": LARGER,
     PROOF: "a step that is new (--progress), or --restart-policy '*: restart'",
     SPENT: "a larger budget in that rule, or another rule after it",
     BY_RULE: "another rule in its place",
@@ -269,7 +271,13 @@ class RestartPolicy(Record):
         if end.restart_count < self.max_restarts:
             number = f"restart {end.restart_count + 1} of {self.max_restarts}{_after(delay_s)}"
             return Decision(f"{end.cause.reason}; {number}", is_charged=True, delay_s=delay_s)
-        refusal = f"all {self.max_restarts} restarts are used up" if self.max_restarts else OFF
+        match self.max_restarts:
+            case 0:
+                refusal = OFF
+            case 1:
+                refusal = "the only restart is used up"
+            case many:
+                refusal = f"all {many} restarts are used up"
         return Decision(f"{end.cause.reason}; {refusal}", is_final=True)
 
 

@@ -239,7 +239,7 @@ STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     ),
     "a failure pays from this agent's budget, and the last one closes the rendezvous once its workers are stopped": (
         [(0, 1), (0, 1)], {"max_restarts": 1},
-        ("joins 1 0, fails 1, interrupted restart 1 of 1, joins 2 1, fails 1, fails 2, " "ended FAILED rank 1 failed on node7; all 1 restarts are used up, shutdowns 0, leaves, shutdowns 1"),
+        ("joins 1 0, fails 1, interrupted restart 1 of 1, joins 2 1, fails 1, fails 2, " "ended FAILED rank 1 failed on node7; the only restart is used up, shutdowns 0, leaves, shutdowns 1"),
     ),
     "our own failure is the cause where no round follows it": (
         [(0, 1), CLOSED], {},
