@@ -168,7 +168,7 @@ class Generation:
 
     async def _listen_for_workers(self) -> None:
         if self._serves_store:
-            await listen_for_workers(self._resources.store, self._assigned.master_addr)
+            await listen_for_workers(self._resources.store, self._assigned.master_addr, self._settings.spec)
 
     @property
     def _serves_store(self) -> bool:

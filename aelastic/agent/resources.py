@@ -280,15 +280,17 @@ def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Nod
     )
 
 
-async def listen_for_workers(store: StoreHost, address: str) -> None:
+async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -> None:
     """Opens the port where all workers of a round are told to come: at this address, or, if that cannot be, at all."""
     if store.is_on_loopback:
         return  # it is open
-    from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of  # most jobs are of one node
+    # Most jobs are of one node.
+    from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, look_up_limit_s
 
+    within_s = RESOLVE_TIMEOUT_S if spec.rdzv is None else look_up_limit_s(spec.rdzv.lease_s)
     addresses: list[str] = []
     with suppress(AelasticError):
-        addresses = await local_addresses_of(Endpoint(address, 0))
+        addresses = await local_addresses_of(Endpoint(address, 0), within_s)
     store.listen_at(addresses)
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from aelastic.doctor.finding import Finding
+from aelastic.host import names
 from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.board import Candidate
 from aelastic.rdzv.boards.encoding import record_from_bytes
@@ -90,7 +91,7 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
     for address in candidate.addresses:
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROOF_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(address, candidate.port)
+                reader, writer = await _open_connection(address, candidate.port)
                 try:
                     writer.write(proof.begin())
                     while proof.tags is None and (data := await reader.read(UNPROVED_BYTES_MAX)):
@@ -101,3 +102,12 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
                     writer.close()
                 return f"it has key {shown(proof.other_keys)}"
     return "it cannot be reached: is its host up, and its firewall open?"
+
+
+async def _open_connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connects to the first address of a host that answers; asyncio's own look-ups would outlive their time limit."""
+    *others, last = await names.look_up(host, PROOF_TIMEOUT_S)
+    for each in others:
+        with suppress(OSError):
+            return await asyncio.open_connection(each.host, port)
+    return await asyncio.open_connection(last.host, port)

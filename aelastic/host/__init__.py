@@ -5,10 +5,12 @@
 - `session_activity`: what sessions write and compute
 - `children`: starts helper processes, waits for child processes, and reaps them; `signals`: what helpers ignore
 - `programs`: runs programs of other people
+- `names`: addresses of host names, looked up where nothing waits for a name server
 - `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
 - `files`: writes them whole; `patterns`: searches what workers write for what users give
 """
 
 __all__ = [
-    "children", "files", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets", "usage",
+    "children", "files", "names", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets",
+    "usage",
 ]  # fmt: skip

@@ -56,6 +56,15 @@ def listen(port: int, address: str = "") -> socket.socket:
     return socket.create_server(("", port), backlog=BACKLOG)
 
 
+def is_address(host: str) -> bool:
+    """Whether it is an address rather than a name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether the host, an address or a name, is this one for every client.  No name server is asked."""
     try:

@@ -19,7 +19,7 @@ from aelastic.errors import InputError, RendezvousConnectionError, RendezvousErr
 from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.endpoints import RefusedError
+from aelastic.rdzv.boards.endpoints import RefusedError, look_up_limit_s
 from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
@@ -251,7 +251,7 @@ class AgentLink:
             return
         self._greeted = candidate.token
         with anyio.move_on_after(self._member.leader.lease_s), suppress(NoConnectionError):
-            stream = await connect(candidate.addresses, candidate.port, self._new_stream)
+            stream = await connect(candidate.addresses, candidate.port, self._new_stream, self._look_up_s)
             try:
                 await stream.is_proved.wait()
             finally:
@@ -334,7 +334,7 @@ class AgentLink:
         addresses = (*LOOPBACKS, *record.candidate.addresses) if is_here else record.candidate.addresses
         with anyio.CancelScope() as self._connecting:
             try:
-                stream = await connect(addresses, record.candidate.port, self._new_stream)
+                stream = await connect(addresses, record.candidate.port, self._new_stream, self._look_up_s)
             except NoConnectionError as error:
                 self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error), error.is_here))
                 return
@@ -352,6 +352,10 @@ class AgentLink:
             self._proofs.warn_if_open(stream.peer)
             stream.conn, self._stream = conn, stream
             self._mailbox.post(ev.Connected(conn))
+
+    @property
+    def _look_up_s(self) -> float:
+        return look_up_limit_s(self._member.leader.lease_s)
 
     def _new_stream(self) -> Stream:
         return Stream(self, DOWNWARD, proof=self._proofs.make(DOOR, is_client=True))

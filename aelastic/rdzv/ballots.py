@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 
 from aelastic import aio
 from aelastic.host.sockets import HeldPort
+from aelastic.rdzv.boards.endpoints import look_up_limit_s
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
 from aelastic.rdzv.secret.handshake import ProofError
@@ -93,6 +94,10 @@ class Ballots(Incoming[ev.Event]):
                 await self._moved.wait()
                 tasks.cancel_scope.cancel()
 
+    @property
+    def _look_up_s(self) -> float:
+        return look_up_limit_s(self.election.lease_s)
+
     def _new_stream(self) -> Stream:
         return Stream(self, BALLOT, self._on_open, self._proofs.make(DOOR, is_client=False))
 
@@ -115,7 +120,7 @@ class Ballots(Incoming[ev.Event]):
 
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:
-                stream = await connect((seat.address,), seat.port, new_stream)
+                stream = await connect((seat.address,), seat.port, new_stream, self._look_up_s)
             except NoConnectionError:
                 return  # it is gone, or cut off
             try:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.host.sockets import is_loopback
-from aelastic.rdzv.protocol.addresses import is_address, master_address, plain_address
+from aelastic.host.sockets import is_address, is_loopback
+from aelastic.rdzv.protocol.addresses import master_address, plain_address
 from aelastic.rdzv.protocol.messages import Node
 
 

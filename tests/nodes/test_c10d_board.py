@@ -201,7 +201,7 @@ async def test_a_name_of_several_hosts_is_warned_of(
     """Not so several addresses of one host, or its other family, which this host may not have."""
     port = quiet_port()
 
-    async def resolve(_: Endpoint) -> list[tuple[int, tuple[str, int]]]:
+    async def resolve(_: Endpoint, within_s: float) -> list[tuple[int, tuple[str, int]]]:
         each = addresses.split()
         return [(socket.AF_INET6 if ":" in address else socket.AF_INET, (address, port)) for address in each]
 

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import anyio
 import pytest
 import uvloop
@@ -172,13 +171,6 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
         assert await reader.read() in {None, record}
 
 
-class Forgetful(aiohttp.TCPConnector):
-    """Looks a name up again after a second; by default after 10 s."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options, ttl_dns_cache=1)
-
-
 @pytest.mark.parametrize("backend", ["etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)])
 async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_the_reign_and_its_epochs_rise(
     backend: str, tmp_path: Path, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
@@ -190,7 +182,6 @@ async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_th
             return known(server.host if host == "etcd.example" else host, *args, **keywords)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        monkeypatch.setattr(aiohttp, "TCPConnector", Forgetful)
         board = closing(board_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
         record = await elected(board, A)
         server.end()

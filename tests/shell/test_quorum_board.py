@@ -122,7 +122,7 @@ def resolve_to(monkeypatch: pytest.MonkeyPatch) -> Resolver:
     """Sets the addresses of each name."""
 
     def set_(addresses: str) -> None:
-        async def resolve(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
+        async def resolve(endpoint: Endpoint, within_s: float) -> list[tuple[int, tuple[Any, ...]]]:
             each = addresses.split()
             return [(socket.AF_INET6 if ":" in one else socket.AF_INET, (one, endpoint.port)) for one in each]
 

@@ -97,7 +97,10 @@ async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
-            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True))
+            ["127.0.0.1"],
+            port,
+            lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True)),
+            DEADLINE_S,
         )
         for number in range(3):
             stream.send(encode(m.Alive(number)))  # it waits for the proof
@@ -116,7 +119,7 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
     server, client, streams = Heard(), Heard(), list[Stream]()
     nobody = Proofs(None)
     async with serving(server, nobody, streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
         for _ in range(100):
@@ -133,7 +136,7 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
 async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises_nothing() -> None:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
         descriptor = streams[0].fileno
@@ -150,7 +153,10 @@ async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
-            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[1].make(MEMBER, is_client=True))
+            ["127.0.0.1"],
+            port,
+            lambda: Stream(client, DOWNWARD, proof=secrets[1].make(MEMBER, is_client=True)),
+            DEADLINE_S,
         )
         stream.send(encode(m.Alive()))
         await stream.is_proved.wait()
@@ -179,7 +185,10 @@ async def test_a_frame_that_was_changed_is_a_broken_connection_and_not_a_word_of
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, secrets[0], streams) as port:
         stream = await connect(
-            ["127.0.0.1"], port, lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True))
+            ["127.0.0.1"],
+            port,
+            lambda: Stream(client, DOWNWARD, proof=secrets[0].make(MEMBER, is_client=True)),
+            DEADLINE_S,
         )
         await stream.is_proved.wait()
         stream.send(encode(m.Alive(1)))

@@ -109,7 +109,7 @@ class C10dBoard(OneStoreBoard):
             await self._store.serve()
             return
         try:
-            self._local_addresses = await local_addresses_of(self._store.endpoint)
+            self._local_addresses = await local_addresses_of(self._store.endpoint, self._look_up_s)
         except RendezvousConnectionError:
             if not self._is_host:
                 raise
@@ -134,7 +134,7 @@ class C10dBoard(OneStoreBoard):
 
     async def _look_around(self) -> None:
         """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""
-        others = await other_hosts_of(self._store.endpoint)
+        others = await other_hosts_of(self._store.endpoint, self._look_up_s)
         self._has_looked_around = True
         if others:
             _log.warning(

@@ -16,10 +16,12 @@ from anyio.abc import SocketAttribute, SocketStream
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError
+from aelastic.host import names
 from aelastic.host.sockets import is_loopback
-from aelastic.rdzv.protocol.addresses import is_address, plain_address
+from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.settings import RendezvousSettings
 
+# For a name server where nothing is urgent; agents of a job use `look_up_limit_s`.
 RESOLVE_TIMEOUT_S = 10.0
 # A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.
 PROBE_TIMEOUT_S = 2.0
@@ -51,7 +53,12 @@ class Way(Record):
     own_address: str  # ours
 
 
-async def endpoints_of(settings: RendezvousSettings) -> list[Endpoint]:
+def look_up_limit_s(lease_s: float) -> float:
+    """How long an agent waits for a name server: there is time to connect, and to try again, within a lease."""
+    return lease_s / 4
+
+
+async def endpoints_of(settings: RendezvousSettings, within_s: float = RESOLVE_TIMEOUT_S) -> list[Endpoint]:
     """The endpoints as the user listed them, or one for each address of a name that is to have several.
 
     These are IPv4 ones if there is any: DNS gets to know the addresses one by one, and agents that took the family with
@@ -65,7 +72,7 @@ async def endpoints_of(settings: RendezvousSettings) -> list[Endpoint]:
     if len(endpoints) == count:
         return endpoints
     (named,) = endpoints
-    found = await addresses_of(named)
+    found = await addresses_of(named, within_s)
     family = socket.AF_INET if any(each == socket.AF_INET for each, _ in found) else socket.AF_INET6
     addresses = sorted({str(sockaddr[0]) for each, sockaddr in found if each == family})
     if len(addresses) == count:
@@ -81,7 +88,7 @@ async def endpoints_of(settings: RendezvousSettings) -> list[Endpoint]:
     )
 
 
-async def local_addresses_of(endpoint: Endpoint) -> list[str]:
+async def local_addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:
     """Addresses of the endpoint's host that are this machine's.
 
     A name alone says nothing: it may be an alias, a service's or a container's.  An address of this machine is one
@@ -91,10 +98,7 @@ async def local_addresses_of(endpoint: Endpoint) -> list[str]:
         RendezvousConnectionError: the name is not known, at least not yet.
         InputError: invalid host name.
     """
-    if is_address(endpoint.host):  # which costs no thread
-        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        return [endpoint.host] if _can_be_bound(family, (endpoint.host,)) else []
-    found = await addresses_of(endpoint)
+    found = await addresses_of(endpoint, within_s)
     return list(dict.fromkeys(str(sockaddr[0]) for family, sockaddr in found if _can_be_bound(family, sockaddr)))
 
 
@@ -116,13 +120,14 @@ def told_elsewhere(addresses: Sequence[str]) -> list[str]:
     return list(addresses) if all(map(useful_elsewhere, addresses)) else []
 
 
-async def other_hosts_of(endpoint: Endpoint) -> list[str]:
+async def other_hosts_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:
     """Addresses of other machines that the name of an endpoint here has, too, in a family in which it has one of ours.
 
     Raises:
         RendezvousConnectionError, InputError: as `local_address_of`.
     """
-    found = [(family, address[0], _can_be_bound(family, address)) for family, address in await addresses_of(endpoint)]
+    addresses = await addresses_of(endpoint, within_s)
+    found = [(family, address[0], _can_be_bound(family, address)) for family, address in addresses]
     ours = {family for family, _, is_ours in found if is_ours}
     return [str(address) for family, address, is_ours in found if family in ours and not is_ours]
 
@@ -134,7 +139,7 @@ def useful_elsewhere(address: str) -> str:
     return "" if is_of_no_use else address
 
 
-async def probe(endpoint: Endpoint) -> Way:
+async def probe(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> Way:
     """Connects, and hangs up.
 
     Raises:
@@ -142,7 +147,7 @@ async def probe(endpoint: Endpoint) -> Way:
         RendezvousConnectionError: the host is not known, or cannot be reached.
         InputError: invalid host name.
     """
-    stream, way = await _connect(endpoint)
+    stream, way = await _connect(endpoint, within_s)
     await stream.aclose()
     return way
 
@@ -152,7 +157,7 @@ async def first_words(endpoint: Endpoint) -> str:
     data = b""
     with anyio.move_on_after(PROBE_TIMEOUT_S):
         try:
-            stream, _ = await _connect(endpoint)
+            stream, _ = await _connect(endpoint, PROBE_TIMEOUT_S)
             async with stream:
                 await stream.send(b"GET / HTTP/1.0\r\n\r\n")
                 data = await stream.receive(_WORDS_MAX)
@@ -161,10 +166,10 @@ async def first_words(endpoint: Endpoint) -> str:
     return repr(data.decode(errors="replace").partition("\r\n")[0]) if data else ""
 
 
-async def _connect(endpoint: Endpoint) -> tuple[SocketStream, Way]:
+async def _connect(endpoint: Endpoint, within_s: float) -> tuple[SocketStream, Way]:
     reasons: list[str] = []
     is_refused = True
-    for _, sockaddr in await addresses_of(endpoint):
+    for _, sockaddr in await addresses_of(endpoint, within_s):
         try:
             with anyio.fail_after(PROBE_TIMEOUT_S):
                 stream = await anyio.connect_tcp(str(sockaddr[0]), endpoint.port)
@@ -196,20 +201,15 @@ def _ends(stream: SocketStream) -> tuple[Any, Any]:
         return None, None
 
 
-async def addresses_of(endpoint: Endpoint) -> list[tuple[int, tuple[Any, ...]]]:
-    """What the endpoint's host resolves to: families and socket addresses; raises as `local_address_of` does."""
-    infos: list[Any] = []
-    reason = f"no answer within {RESOLVE_TIMEOUT_S:g} s"
-    with anyio.move_on_after(RESOLVE_TIMEOUT_S):
-        try:
-            infos = await anyio.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
-        except UnicodeError:
-            raise InputError(f"rendezvous endpoint {endpoint}: invalid host name") from None
-        except OSError as error:
-            reason = error.strerror or str(error)
-    if not infos:
-        raise RendezvousConnectionError(f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}")
-    return [(family, sockaddr) for family, _, _, _, sockaddr in infos]
+async def addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[names.Address]:
+    """What the endpoint's host resolves to; raises as `local_address_of` does."""
+    try:
+        return await names.look_up(endpoint.host, within_s)
+    except names.InvalidNameError:
+        raise InputError(f"rendezvous endpoint {endpoint}: invalid host name") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise RendezvousConnectionError(f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}")
 
 
 def _can_be_bound(family: int, sockaddr: tuple[Any, ...]) -> bool:

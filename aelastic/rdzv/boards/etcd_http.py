@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
+from aelastic.host import names
 from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.settings import RendezvousSettings
 
@@ -259,7 +261,19 @@ class EtcdClient(ABC):
 
         if self._session is not None:
             return self._session
-        note = self._note_ends
+        note, look_up_s = self._note_ends, self._limit_s
+
+        class Resolver(aiohttp.abc.AbstractResolver):
+            """Looks names up outside the loop's threads, for which a session that is closed would wait."""
+
+            async def resolve(
+                self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+            ) -> list[Any]:
+                found = [each for each in await names.look_up(host, look_up_s) if family in {0, each.family}]
+                rest = {"hostname": host, "port": port, "proto": 0, "flags": socket.AI_NUMERICHOST}
+                return [{"host": each.host, "family": each.family, **rest} for each in found]
+
+            async def close(self) -> None: ...
 
         class Connector(aiohttp.TCPConnector):
             """Tells both ends of a new connection: when a short answer is here, it is already back in the pool."""
@@ -270,7 +284,12 @@ class EtcdClient(ABC):
                 return protocol
 
         self._session = aiohttp.ClientSession(
-            connector=Connector(ssl=self.settings.tls if self.settings.tls is not None else True),
+            # `names` remembers addresses.
+            connector=Connector(
+                ssl=self.settings.tls if self.settings.tls is not None else True,
+                resolver=Resolver(),
+                use_dns_cache=False,
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # ours hold
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,

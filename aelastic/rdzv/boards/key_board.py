@@ -16,7 +16,7 @@ from aelastic.errors import RendezvousConnectionError, RendezvousStateError
 from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import KeyState, state_of, text_of, text_without_leader
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, first_of, useful_elsewhere
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, first_of, look_up_limit_s, useful_elsewhere
 from aelastic.rdzv.boards.tcp_store import NoStoreError, OtherJobError, TcpStore, run_key
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.secret.secret_file import SecretFile
@@ -191,7 +191,8 @@ class OneStoreBoard(KeyBoard):
         super().__init__(Writing(secret, settings.lease_s))
         self._backend = settings.backend
         self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
-        self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork)
+        self._look_up_s = look_up_limit_s(settings.lease_s)
+        self._store = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork, self._look_up_s)
         self._key = run_key(run_id, "leader")
         self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
 

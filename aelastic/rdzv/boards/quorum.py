@@ -22,7 +22,7 @@ from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of, look_up_limit_s
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
@@ -114,7 +114,7 @@ class QuorumBoard(KeyBoard):
     async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  each endpoint is reached by its task
         await anyio.lowlevel.checkpoint()
         if len(self._endpoints) < len(self._parts):
-            endpoints = sorted(await endpoints_of(self._settings), key=str)
+            endpoints = sorted(await endpoints_of(self._settings, look_up_limit_s(self._settings.lease_s)), key=str)
             for part, endpoint in zip(self._parts, endpoints, strict=True):
                 part.is_at(endpoint)
             self._endpoints = [str(endpoint) for endpoint in endpoints]

@@ -58,7 +58,7 @@ class StaticBoard(OneStoreBoard):
     async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  node 0 serves, and no other node
         endpoint = self._store.endpoint
         if not self._is_master and not self._store.is_connected:
-            self._local_addresses = await local_addresses_of(endpoint)
+            self._local_addresses = await local_addresses_of(endpoint, self._look_up_s)
             await self._store.connect()
         if self._is_open or not self._is_master:
             return

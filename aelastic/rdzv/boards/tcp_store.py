@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
+from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, RefusedError, first_words, probe
 from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
@@ -76,6 +76,7 @@ class TcpStore:
         env: the environment of the child process.
         read_timeout_s: how long a store may be silent.
         fork: as `StoreProcess` takes it.
+        look_up_s: how long to wait for a name server.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class TcpStore:
         env: Mapping[str, str],
         read_timeout_s: float,
         fork: Fork | None = None,
+        look_up_s: float = RESOLVE_TIMEOUT_S,
     ) -> None:
         self.endpoint = endpoint
         self.is_connected = False
@@ -92,7 +94,7 @@ class TcpStore:
         self.has_hung_up = False  # it closed the connection in order, and has only refused others since
         self.own_address = ""  # our end of the way to it, where it is another's
         self._run_id = run_id
-        self._read_timeout_s = read_timeout_s
+        self._read_timeout_s, self._look_up_s = read_timeout_s, look_up_s
         self._process = StoreProcess(env, "held the rendezvous store", fork=fork)
         self._listeners: Sequence[socket.socket] = ()  # until the child serves on them
         self._was_reached = False
@@ -144,7 +146,7 @@ class TcpStore:
         """
         self.is_connected = self.is_serving = False
         try:
-            way = await probe(self.endpoint)
+            way = await probe(self.endpoint, self._look_up_s)
         except RendezvousConnectionError as error:
             self.has_hung_up &= isinstance(error, RefusedError)
             raise

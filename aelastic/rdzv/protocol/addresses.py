@@ -23,15 +23,6 @@ def plain_address(address: str) -> str:
     return str(mapped or parsed)
 
 
-def is_address(host: str) -> bool:
-    """Whether it is an address rather than a name."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 def master_address(nodes: Sequence[Node]) -> str:
     """`MASTER_ADDR` for a round, the same for all.
 

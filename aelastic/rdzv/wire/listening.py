@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from aelastic.errors import RendezvousError
-from aelastic.host.sockets import LOOPBACKS, HeldPort, is_loopback, loopback_address
+from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
-from aelastic.rdzv.protocol.addresses import is_address
 from aelastic.rdzv.settings import RendezvousSettings
 
 

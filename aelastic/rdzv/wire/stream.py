@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 import anyio
 
 from aelastic.core.record import Record
-from aelastic.rdzv.protocol.addresses import is_address
+from aelastic.host import names
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, WireError
 from aelastic.rdzv.secret.handshake import Handshake, ProofError, Tagger
 
@@ -282,7 +282,7 @@ class NoConnectionError(Exception):
 
     def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int, hosts: Sequence[str]) -> None:
         # asyncio puts "[Errno 111] Connect call failed ('::1', 80, 0, 0)" where the kernel's word says more.
-        words = [os.strerror(e.errno) if e.errno and e.errno > 0 else str(e) for _, e in attempts]
+        words = [os.strerror(e.errno) if e.errno and e.errno > 0 else e.strerror or str(e) for _, e in attempts]
         reasons = {f"{address}: {why}": None for (address, _), why in zip(attempts, words, strict=True)}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
         # A name that cannot be resolved here says nothing about the port there.
@@ -291,41 +291,53 @@ class NoConnectionError(Exception):
         self.is_here = self.is_refused and all(_is_own(host) for host in hosts)
 
 
-async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream]) -> Stream:
+async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream], look_up_s: float) -> Stream:
     """Connects to the first of some addresses, of the same host, that answers.
+
+    Args:
+        addresses: names, too.  One whose look-up takes long is passed over while there is another to try.
+        port: of each.
+        make: makes the connection's protocol.
+        look_up_s: how long to wait for a name server if there is nothing else to try.
 
     Raises:
         NoConnectionError: none answers.
     """
-    loop = asyncio.get_running_loop()
     attempts: list[tuple[str, OSError]] = []
+    unresolved: list[tuple[str, OSError]] = []
     tried: list[str] = []
-    for address in addresses:
-        try:
-            hosts = await _resolve(address)
-        except OSError as error:
-            attempts.append((address, error))
-            continue
-        for host in hosts:
-            tried.append(host)
+    for within_s in (0.0, look_up_s):
+        unresolved.clear()
+        for address in addresses:
             try:
-                with anyio.fail_after(CONNECT_TIMEOUT_S):
-                    _, stream = await loop.create_connection(make, host, port)
-            except TimeoutError:
-                attempts.append((address, TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))))
+                hosts = [found.host for found in await names.look_up(address, within_s)]
             except OSError as error:
-                attempts.append((address, error))
-            else:
-                return stream
-    raise NoConnectionError(attempts, port, tried)
+                unresolved.append((address, error))
+                continue
+            for host in hosts:
+                tried.append(host)
+                try:
+                    return await _connect_to(host, port, make)
+                except OSError as error:
+                    attempts.append((address, error))
+        is_any_late = any(isinstance(error, names.NoAnswerError) for _, error in unresolved)
+        if tried or not is_any_late:
+            break  # the caller tries again, and gets what look-ups have found by then
+    raise NoConnectionError([*attempts, *unresolved], port, tried)
 
 
-async def _resolve(host: str) -> list[str]:
-    """Addresses of a name; an address is its own, and costs no thread."""
-    if is_address(host):
-        return [host]
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+async def _connect_to(host: str, port: int, make: Callable[[], Stream]) -> Stream:
+    """Connects to an address.
+
+    Raises:
+        OSError: it does not answer.
+    """
+    try:
+        with anyio.fail_after(CONNECT_TIMEOUT_S):
+            _, stream = await asyncio.get_running_loop().create_connection(make, host, port)
+    except TimeoutError:
+        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+    return stream
 
 
 def _is_own(address: str) -> bool:
