@@ -38,7 +38,7 @@ from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
 from aelastic.rdzv.term import begin_term
-from aelastic.rdzv.wire.listening import listen_for_members, local_addresses, own_addresses
+from aelastic.rdzv.wire.listening import addresses_beside, listen_for_members, local_addresses, own_addresses
 from aelastic.rdzv.wire.proofs import MEMBER as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
@@ -282,7 +282,8 @@ class AgentLink:
         if self._port is None:
             self._port = HeldPort(what="the coordinator", is_bind_all=self._settings.bind_all)
         listen_for_members(self._port, addresses, self._local_addresses)
-        return Candidate(self._member.node_id, tuple(addresses), self._port.number, os.urandom(16).hex())
+        beside = addresses_beside(addresses, self._local_addresses, self._board)
+        return Candidate(self._member.node_id, (*addresses, *beside), self._port.number, os.urandom(16).hex())
 
     # The coordinator, here.
 

@@ -14,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic import aio
-from aelastic.host.sockets import HeldPort
+from aelastic.host.sockets import HeldPort, is_address
 from aelastic.rdzv.boards.endpoints import look_up_limit_s
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
@@ -22,6 +22,7 @@ from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.wire.incoming import Incoming
+from aelastic.rdzv.wire.listening import local_addresses_told
 from aelastic.rdzv.wire.proofs import BALLOT as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
@@ -55,16 +56,17 @@ class Ballots(Incoming[ev.Event]):
         super().__init__(port, strangers, proofs)
         self.election = election
         self.port = port.number
-        self._address = ""  # that others are told
+        self._told = "", ""  # address and peer address of this agent, as others are told
         self._moved = anyio.Event()  # it is another one
         self._on_chosen = on_chosen
 
     def post(self, event: ev.Event) -> None:
         if isinstance(event, ev.Seated):  # others of a round are told where this agent answers
-            own = (seat.address for seat in event.seats.seats if seat.node_id == self.election.node_id)
-            if (address := next(own, self._address)) != self._address:
-                self._address = address
-                self._moved.set()
+            for seat in event.seats.seats:
+                told = seat.address, seat.peer_address
+                if seat.node_id == self.election.node_id and told != self._told:
+                    self._told = told
+                    self._moved.set()
         self._mailbox.post(event)
 
     async def run(self) -> None:
@@ -87,12 +89,20 @@ class Ballots(Incoming[ev.Event]):
         while True:
             await self._moved.wait()
             self._moved = anyio.Event()
-            self._port.listen_at([self._address])
+            self._port.listen_at(await self._addresses())
             async with anyio.create_task_group() as tasks:
                 for listener in self._port.listeners:
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept ballots")
                 await self._moved.wait()
                 tasks.cancel_scope.cancel()
+
+    async def _addresses(self) -> list[str]:
+        """Where to listen for those that were told where this agent is; none: at all addresses."""
+        address, peer_address = self._told
+        if is_address(address):
+            return [address]
+        here = await local_addresses_told(address, self._look_up_s)
+        return [*here, peer_address] if here and peer_address else here
 
     @property
     def _look_up_s(self) -> float:
@@ -120,7 +130,8 @@ class Ballots(Incoming[ev.Event]):
 
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:
-                stream = await connect((seat.address,), seat.port, new_stream, self._look_up_s)
+                addresses = list(filter(None, [seat.address, seat.peer_address]))
+                stream = await connect(addresses, seat.port, new_stream, self._look_up_s)
             except NoConnectionError:
                 return  # it is gone, or cut off
             try:

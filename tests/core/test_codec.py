@@ -150,7 +150,8 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
 }
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(["node_id", "ask_id", "asker", "token", "secret", "master_addr", "way_address", "address"], WORD),
+    **dict.fromkeys(["node_id", "ask_id", "asker", "token", "secret"], WORD),
+    **dict.fromkeys(["master_addr", "way_address", "peer_address", "address"], WORD),
     "key": st.just("") | WORD,
     "value": ANY_TEXT,
     "addresses": st.lists(WORD, max_size=4, unique=True).map(tuple),

@@ -244,6 +244,18 @@ def test_on_one_machine_a_new_agent_stands_for_the_one_before_it() -> None:
     assert blocked(found, ["0", "1'", "2'"]) == ""
 
 
+def test_a_seat_that_is_known_by_a_name_has_the_address_of_its_connection_too() -> None:
+    """Where no name server answers, the others ask for its vote there."""
+    found = Electorate(is_on=True)
+    located = [node.replace(peer_address=f"10.1.0.{node.node_id}") for node in nodes("012")]
+    named = [located[0], *(node.replace(master_addr=f"node{node.node_id}") for node in located[1:])]
+    assigned = m.Assigned(2, 0, RANKS.replace(group_world_size=3), "", 0, epoch=1)
+    seats = found.begin(assigned, SECRET, named, set("012").__contains__)
+    assert seats is not None
+    told = [(seat.address, seat.peer_address) for seat in seats.seats]
+    assert told == [("10.0.0.0", ""), ("node1", "10.1.0.1"), ("node2", "10.1.0.2")]
+
+
 @pytest.mark.parametrize("is_on_board, with_one", [(True, ""), (False, "02")])
 def test_a_node_that_ended_counts_as_one_in_contact(is_on_board: bool, with_one: str) -> None:
     found, _ = electorate("0123")

@@ -42,7 +42,10 @@ class Connection:
     def locate(self, node: m.Node) -> m.Node:
         """A node with the addresses that its connection shows, and the rank it was admitted with."""
         return node.replace(
-            master_addr=node.master_addr or self.peer, preferred_rank=self.preferred_rank, way_address=self.way
+            master_addr=node.master_addr or self.peer,
+            preferred_rank=self.preferred_rank,
+            way_address=self.way,
+            peer_address=self.peer,
         )
 
 

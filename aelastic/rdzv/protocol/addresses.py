@@ -37,3 +37,9 @@ def master_address(nodes: Sequence[Node]) -> str:
         return master
     ways = (node.way_address for node in nodes if not is_loopback(node.master_addr))
     return next((way for way in ways if way), master)
+
+
+def peer_addresses(nodes: Sequence[Node]) -> list[str]:
+    """Where the connections of nodes come from, the same for all; by group rank."""
+    located = [node.replace(master_addr=node.peer_address) for node in nodes]
+    return [master_address([node, *located]) for node in located]

@@ -61,6 +61,7 @@ class Node(Record):
     master_port: int
     preferred_rank: int | None = None
     way_address: str = ""  # the coordinator's own, as this node reached it
+    peer_address: str = ""  # where its connection comes from
     starts: Starts = Starts.COLD
     ballot_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
     unfit: str = ""  # why it takes part in no round for now
@@ -184,6 +185,7 @@ class Seat(Record):
     host: str
     address: str
     port: int
+    peer_address: str = ""  # where its connection comes from, if the first one is a name, which may have no answer
 
 
 class Closing(Record):

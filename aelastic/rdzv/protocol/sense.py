@@ -91,7 +91,8 @@ _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 _RULES: dict[str, Rule] = {
     "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": _exactly, "protocol": _exactly,
     "host": _SHOWN_NAME, "role": _SHOWN_NAME, "reason": one_line, "text": one_line, "ended": one_line,
-    "master_addr": _WORD, "way_address": _WORD, "address": _WORD, "addresses": _distinct(_NAME, 16),
+    "master_addr": _WORD, "way_address": _WORD, "peer_address": _WORD,
+    "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
     "epoch": _EPOCH, "seen_epoch": _EPOCH, "closing_epoch": _EPOCH, "round": _ROUND, "fence": _FENCE,
     "restart_count": _COUNT, "max_restarts": _COUNT, "renewals": _COUNT, "min_nodes": _SIZE, "max_nodes": _SIZE,

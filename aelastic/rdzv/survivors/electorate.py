@@ -20,12 +20,12 @@ and what it went on with may live.  So such agents count only if one is in the p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from aelastic.host.sockets import is_loopback
+from aelastic.host.sockets import is_address, is_loopback
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.addresses import master_address
+from aelastic.rdzv.protocol.addresses import master_address, peer_addresses
 
 # Nodes that have ended before a round is heard of that they were in, and agents that came and went, so many at most.
 REMEMBERED_MAX = 256
@@ -66,9 +66,7 @@ class Electorate:
             return None
         is_bound = any(round_.needs_endpoint for round_ in self.rounds.values() if round_.secret != secret)
         is_bound = is_bound or bool(self.missing(is_connected, is_on_board=False))
-        places = ((node, master_address([node, *nodes])) for node in nodes)
-        seated = tuple(m.Seat(node.node_id, node.host, address, node.ballot_port) for node, address in places)
-        seats = m.Seats(assigned.fence, assigned.round, secret, seated, is_bound)
+        seats = m.Seats(assigned.fence, assigned.round, secret, _seated(nodes), is_bound)
         self.rounds[assigned.fence] = seats
         return seats
 
@@ -214,3 +212,13 @@ class Electorate:
 
     def _may_vote(self, node_id: str, fence: int) -> bool:
         return node_id not in self._dead and self._votes_by.get(node_id, 0) <= fence
+
+
+def _seated(nodes: Sequence[m.Node]) -> tuple[m.Seat, ...]:
+    """The seats of a round's nodes."""
+    seats = []
+    for node, peer_address in zip(nodes, peer_addresses(nodes), strict=True):
+        address = master_address([node, *nodes])
+        also = "" if is_address(address) else peer_address
+        seats.append(m.Seat(node.node_id, node.host, address, node.ballot_port, also))
+    return tuple(seats)

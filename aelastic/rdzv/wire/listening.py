@@ -9,8 +9,11 @@ from contextlib import suppress
 from aelastic.errors import RendezvousError
 from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.endpoints import Endpoint, local_addresses_of, told_elsewhere
+from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
 from aelastic.rdzv.settings import RendezvousSettings
+
+# Addresses that others are told beside a name; messages have a limit.
+BESIDE_MAX = 8
 
 
 def own_addresses(settings: RendezvousSettings, board: Board) -> list[str]:
@@ -24,11 +27,33 @@ def own_addresses(settings: RendezvousSettings, board: Board) -> list[str]:
     return list(dict.fromkeys(each for each in (board.endpoint_host, *far) if each)) or [loopback_address()]
 
 
+def addresses_beside(told: Sequence[str], local: Sequence[str], board: Board) -> list[str]:
+    """What others are told beside the name of this host, for when no name server answers them.
+
+    Args:
+        told: as `own_addresses` gives it.
+        local: as `local_addresses` gives it.
+        board: where this agent's connection to it comes from others may reach it, where its name says nothing here.
+    """
+    if any(map(is_address, told)):
+        return []
+    way = board.own_address
+    if local or not way or is_loopback(way):
+        return list(local[:BESIDE_MAX])
+    return [way]
+
+
 async def local_addresses(settings: RendezvousSettings) -> list[str]:
     """Of this host, those of the name that others are told; none where that says nothing here."""
     if settings.local_addr and not settings.is_on_loopback:
-        with suppress(RendezvousError):
-            return told_elsewhere(await local_addresses_of(Endpoint(settings.local_addr, 0)))
+        return await local_addresses_told(settings.local_addr, RESOLVE_TIMEOUT_S)
+    return []
+
+
+async def local_addresses_told(host: str, within_s: float) -> list[str]:
+    """Of this host, those of a name that others are told; none where that says nothing here."""
+    with suppress(RendezvousError):
+        return told_elsewhere(await local_addresses_of(Endpoint(host, 0), within_s))
     return []
 
 

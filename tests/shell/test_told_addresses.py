@@ -1,0 +1,92 @@
+"""Addresses that agents tell each other, and where they listen for those that were told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from kit.shared_board import InProcessBoard, SharedWorld
+
+from aelastic.host import names
+from aelastic.host.sockets import HeldPort
+from aelastic.rdzv.ballots import Ballots
+from aelastic.rdzv.boards import endpoints
+from aelastic.rdzv.protocol.messages import Seat, Seats
+from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.survivors.election import Election
+from aelastic.rdzv.survivors.election_events import Seated
+from aelastic.rdzv.wire import listening
+from aelastic.rdzv.wire.listening import addresses_beside, own_addresses
+from aelastic.rdzv.wire.proofs import Proofs
+from aelastic.rdzv.wire.strangers import Strangers
+
+OWN = "127.0.0.5"
+
+
+class Board(InProcessBoard):
+    """One whose connection comes from an address of this host."""
+
+    own_address = endpoint_host = ""
+
+
+@pytest.mark.parametrize(
+    "local_addr, local, way, told",
+    [
+        ("node1", ["10.0.0.1", "fd00::1"], "10.9.0.1", ["node1", "10.0.0.1", "fd00::1"]),
+        ("node1", [], "10.9.0.1", ["node1", "10.9.0.1"]),
+        ("node1", [], "127.0.0.1", ["node1"]),
+        ("node1", [], "", ["node1"]),
+        ("10.0.0.1", ["10.0.0.1"], "10.9.0.1", ["10.0.0.1"]),
+        (None, [], "10.9.0.1", ["10.9.0.1"]),
+    ],
+)
+def test_beside_the_name_of_this_host_others_are_told_its_addresses(
+    local_addr: str | None, local: list[str], way: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Board, "own_address", way)
+    board = Board("job", SharedWorld())
+    settings = RendezvousSettings("etcd", "etcd:2379", 1, 3, local_addr=local_addr)
+    own = own_addresses(settings, board)
+    assert [*own, *addresses_beside(own, local, board)] == told
+
+
+@pytest.mark.parametrize(
+    "address, peer_address, resolved, listens",
+    [
+        (OWN, "", [], {OWN}),
+        ("node1", "127.0.0.6", [OWN], {OWN, "127.0.0.6"}),
+        ("node1", "127.0.0.6", ["192.0.2.1"], {"all"}),
+        ("node1", "127.0.0.6", ["127.0.1.1"], {"all"}),
+        ("node1", "127.0.0.6", [], {"all"}),
+    ],
+)
+async def test_votes_are_asked_for_where_the_others_know_this_node(
+    address: str, peer_address: str, resolved: Sequence[str], listens: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is looked up outside the loop; one that says nothing here means all addresses."""
+
+    async def look_up(host: str, _: float) -> list[names.Address]:
+        if host == address and not resolved:
+            raise names.NoAnswerError("no answer")
+        return [names.Address(socket.AF_INET, (each, 0)) for each in resolved or [host]]
+
+    def refuse(*_: Any, **__: Any) -> None:
+        pytest.fail("a name was looked up on the loop")
+
+    def told_elsewhere(addresses: Sequence[str]) -> list[str]:
+        return list(addresses) if addresses == [OWN] else known(addresses)  # it is as good as another host's
+
+    known = endpoints.told_elsewhere
+    monkeypatch.setattr(listening, "told_elsewhere", told_elsewhere)
+    monkeypatch.setattr(names, "look_up", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    port = HeldPort()
+    ballots = Ballots(Election("n1", 5.0), port, Strangers(3), Proofs(None), lambda: None)
+    seats = tuple(Seat(f"n{i}", f"host{i}", address, 1, peer_address) for i in range(3))
+    ballots.post(Seated(Seats(1_002, 2, "secret", seats)))
+    port.listen_at(await ballots._addresses())
+    found = {str(each.getsockname()[0]) for each in port.listeners}
+    port.close()
+    assert found == listens or (listens == {"all"} and found <= {"::", "0.0.0.0"})
