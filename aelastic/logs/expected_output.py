@@ -59,16 +59,17 @@ class Step(NamedTuple):
 class ProgressMatcher:
     """The search for the newest step in one stream of one worker.
 
+    A thread feeds it; reading `step` from another changes nothing.
+
     Args:
         pattern: a regular expression whose first group is the step, and whose second, if there is one, the last step.
     """
 
     def __init__(self, pattern: str) -> None:
         self._find = re.compile(pattern).search
-        self._tail = b""  # by `feed`: of a line that is not complete yet
-        self._last: Step | None = None  # by `feed`
-        self.begins_again = False  # by `feed`: a step was below the one before
-        self._seen_tail = b""  # by `ask`: how the tail was at the last question
+        self._tail = b""  # of a line that is not complete yet
+        self._last: Step | None = None  # in complete lines
+        self.begins_again = False  # a step was below the one before
 
     def feed(self, data: bytes) -> None:
         lines, newline, tail = (self._tail + data.replace(b"\r", b"\n")).rpartition(b"\n")
@@ -80,17 +81,28 @@ class ProgressMatcher:
             self.begins_again |= self._last is not None and last.step < self._last.step
             self._last = last
 
-    def ask(self) -> Step | None:
-        """The newest step; a line that is not complete counts once it has stood still from one question to the next."""
-        before, self._seen_tail = self._seen_tail, self._tail
-        step = self._step_in(before.decode(errors="replace")) if before and before == self._seen_tail else None
-        return step or self._last
+    @property
+    def step(self) -> Step | None:
+        """The newest step; one in an incomplete line counts if something follows its numbers.
+
+        A buffer that is full when it holds `step 12` may go on with `50`, seconds or hours later; or never, where its
+        worker has died.
+        """
+        text = self._tail.decode(errors="replace")
+        match = self._find(text)
+        if match is None:
+            return self._last
+        are_whole = all(0 <= match.end(group) < len(text) for group in range(1, match.re.groups + 1))
+        return (_step_of(match) if are_whole else None) or self._last
 
     def _step_in(self, line: str) -> Step | None:
-        if (match := self._find(line)) is None:
-            return None
-        step, total, *_ = (*map(_whole, match.groups()), None)
-        return None if step is None else Step(step, total or None)
+        match = self._find(line)
+        return None if match is None else _step_of(match)
+
+
+def _step_of(match: re.Match[str]) -> Step | None:
+    step, total, *_ = (*map(_whole, match.groups()), None)
+    return None if step is None else Step(step, total or None)
 
 
 def _whole(text: str | None) -> int | None:

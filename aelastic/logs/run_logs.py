@@ -239,10 +239,10 @@ class RunLogs:
 
     def steps(self) -> dict[int, Step]:
         """How far workers of this generation say that they are, by local rank; of those that say so."""
-        asked = {rank: [each.ask() for _, each in searched] for rank, searched in self._opened.progress.items()}
+        said = {rank: [each.step for _, each in searched] for rank, searched in self._opened.progress.items()}
         return {
             rank: max(filter(None, found), key=lambda found: found.step)
-            for rank, found in sorted(asked.items())
+            for rank, found in sorted(said.items())
             if any(found)
         }
 

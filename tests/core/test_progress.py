@@ -39,7 +39,7 @@ def test_the_newest_step_is_found_however_the_output_comes(steps: list[int], end
     output = "".join(f"loss=1 step {step}/900{ending}no such thing{ending}" for step in steps).encode()
     for begin in range(0, len(output), size):
         matcher.feed(output[begin : begin + size])
-    assert matcher.ask() == (steps[-1], 900)
+    assert matcher.step == (steps[-1], 900)
 
 
 @pytest.mark.parametrize(
@@ -57,15 +57,33 @@ def test_the_newest_step_is_found_however_the_output_comes(steps: list[int], end
 def test_steps_are_numbers_with_or_without_a_last_one(pattern: str, line: bytes, found: object) -> None:
     matcher = ProgressMatcher(pattern)
     matcher.feed(line + b"\n")
-    assert matcher.ask() == found
+    assert matcher.step == found
 
 
-def test_a_line_that_is_not_complete_counts_once_it_stands_still() -> None:
+def test_a_number_that_may_not_be_whole_counts_once_something_follows_it() -> None:
+    matcher = ProgressMatcher(r"step (\d+)")
+    matcher.feed(b"step 1249\nstep 12")
+    assert [matcher.step for _ in range(3)] == [(1249, None)] * 3, "however often somebody looks"
+    matcher.feed(b"50")
+    assert matcher.step == (1249, None)
+    matcher.feed(b" loss")
+    assert matcher.step == (1250, None) and not matcher.begins_again
+
+
+@pytest.mark.parametrize(
+    "line, found",
+    [
+        (b"step 12", None),
+        (b"step 12/9", None),
+        (b"step 12/900", None),
+        (b"step 12/900 ", (12, 900)),
+        (b"\r 10%|#    | step 10/100 [00:01<00:09", (10, 100)),
+    ],
+)
+def test_a_line_that_is_not_complete_counts_where_its_numbers_are(line: bytes, found: object) -> None:
     matcher = ProgressMatcher(PATTERN)
-    matcher.feed(b"step 12/9")
-    assert matcher.ask() is None
-    matcher.feed(b"00")
-    assert (matcher.ask(), matcher.ask()) == (None, (12, 900))
+    matcher.feed(line)
+    assert matcher.step == found
 
 
 def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
@@ -74,7 +92,7 @@ def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
     for _ in range(9):
         matcher.feed(b"x" * 10_000)
         assert len(matcher._tail) <= LINE_BYTES_MAX
-    assert matcher.ask() == (3, 4)
+    assert matcher.step == (3, 4)
 
 
 # The pace.
