@@ -5,6 +5,7 @@
 - `run_sync`, `in_thread`: what blocks, or may hang with a disk, also where the host refuses another thread
 - `next_connection`, `attach`: connections, of which none is dropped half made
 - `Growth`, `wait_opened`: files that grow, or are opened
+- `RareWarnings`: a log that others cannot fill; `described`: an unexpected exception in one line
 - `loop_factory`: event loops by name
 """
 
@@ -16,6 +17,7 @@ import logging
 import math
 import os
 import socket
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
@@ -32,7 +34,7 @@ Args = TypeVarTuple("Args")
 _log = logging.getLogger(__name__)
 
 LOOPS = ("uvloop", "asyncio")
-# Of exceptions of a loop.
+# Of exceptions of a loop, and of what others do to an agent, who may do it all the time.
 TELL_INTERVAL_S = 60.0
 # Of threads, and of the processes of others that count as such.
 LOOK_AGAIN_S = 0.05
@@ -40,6 +42,8 @@ LOOK_AGAIN_S = 0.05
 TELL_AFTER_S = 1.0
 # Of descriptors, which others have taken and may give back.
 OUT_OF_FILES_PAUSE_S = 1.0
+# Characters of an exception, of which a part may be what came in.
+DESCRIBED_MAX = 200
 # Where the kernel does not tell of files that grow: as often as torch's agent looks at its log files.
 LOOK_AT_FILES_S = 0.1
 # The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
@@ -80,7 +84,6 @@ class Mailbox(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._failure: Exception | None = None
         self._arrived: asyncio.Future[None] | None = None  # while the reader waits
 
     def post(self, item: T) -> None:
@@ -88,17 +91,10 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         self._wake_up()
 
-    def fail(self, error: Exception) -> None:
-        """What the loop called has failed: the reader raises it, and ends with it."""
-        self._failure = self._failure or error
-        self._wake_up()
-
     async def next(self, deadline: float | None) -> T | None:
         """The next item, or `None` once the deadline (of the loop's clock) has passed without one."""
-        if not self._items and self._failure is None:  # to wait for nothing costs more than most events
+        if not self._items:  # to wait for nothing costs more than most events
             await self._arrival(deadline)
-        if self._failure is not None:
-            raise self._failure
         return self._items.popleft() if self._items else None
 
     async def _arrival(self, deadline: float | None) -> None:
@@ -209,6 +205,37 @@ async def attach(conns: Iterable[socket.socket], make_protocol: Callable[[], asy
 
     with anyio.CancelScope(shield=True):  # a step or two; a half-made connection would never be closed
         await asyncio.gather(*map(attach_one, conns))
+
+
+class RareWarnings:
+    """Warnings about what others do to an agent: at most one in a minute with the same words.
+
+    Args:
+        log: where they go.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._told: dict[str, tuple[float, int]] = {}  # when a message was told, and how many have not been since
+
+    def warn(self, message: str, *args: object, now: float) -> None:
+        """Warns; the next warning with these words says how many there were meanwhile."""
+        told_at, untold = self._told.get(message, (-math.inf, 0))
+        if now - told_at < TELL_INTERVAL_S:
+            self._told[message] = told_at, untold + 1
+            return
+        self._told[message] = now, 0
+        more = f" (and {untold} more since the last such line)" if untold else ""
+        self._log.warning(f"{message}%s", *args, more)
+
+
+def described(error: BaseException) -> str:
+    """An exception that nobody expected, and where it was raised, in one line."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__) or [("?", 0, "", "")]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return f"{text[:DESCRIBED_MAX]} ({os.path.basename(file)}:{line})"
 
 
 class Growth:

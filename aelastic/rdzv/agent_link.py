@@ -377,5 +377,5 @@ class AgentLink:
     def on_closed(self, stream: Stream, reason: str) -> None:
         self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}", stream.is_reset))
 
-    def on_bug(self, error: Exception) -> None:
-        self._mailbox.fail(error)
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        self._strangers.on_failure(stream, error)

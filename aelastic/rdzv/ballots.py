@@ -14,6 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic import aio
+from aelastic.aio import described
 from aelastic.host.sockets import HeldPort, is_address
 from aelastic.rdzv.boards.endpoints import look_up_limit_s
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
@@ -123,7 +124,7 @@ class Ballots(Incoming[ev.Event]):
                 assert_never(action)
 
     async def _ask(self, seat: Seat, vote: Vote) -> None:
-        asking = _Asking(lambda voted: self.post(ev.Answered(seat.node_id, vote.leader.epoch, voted)), self.on_bug)
+        asking = _Asking(lambda voted: self.post(ev.Answered(seat.node_id, vote.leader.epoch, voted)))
 
         def new_stream() -> Stream:
             return Stream(asking, BALLOT, proof=self._proofs.make(DOOR, is_client=True))
@@ -151,16 +152,15 @@ class Ballots(Incoming[ev.Event]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
-        self._strangers.tell(aio.now(), told, stream.peer, error)
+        self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
         stream.abort()
 
 
 class _Asking:
     """The end of a connection at which an answer is waited for."""
 
-    def __init__(self, on_voted: Callable[[Voted], None], on_bug: Callable[[Exception], None]) -> None:
+    def __init__(self, on_voted: Callable[[Voted], None]) -> None:
         self._on_voted = on_voted
-        self.on_bug = on_bug
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, Voted):
@@ -176,3 +176,6 @@ class _Asking:
 
     def on_closed(self, stream: Stream, reason: str) -> None:
         pass  # it was heard, or it is asked again
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        _log.info("no vote from %s: %s", stream.peer, described(error))

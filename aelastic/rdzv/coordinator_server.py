@@ -248,9 +248,9 @@ class CoordinatorServer(Incoming[ev.Event]):
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
         told = "rejected connection from %s: not an aelastic agent (%s)"
-        self._strangers.tell(aio.now(), told, stream.peer, error)
+        self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        super().on_closed(stream, reason)
         self._mailbox.post(ev.Closed(stream.conn, stream.is_reset))
+        super().on_closed(stream, reason)

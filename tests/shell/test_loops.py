@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 
 import pytest
 
-from aelastic.aio import LOOPS, TELL_INTERVAL_S, ExceptionsOnce, loop_factory
+from aelastic.aio import DESCRIBED_MAX, LOOPS, TELL_INTERVAL_S, ExceptionsOnce, RareWarnings, described, loop_factory
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -42,3 +43,27 @@ def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCapture
         f"failed at {TELL_INTERVAL_S:g}",
         "2 more exceptions of this event loop were not shown since the last one",
     ]
+
+
+def test_what_others_do_is_told_once_a_minute_with_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    warnings = RareWarnings(logging.getLogger("aelastic"))
+    for second in range(0, 130, 10):
+        warnings.warn("rejected %s", "x", now=float(second))
+        if second == 30:
+            warnings.warn("refused %s", "y", now=float(second))
+    assert caplog.messages == [
+        "rejected x",
+        "refused y",
+        "rejected x (and 5 more since the last such line)",
+        "rejected x (and 5 more since the last such line)",
+    ]
+    assert TELL_INTERVAL_S == 60
+
+
+def test_an_unexpected_exception_is_described_in_one_line_with_its_place() -> None:
+    with pytest.raises(IndexError) as caught:
+        list[int]().pop()
+    group = ExceptionGroup("of a task group", [caught.value])
+    assert re.fullmatch(r"IndexError: pop from empty list \(test_loops\.py:\d+\)", described(group))
+    told = described(ValueError("no\nnumber" + "!" * 1000))
+    assert told.startswith("ValueError: no number!!!") and len(told) < DESCRIBED_MAX + 30

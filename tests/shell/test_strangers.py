@@ -23,7 +23,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, UPWARD, encode
+from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.term import begin_term
 from aelastic.rdzv.wire import strangers as strangers_module
@@ -31,11 +31,10 @@ from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import (
     PER_ADDRESS_MIN,
     STRANGERS_MIN,
-    TELL_INTERVAL_S,
     UNFINISHED_BYTES_MAX,
     Strangers,
 )
-from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream
+from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream, connect
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
 HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)
@@ -108,21 +107,6 @@ def test_of_unfinished_messages_the_largest_goes_first() -> None:
     assert FRAME_MAX * 4 == UNFINISHED_BYTES_MAX
 
 
-def test_they_are_told_of_once_a_minute_with_their_number(caplog: pytest.LogCaptureFixture) -> None:
-    strangers = Strangers(2)
-    for second in range(0, 130, 10):
-        strangers.tell(float(second), "rejected %s", "x")
-        if second == 30:
-            strangers.tell(float(second), "refused %s", "y")
-    assert caplog.messages == [
-        "rejected x",
-        "refused y",
-        "rejected x (and 5 more since the last such line)",
-        "rejected x (and 5 more since the last such line)",
-    ]
-    assert TELL_INTERVAL_S == 60
-
-
 class Kept:
     """A listener that handles nothing by itself; and a transport."""
 
@@ -140,7 +124,7 @@ class Kept:
 
     def on_closed(self, _: Stream, reason: str) -> None: ...
 
-    def on_bug(self, error: Exception) -> None:
+    def on_failure(self, _: Stream, error: Exception) -> None:
         raise error
 
     def is_closing(self) -> bool:
@@ -287,30 +271,39 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
 
 @on_both_loops
 @pytest.mark.parametrize("broken", ["add", "forget"])
-def test_what_fails_where_the_loop_calls_ends_the_agent_with_its_cause(
-    loop: str, broken: str, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
+    loop: str, broken: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As a connection opens, and as it closes.  The loop alone would close it, and agents would connect again for ever."""
+    """As a connection opens, and as it closes."""
 
     def fail(*_: object) -> None:
         raise LookupError(broken)
 
-    monkeypatch.setattr(Strangers, broken, fail)
-
     async def main() -> None:
-        server, port = coordinator_server(DEADLINE_S, anyio.Event())
-
-        async def connect_and_close() -> None:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.close()
-
+        server, port = coordinator_server(TERMS.lease_s, anyio.Event())
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
-            tasks.start_soon(connect_and_close)
+            with monkeypatch.context() as patched:
+                patched.setattr(Strangers, broken, fail)
+                for _ in range(3):
+                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                    if broken == "add":
+                        with pytest.raises(ConnectionResetError):
+                            await reader.read()
+                    writer.close()
+                while not caplog.messages:  # noqa: ASYNC110  it comes with the next event of the loop
+                    await asyncio.sleep(0)
+            member = await connect(["127.0.0.1"], port, lambda: Stream(heard, DOWNWARD))
+            member.send(encode(HELLO))
+            while not heard.messages:  # noqa: ASYNC110  as above
+                await asyncio.sleep(0)
+            tasks.cancel_scope.cancel()
 
-    with pytest.raises(ExceptionGroup) as caught:
-        run(loop, asyncio.wait_for(main(), DEADLINE_S))
-    assert caught.group_contains(LookupError, match=broken)
+    heard = Kept()
+    run(loop, asyncio.wait_for(main(), DEADLINE_S))
+    assert isinstance(heard.messages[0], m.Welcome)
+    (line,) = caplog.messages
+    assert line.startswith(f"aborted the connection with 127.0.0.1: LookupError: {broken} (test_strangers.py:")
 
 
 @on_both_loops

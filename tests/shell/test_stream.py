@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import struct
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import anyio
 import pytest
 from kit.waiting import DEADLINE_S
 
+from aelastic.aio import described
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
@@ -33,6 +32,7 @@ class Heard:
         self.messages: list[Any] = []
         self.refusals: list[str] = []
         self.resets: list[bool] = []
+        self.failures: list[str] = []
         self.has_news = anyio.Event()
 
     def _note(self) -> None:
@@ -54,8 +54,8 @@ class Heard:
         self.resets.append(stream.is_reset)
         self._note()
 
-    def on_bug(self, error: Exception) -> None:
-        raise error
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        self.failures.append(described(error))
 
     async def wait(self, count: int) -> None:
         """Until so much was heard, or has ended."""
@@ -139,14 +139,48 @@ async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises
         stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
-        descriptor = streams[0].fileno
-        with socket.socket(fileno=os.dup(descriptor)) as conn:
-            conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         streams[0].abort()
         await server.wait(2)
         stream.hang_up()
         with anyio.fail_after(DEADLINE_S):
             await stream.closed.wait()
+
+
+async def test_a_message_whose_handling_raises_resets_its_own_connection() -> None:
+    class Bad(Heard):
+        def on_message(self, stream: Stream, message: Any) -> None:
+            if message == m.Alive(13):
+                raise LookupError("nobody\nexpected this")
+            super().on_message(stream, message)
+
+    server, clients, streams = Bad(), [Heard(), Heard()], list[Stream]()
+    async with serving(server, Proofs(None), streams) as port:
+        bad = await connect(["127.0.0.1"], port, lambda: Stream(clients[0], DOWNWARD))
+        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD))
+        bad.send(encode(m.Alive(13)) + encode(m.Alive(14)))
+        await clients[0].wait(1)
+        assert clients[0].resets == server.resets == [True], "an end in order would say that the other agent is gone"
+        good.send(encode(m.Alive(13)))
+        await clients[1].wait(1)
+        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD))
+        good.send(encode(m.Alive(1)))
+        await server.wait(3)
+        assert server.messages == [m.Alive(1)]
+        good.close()
+    assert len(server.failures) == 2
+    assert server.failures[0].startswith("LookupError: nobody expected this (test_stream.py:")
+
+
+async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
+    server, client, streams = Heard(), Heard(), list[Stream]()
+    async with serving(server, Proofs(None), streams) as port:
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream.send(encode(m.Alive()))
+        await server.wait(1)
+        streams[0].abort()
+        await client.wait(1)
+        assert client.resets == server.resets == [True]
+        streams[0].abort()  # and again: nothing
 
 
 async def test_what_has_another_secret_is_closed_and_both_ends_know_why(secrets: tuple[Proofs, Proofs]) -> None:

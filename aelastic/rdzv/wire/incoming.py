@@ -63,5 +63,5 @@ class Incoming(ABC, Generic[EventT]):
         del self._streams[stream.conn]
         self._strangers.forget(stream)
 
-    def on_bug(self, error: Exception) -> None:
-        self._mailbox.fail(error)
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        self._strangers.on_failure(stream, error)

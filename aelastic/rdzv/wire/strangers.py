@@ -15,7 +15,7 @@ from collections.abc import Callable
 import anyio
 
 from aelastic import aio
-from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic.aio import OUT_OF_FILES_PAUSE_S, RareWarnings, attach, described, next_connection
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.wire.stream import Stream
@@ -29,8 +29,6 @@ PER_NODE = 2
 PER_ADDRESS_MIN = 64
 # Of messages that are not complete, in all.
 UNFINISHED_BYTES_MAX = 4 << 20
-# Something that scans ports does so all the time.
-TELL_INTERVAL_S = 60.0
 # So many connections are taken before the messages of those that are open are read.
 ACCEPTS_AT_ONCE = 128
 
@@ -52,7 +50,7 @@ class Strangers:
         self._of_address: dict[str, dict[Stream, None]] = {}
         self._unfinished: dict[Stream, int] = {}  # bytes
         self._unfinished_sum = 0
-        self._told: dict[str, tuple[float, int]] = {}  # when a message was told, and how many have not been since
+        self.warnings = RareWarnings(_log)
 
     async def accept(self, listener: socket.socket, make_stream: Callable[[], Stream]) -> None:
         """Makes streams of the connections that come in at a port.  Runs until cancelled."""
@@ -70,7 +68,7 @@ class Strangers:
                 failure = error
             await attach(conns, make_stream)
             if failure is not None:
-                self.tell(aio.now(), "cannot accept connections: %s", failure.strerror)
+                self.warnings.warn("cannot accept connections: %s", failure.strerror, now=aio.now())
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:
@@ -114,18 +112,14 @@ class Strangers:
 
     def refuse(self, stream: Stream, error: ProofError) -> None:
         """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
-        self.tell(aio.now(), "refused %s: %s", plain_address(stream.peer), error)
+        self.warnings.warn("refused %s: %s", plain_address(stream.peer), error, now=aio.now())
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        """Nobody expected what it has sent, or what came of it: its connection is aborted."""
+        peer = plain_address(stream.peer)
+        self.warnings.warn("aborted the connection with %s: %s", peer, described(error), now=aio.now())
 
     def _drop(self, stream: Stream, now: float, why: str) -> None:
         self.forget(stream)
-        self.tell(now, "dropped a connection from %s: %s", plain_address(stream.peer), why)
+        self.warnings.warn("dropped a connection from %s: %s", plain_address(stream.peer), why, now=now)
         stream.abort()
-
-    def tell(self, now: float, message: str, *args: object) -> None:
-        """Warns, at most once in a minute with the same words; the next warning says how many there were."""
-        told_at, untold = self._told.get(message, (-math.inf, 0))
-        if now - told_at < TELL_INTERVAL_S:
-            self._told[message] = told_at, untold + 1
-            return
-        self._told[message] = now, 0
-        _log.warning(f"{message}%s", *args, f" (and {untold} more since the last such line)" if untold else "")

@@ -9,8 +9,9 @@ import asyncio
 import errno
 import os
 import socket
+import struct
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol, cast
 
 import anyio
@@ -29,6 +30,7 @@ CONNECT_TIMEOUT_S = 2.5
 # Two round trips, and what else both ends have to do then.
 PROOF_TIMEOUT_S = 5.0
 HANG_UP_S = 0.5  # for the other end to close, too
+LINGER_0 = struct.pack("ii", 1, 0)
 
 
 class Listener(Protocol):
@@ -42,15 +44,14 @@ class Listener(Protocol):
 
     def on_closed(self, stream: Stream, reason: str) -> None: ...
 
-    def on_bug(self, error: Exception) -> None: ...
+    def on_failure(self, stream: Stream, error: Exception) -> None: ...
 
 
 class Stream(asyncio.Protocol):
     """A connection, seen from either end.
 
-    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.  An exception of
-    the listener closes the connection, and goes back to it as `on_bug`: the loop would only write it down, and agents
-    would connect again for ever.
+    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.  An exception in
+    what is called for it, here or in the listener, aborts this connection, and nothing else (`on_failure`).
 
     Args:
         listener: called for each message, for a part of one, once for garbage, and once at the end.
@@ -139,8 +140,7 @@ class Stream(asyncio.Protocol):
             frame = frame[:HEAD_BYTES] + self._tagger.tag(body) + body
         self._transport.write(frame)
         if self._transport.get_write_buffer_size() > UNSENT_MAX:
-            self.is_reset = True
-            self._transport.abort()
+            self.abort()
 
     def close(self) -> None:
         """Sends what is unsent, and closes."""
@@ -168,16 +168,21 @@ class Stream(asyncio.Protocol):
             asyncio.get_running_loop().call_later(HANG_UP_S, self._transport.close)
 
     def abort(self) -> None:
-        """Closes now."""
-        self._is_deaf = True
-        if self._transport is not None:
-            self._transport.abort()
+        """Closes now, and resets: an end in order would tell the other end that this process is gone."""
+        self.is_reset = self._is_deaf = True
+        if self._transport is None or self.fileno < 0:
+            return
+        # A socket that lingers for no time is reset when it is closed (socket(7), tcp(7)).
+        conn = self._transport.get_extra_info("socket")
+        with suppress(OSError):
+            conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_0)
+        self._transport.abort()
 
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
-        with self._bugs_to_listener():
+        with self._ends_alone():
             self._on_open(self)
             if self._proof is None:
                 self._begin()
@@ -195,7 +200,7 @@ class Stream(asyncio.Protocol):
         """The other end is not trusted, or no more."""
         self.refusal = str(error)
         self.is_reset = self._is_deaf = True
-        with self._bugs_to_listener():
+        with self._ends_alone():
             self._listener.on_garbage(self, error)
         if self._transport is not None:
             self._transport.write(error.answer)
@@ -226,14 +231,14 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._proof is not None and not self._is_deaf:
-            with self._bugs_to_listener():
+            with self._ends_alone():
                 data = self._prove(data)
             if not data:
                 return
         if self._is_paused:
             self._decoder.hold(data)  # it was on its way
         elif not self._is_deaf:
-            with self._bugs_to_listener():
+            with self._ends_alone():
                 self._pass_on(data)
                 if self._decoder.unfinished_bytes and not self._is_paused:
                     self._listener.on_unfinished(self)
@@ -260,16 +265,16 @@ class Stream(asyncio.Protocol):
             self.refusal = self.refusal or "it hung up before it had proved anything"
         self.is_proved.set()
         self.closed.set()
-        with self._bugs_to_listener():
+        with self._ends_alone():
             self._listener.on_closed(self, "connection closed" if error is None else f"connection broken: {error}")
 
     @contextmanager
-    def _bugs_to_listener(self) -> Iterator[None]:
+    def _ends_alone(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  raised again by the task that reads the listener's mailbox
+        except Exception as error:  # noqa: BLE001  whatever a peer has said, it ends neither this agent nor the job
+            self._listener.on_failure(self, error)
             self.abort()
-            self._listener.on_bug(error)
 
 
 class NoConnectionError(Exception):
