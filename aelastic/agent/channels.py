@@ -12,15 +12,19 @@ import struct
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 
+from aelastic import aio
+from aelastic.aio import RareWarnings, described
 from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
 from aelastic.host import sockets
 from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
 
 _log = logging.getLogger(__name__)
+
+Serve: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 PAUSE_S = 0.1  # of a door to which one has come who could not be let in
 PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the zero that ends it
@@ -42,6 +46,7 @@ class Door:
         self._folder = folder
         self._name = f"{os.getpid()}-{os.urandom(4).hex()}"
         self._listener: socket.socket | None = None
+        self._warnings = RareWarnings(_log)
 
     def open(self) -> None:
         """Where there is no place for it, the job goes on without."""
@@ -63,9 +68,19 @@ class Door:
                     await anyio.sleep(PAUSE_S)
                     continue
                 if sockets.user_of(conn) in {0, os.getuid()}:
-                    tasks.start_soon(serve, conn, name="a request")
+                    tasks.start_soon(self._serve_one, serve, conn, name="a request")
                 else:
                     conn.close()
+
+    async def _serve_one(self, serve: Serve, conn: socket.socket) -> None:
+        try:
+            await serve(conn)
+        except* OSError:
+            pass  # the client is gone, or has said nothing
+        except* Exception as failed:  # noqa: BLE001  whatever a client has said, it ends neither this agent nor the job
+            self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=aio.now())
+        finally:
+            conn.close()
 
     def close(self, said: dict[str, Any] | None) -> None:
         if self._listener is not None:

@@ -1,7 +1,7 @@
 """What is answered at the door of an agent.
 
-One JSON object comes in a line, and answers go out, one a line; the last has a `code`: `ok`, `refused`, `no-answer` or
-`not-allowed`.  What is no request gets none.
+One JSON object comes in a line (`commands`), and answers go out, one a line; the last has a `code`: `ok`, `refused`,
+`no-answer` or `not-allowed`.  Whatever a client says, it ends its own connection at most.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import pwd
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
@@ -17,40 +16,63 @@ from typing import Any
 import anyio
 
 from aelastic import aio
+from aelastic.agent.requests.commands import LINE_BYTES_MAX, Command, CommandError, command_of
 from aelastic.agent.requests.enquiries import Enquiries, Shown
 from aelastic.host import sockets
 from aelastic.observe.observer import EventStream, Observers
 from aelastic.observe.run_events import Announced, Restarting, RunEnded, WorkersStarted
 from aelastic.rdzv.protocol import requests as r
 
-LINE_BYTES_MAX = 1 << 16
 LINE_S = 5.0
 FOLLOW_S = 0.3  # between two looks at a log that is followed
-SAVE_S = 120.0  # that ranks have to save in, where nobody says so
-FOLLOWED_S = 60.0  # after that, for what follows
+FOLLOWED_S = 60.0  # after the deadline of a request, for what follows
 Said = dict[str, Any]
 NO_ANSWER = "no coordinator has answered: it is not known what follows"
 
 
 async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers) -> None:
-    user, writer = sockets.user_of(conn), None
+    """Answers one connection.
+
+    Raises:
+        OSError: the client is gone, or has said nothing in time.
+    """
+    answers = Answers(sockets.user_of(conn), enquiries, observers)
+    reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
     try:
-        reader, writer = await asyncio.open_unix_connection(sock=conn, limit=LINE_BYTES_MAX)
-        with anyio.fail_after(LINE_S):
-            asked = json.loads(await reader.readline())
-        answers = Answers(asked, _name_of(user), enquiries, observers)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_end_with, reader, tasks.cancel_scope)
-            async for said in answers.of_verb():
-                writer.write(json.dumps(said).encode() + b"\n")
-                await writer.drain()
-            tasks.cancel_scope.cancel()
-    except* (OSError, ValueError, TypeError, KeyError):
-        pass  # who asked is gone, or asked for nothing that is known
+        await _answer(reader, writer, answers)
+        writer.close()
     finally:
-        if writer is not None:
-            writer.close()
-        conn.close()
+        writer.transport.abort()
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answers: Answers) -> None:
+    writer.transport.set_write_buffer_limits(0)  # so what is drained has left: an abort loses nothing of it
+
+    async def say(said: Said) -> None:
+        writer.write(json.dumps(said).encode() + b"\n")
+        await writer.drain()
+
+    try:
+        with anyio.fail_after(LINE_S):
+            line = await _line_of(reader)
+        if not line:
+            return  # it has only looked whether an agent is there
+        command = command_of(line)
+    except CommandError as error:
+        await say({"code": "refused", "text": str(error)})
+        return
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_end_with, reader, tasks.cancel_scope)
+        async for said in answers.to(command):
+            await say(said)
+        tasks.cancel_scope.cancel()
+
+
+async def _line_of(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise CommandError(f"a request has at most {LINE_BYTES_MAX:,} bytes") from None
 
 
 async def _end_with(reader: asyncio.StreamReader, scope: anyio.CancelScope) -> None:
@@ -67,28 +89,20 @@ def _folder() -> str:
         return ""
 
 
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return str(user)
-
-
 class Answers:
-    """What is answered to one request.
+    """What is answered to one client.
 
     Args:
-        asked: by the client.
         user: who asks.
         enquiries: of this node.
         observers: of its run, for who waits.
     """
 
-    def __init__(self, asked: Said, user: str, enquiries: Enquiries, observers: Observers) -> None:
-        self._asked, self._user, self._enquiries, self._observers = asked, user, enquiries, observers
+    def __init__(self, user: int, enquiries: Enquiries, observers: Observers) -> None:
+        self._user, self._enquiries, self._observers = user, enquiries, observers
 
-    async def of_verb(self) -> AsyncIterator[Said]:
-        verb = self._asked["verb"]
+    async def to(self, command: Command) -> AsyncIterator[Said]:
+        verb = command.verb
         if verb == "here":
             yield {"code": "ok", "folder": _folder(), **self._enquiries.status()}
         elif verb == "status":
@@ -102,10 +116,10 @@ class Answers:
         elif verb == "why":
             yield {"code": "ok", "why": await self._why(), "held": self._observers.state.held}
         elif verb == "logs":
-            async for said in self._log():
+            async for said in self._log(command):
                 yield said
         else:
-            async for said in self._request(verb):
+            async for said in self._request(command):
                 yield said
 
     async def status(self) -> Said:
@@ -125,9 +139,9 @@ class Answers:
                 each.update({name: told[name] for name in ("symptom", "failure", "blame")})
         return ends
 
-    async def _log(self) -> AsyncIterator[Said]:
+    async def _log(self, command: Command) -> AsyncIterator[Said]:
         """A worker's output, in pieces, from its end on; or for as long as the job runs, if it is followed."""
-        rank, is_stderr = int(self._asked["rank"]), bool(self._asked.get("stderr"))
+        rank = command.rank
         status = await self.status()
         of_rank = {worker["rank"]: node["run"]["node_id"] for node in status["nodes"] for worker in node["workers"]}
         if rank not in of_rank:
@@ -138,9 +152,9 @@ class Answers:
         offset, generation = -1, ""
         while True:
             shown = await self._enquiries.fetch(
-                r.What.LOG, target=of_rank[rank], rank=rank, is_stderr=is_stderr, offset=offset
+                r.What.LOG, target=of_rank[rank], rank=rank, is_stderr=command.stderr, offset=offset
             )
-            if not shown.found and (shown.refused or not self._asked.get("follow")):
+            if not shown.found and (shown.refused or not command.follow):
                 yield {**_code(shown), "text": next(iter(shown.refused.values()), "no answer")}
                 return
             for (_, key), text in shown.found.items():
@@ -150,31 +164,30 @@ class Answers:
                     continue
                 generation, offset = of, int(at) + len(text)
                 yield {"data": text}
-            if not self._asked.get("follow"):
+            if not command.follow:
                 yield {"code": "ok"}
                 return
             await anyio.sleep(FOLLOW_S)
 
-    async def _request(self, verb: str) -> AsyncIterator[Said]:
-        asked, stream = self._asked, EventStream()
-        at_save = bool(asked.get("at_save"))
-        reason = " ".join(filter(None, [f"by {self._user}:", str(asked.get("reason", ""))])).removesuffix(":")
-        kind, deadline_s = r.Verb(verb), float(asked.get("deadline_s", SAVE_S))
-        spares_job = kind is r.Verb.DRAIN and not asked.get("force")
+    async def _request(self, command: Command) -> AsyncIterator[Said]:
+        verb, stream, deadline_s = r.Verb(command.verb), EventStream(), command.deadline_s
+        by = f"by {await self._enquiries.users.of(self._user)}"
+        reason = f"{by}: {command.reason}" if command.reason else by
+        spares_job = verb is r.Verb.DRAIN and not command.force
         self._observers.add(stream)
         try:
             answer = await self._enquiries.ask(
-                kind,
+                verb,
                 reason,
-                target=str(asked.get("node", "")),
+                target=command.node,
                 deadline_s=deadline_s,
-                at_save=at_save,
+                at_save=command.at_save,
                 spares_job=spares_job,
             )
             if answer is None:
                 yield {"code": "no-answer", "text": NO_ANSWER}
                 return
-            if has_waited := answer.is_applied and bool(asked.get("wait")):
+            if has_waited := answer.is_applied and command.wait:
                 yield {"text": answer.text}
                 async for follows in _followed(stream, deadline_s + FOLLOWED_S):
                     yield {"text": follows}

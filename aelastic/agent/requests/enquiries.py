@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aelastic import aio
+from aelastic.agent.requests.user_names import UserNames
 from aelastic.aio import Mailbox, run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
@@ -69,6 +70,7 @@ class Enquiries:
     ) -> None:
         self._settings, self._held, self._state, self._collect_stacks = settings, held, run_state, collect_stacks
         self._node_id, self._say = settings.node_id, held.link.tell
+        self.users = UserNames()
         self._open: dict[str, Mailbox[r.Answer | r.Fetched]] = {}
 
     def on_told(self, message: r.Answer | r.Fetched) -> None:

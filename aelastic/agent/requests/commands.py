@@ -1,0 +1,99 @@
+"""One line that comes in at the control socket, read and checked whole before anything is done for it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from aelastic.core.record import Record
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.sense import COUNT_MAX, NAME_MAX, SECONDS_MAX
+
+LINE_BYTES_MAX = 1 << 16
+SAVE_S = 120.0  # that ranks have to save in, where nobody says so
+QUERIES = ("here", "status", "stacks", "why", "logs")
+VERBS = (*QUERIES, *r.Verb)
+NO_OBJECT = "a request is a JSON object in one line"
+
+
+class CommandError(ValueError):
+    """It is no command; says why."""
+
+
+class Command(Record):
+    """What a client wants, of the job or of this node."""
+
+    verb: str  # one of `VERBS`
+    node: str = ""  # of a request: which, by host or id; empty: this one
+    reason: str = ""
+    deadline_s: float = SAVE_S
+    at_save: bool = False
+    wait: bool = False  # for what follows
+    force: bool = False  # a drain that ends the job is meant
+    rank: int = -1  # of a log
+    stderr: bool = False
+    follow: bool = False
+
+
+def command_of(line: bytes) -> Command:
+    """The command in a line of JSON; fields that nobody knows are passed over.
+
+    Raises:
+        CommandError: it is none.
+    """
+    try:
+        return _checked(json.loads(line))
+    except CommandError:
+        raise
+    except (ValueError, RecursionError):  # what JSON could nest, `repr` could not
+        raise CommandError(NO_OBJECT) from None
+
+
+def _checked(said: Any) -> Command:
+    if not isinstance(said, dict):
+        raise CommandError(NO_OBJECT)
+    command = Command(
+        verb=_text(said, "verb", NAME_MAX),
+        node=_text(said, "node", NAME_MAX),
+        reason=_text(said, "reason", r.REASON_MAX),
+        deadline_s=_seconds(said, "deadline_s", SAVE_S),
+        at_save=_flag(said, "at_save"),
+        wait=_flag(said, "wait"),
+        force=_flag(said, "force"),
+        rank=_rank(said, "rank"),
+        stderr=_flag(said, "stderr"),
+        follow=_flag(said, "follow"),
+    )
+    if command.verb not in VERBS:
+        raise CommandError(f"verb is {command.verb!r:.80}: use one of {', '.join(VERBS)}")
+    if command.verb == "logs" and command.rank < 0:
+        raise CommandError("rank is missing: logs are those of one rank")
+    return command
+
+
+def _text(said: dict[str, Any], name: str, most: int) -> str:
+    value = said.get(name, "")
+    if isinstance(value, str) and len(value) <= most:
+        return value
+    raise CommandError(f"{name} is {value!r:.80}: use a text of at most {most:,} characters")
+
+
+def _flag(said: dict[str, Any], name: str) -> bool:
+    value = said.get(name, False)
+    if isinstance(value, bool):
+        return value
+    raise CommandError(f"{name} is {value!r:.80}: use true or false")
+
+
+def _rank(said: dict[str, Any], name: str) -> int:
+    value = said.get(name, -1)
+    if type(value) is int and -1 <= value <= COUNT_MAX:
+        return value
+    raise CommandError(f"{name} is {value!r:.80}: use a whole number, at least 0")
+
+
+def _seconds(said: dict[str, Any], name: str, otherwise: float) -> float:
+    value = said.get(name, otherwise)
+    if type(value) in {int, float} and 0 <= value <= SECONDS_MAX:  # which NaN is not
+        return float(value)
+    raise CommandError(f"{name} is {value!r:.80}: use seconds, at most {SECONDS_MAX:.0e}")

@@ -1,0 +1,126 @@
+"""The control socket of an agent, with a job that is stood in for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pwd
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from kit.launching import on_both_loops, run
+from kit.waiting import DEADLINE_S
+
+from aelastic.agent.channels import Door
+from aelastic.agent.requests import user_names
+from aelastic.agent.requests.answers import serve
+from aelastic.agent.requests.enquiries import Enquiries
+from aelastic.agent.requests.user_names import UserNames
+from aelastic.host import sockets
+from aelastic.observe.observer import Observers
+from aelastic.rdzv.protocol import requests as r
+
+
+class Job:
+    """What a door asks of a job."""
+
+    def __init__(self) -> None:
+        self.users = UserNames()
+        self.reasons: list[str] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"phase": "running"}
+
+    def why(self) -> list[Any]:
+        raise LookupError("nobody\nexpected this")
+
+    async def ask(self, verb: r.Verb, reason: str, **_: Any) -> r.Answer:
+        self.reasons.append(reason)
+        return r.Answer("1", True, f"{verb}: done")
+
+
+@asynccontextmanager
+async def opened(folder: Path, job: Job) -> AsyncIterator[Callable[[bytes], Any]]:
+    """A door, and what says something there and gives what is answered."""
+    door = Door(folder)
+    door.open()
+    (name,) = sockets.doors_in(folder)
+
+    def say(data: bytes) -> bytes:
+        conn, heard = sockets.connect_to_door(folder, name, DEADLINE_S), b""
+        assert conn is not None
+        with conn:
+            conn.sendall(data)
+            while received := conn.recv(1 << 16):
+                heard += received
+        return heard
+
+    observers = Observers([])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(door.run, lambda conn: serve(conn, cast(Enquiries, job), observers))
+        yield lambda data: asyncio.to_thread(say, data)
+        tasks.cancel_scope.cancel()
+    door.close(None)
+
+
+@on_both_loops
+def test_a_request_that_fails_in_the_agent_ends_its_own_connection_with_one_line(
+    loop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with opened(tmp_path / "doors", Job()) as say:
+            for _ in range(3):
+                assert await say(b'{"verb": "why"}\n') == b"", "no answer with a code"
+            assert json.loads(await say(b'{"verb": "here"}\n'))["phase"] == "running"
+
+    run(loop, main())
+    (line,) = caplog.messages
+    assert line.startswith(
+        "aborted a connection to the control socket: LookupError: nobody expected this (test_door.py:"
+    )
+
+
+@on_both_loops
+def test_an_answer_longer_than_any_buffer_arrives_whole(
+    loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"phase": "x" * (8 << 20)}
+    monkeypatch.setattr(Job, "status", lambda _: long)
+
+    async def main() -> None:
+        async with opened(tmp_path / "doors", Job()) as say:
+            assert json.loads(await say(b'{"verb": "here"}\n'))["phase"] == long["phase"]
+
+    run(loop, main())
+
+
+async def test_a_user_whose_name_no_server_says_is_a_number_and_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, asked = threading.Event(), list[int]()
+
+    def never(user: int) -> Any:
+        assert threading.current_thread() is not threading.main_thread()
+        asked.append(user)
+        assert answers.wait(DEADLINE_S)
+        return SimpleNamespace(pw_name="somebody")
+
+    monkeypatch.setattr(pwd, "getpwuid", never)
+    monkeypatch.setattr(user_names, "WITHIN_S", 0.05)
+    job = Job()
+    async with opened(tmp_path / "doors", job) as say:
+        for _ in range(3):
+            assert b'"ok"' in await say(b'{"verb": "restart", "reason": "new data"}\n')
+        assert b'"ok"' in await say(b'{"verb": "here"}\n')
+        assert job.reasons == [f"by {os.getuid()}: new data"] * 3 and asked == [os.getuid()], "one thread hangs"
+        answers.set()
+        monkeypatch.setattr(user_names, "WITHIN_S", DEADLINE_S)
+        assert b'"ok"' in await say(b'{"verb": "restart"}\n')
+        assert job.reasons[-1] == "by somebody"
