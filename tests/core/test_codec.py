@@ -56,6 +56,7 @@ FETCHED = r.Fetched("n2", "n1", "n1-6", "2-4096", "step 5\n")
 MESSAGES: list[Any] = [
     m.Seats(5_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
     m.HungUp(),
+    FETCHED.replace(is_last=False, is_continued=True),
     m.Vote(5_007, "t0k3n", ELECTED),
     m.Voted(True, 1000),
     m.Voted(False, 2000, "this node has a coordinator", ELECTED),

@@ -124,7 +124,8 @@ class Answers:
 
     async def status(self) -> Said:
         shown = await self._enquiries.fetch(r.What.STATUS)
-        nodes = [json.loads(text) for text in shown.found.values()]
+        whole = [text for (node_id, _), text in shown.found.items() if node_id not in shown.silent]
+        nodes = [json.loads(text) for text in whole]
         return {**_code(shown), "nodes": nodes, "silent": [*shown.silent], "refused": {**shown.refused}}
 
     async def _why(self) -> list[Said]:

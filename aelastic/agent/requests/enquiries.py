@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aelastic import aio
 from aelastic.agent.requests.user_names import UserNames
-from aelastic.aio import Mailbox, run_sync
+from aelastic.aio import Mailbox, described, run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
 from aelastic.host.usage import usage_of_leaders
@@ -109,12 +109,13 @@ class Enquiries:
                         pass  # it is said to the next coordinator
                     case r.Answer() as answer:
                         pass
-                    case r.Fetched(node_id, _, _, key, value, is_last, is_refused):
-                        if is_refused:
-                            refused[node_id] = value
-                        elif not is_last:
-                            found[node_id, key] = value
-                        done |= {node_id} if is_last else set()
+                    case r.Fetched(node_id, _, _, _, value, True, is_refused):
+                        done.add(node_id)
+                        refused |= {node_id: value} if is_refused else {}
+                    case r.Fetched(node_id, _, _, key, value, is_continued=True):
+                        found[node_id, key] = found.get((node_id, key), "") + value
+                    case r.Fetched(node_id, _, _, key, value):
+                        found[node_id, key] = value
         silent = () if answer is None else tuple(sorted({*answer.nodes} - done))
         return Shown(found, refused, silent, answer)
 
@@ -138,9 +139,14 @@ class Enquiries:
         if not refusal:
             try:
                 async for key, value in self._shown(fetch):
-                    self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, key, value[:TEXT_MAX], is_last=False))
+                    for begin in range(0, max(len(value), 1), TEXT_MAX):
+                        piece = value[begin : begin + TEXT_MAX]
+                        shown = r.Fetched(node_id, fetch.node_id, fetch.ask_id, key, piece, is_last=False)
+                        self._say(shown.replace(is_continued=begin > 0))
             except (OSError, LookupError) as error:
                 refusal = str(error) or type(error).__name__
+            except Exception as error:  # noqa: BLE001  whatever another node has asked, it does not end this agent
+                refusal = f"this node failed to answer: {described(error)}"
         self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, "", refusal, is_refused=bool(refusal)))
 
     async def _shown(self, fetch: r.Fetch) -> AsyncIterator[tuple[str, str]]:
@@ -152,7 +158,7 @@ class Enquiries:
                 first = 0 if (formed := self._state.formed) is None else formed.first_rank
                 texts = await run_sync(texts_of, taken, abandon_on_cancel=True)
                 for local_rank, source in sorted(taken.source.items()):
-                    yield str(first + local_rank), texts.get(local_rank, "")[:TEXT_MAX] or source
+                    yield str(first + local_rank), texts.get(local_rank, "") or source
             case r.What.WHY:
                 for number, end in enumerate(self.why()):
                     if (failure := end["failure"]) is not None:

@@ -88,6 +88,7 @@ class Fetched(Record):
     value: str
     is_last: bool = True
     is_refused: bool = False  # the value says why
+    is_continued: bool = False  # the value goes on where that of the message before ended: a text has a limit
 
 
 Request: TypeAlias = Ask | Frozen | Saved

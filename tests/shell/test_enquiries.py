@@ -1,0 +1,90 @@
+"""What nodes show each other, over a line that carries messages as they are on the wire."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from anyio.abc import TaskGroup
+from kit.virtual_clock import on_virtual_time
+
+from aelastic.agent.requests.enquiries import ANSWER_S, Enquiries
+from aelastic.observe.run_events import StacksTaken
+from aelastic.observe.run_state import RunState
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import TEXT_MAX, UPWARD, Decoder, encode
+
+
+class Line:
+    """A coordinator that passes on what one node asks, to that node itself."""
+
+    def __init__(self, tasks: TaskGroup, folder: Path) -> None:
+        self._tasks = tasks
+        self.is_cut_after = -1  # messages of an answer
+        self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
+        held = SimpleNamespace(link=SimpleNamespace(tell=self.tell, coordinates=True), logs=self.logs)
+        settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
+        self.state = RunState()
+        self.enquiries = Enquiries(cast(Any, settings), cast(Any, held), self.state, self.collect_stacks)
+
+    async def collect_stacks(self, why: str) -> StacksTaken:
+        return StacksTaken(1, why, {}, "")
+
+    def tell(self, message: Any) -> None:
+        (said,) = Decoder(UPWARD).feed(encode(message))
+        match said:
+            case r.Fetch():
+                self.enquiries.on_told(r.Answer(said.ask_id, True, "", ("n1",)))
+                self._tasks.start_soon(self.enquiries.show, said)
+            case r.Fetched() if self.is_cut_after:
+                self.is_cut_after -= 1
+                self.enquiries.on_told(said)
+            case _:
+                pass  # lost
+
+
+@pytest.mark.parametrize("size", [0, 1, TEXT_MAX, TEXT_MAX + 1, 10 * TEXT_MAX])
+@on_virtual_time
+async def test_a_status_of_any_length_arrives_whole(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"workers": "é\0" * (size // 2)}
+    monkeypatch.setattr(Enquiries, "status", lambda _: status)
+    async with anyio.create_task_group() as tasks:
+        shown = await Line(tasks, tmp_path).enquiries.fetch(r.What.STATUS)
+        assert [json.loads(text) for text in shown.found.values()] == [status] and not shown.silent
+
+
+@on_virtual_time
+async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = {"workers": "x" * 3 * TEXT_MAX}
+    monkeypatch.setattr(Enquiries, "status", lambda _: status)
+    async with anyio.create_task_group() as tasks:
+        line = Line(tasks, tmp_path)
+        line.is_cut_after = 2
+
+        async def heal() -> None:
+            await anyio.sleep(ANSWER_S / 2)
+            line.is_cut_after = -1
+
+        tasks.start_soon(heal)
+        shown = await line.enquiries.fetch(r.What.STATUS)
+        assert [json.loads(text) for text in shown.found.values()] == [status] and not shown.silent
+        line.is_cut_after = 2
+        shown = await line.enquiries.fetch(r.What.STATUS)
+        assert shown.silent == ("n1",)
+
+
+@on_virtual_time
+async def test_a_node_that_fails_to_answer_says_so_and_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Enquiries) -> Any:
+        raise ZeroDivisionError("nobody expected this")
+
+    monkeypatch.setattr(Enquiries, "status", fail)
+    async with anyio.create_task_group() as tasks:
+        shown = await Line(tasks, tmp_path).enquiries.fetch(r.What.STATUS)
+    assert "this node failed to answer: ZeroDivisionError: nobody expected this" in shown.refused["n1"]
