@@ -15,6 +15,8 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from aelastic.timeline.fields import SECONDS_MAX, WHOLE_MAX, check
+
 # Of `docs/reference/event-log.schema.json`.
 SCHEMA_VERSION = 1
 # A failure and its stack are cut to 8 KiB each, its traceback to 32 KiB; escaped as JSON, six times that at most.
@@ -23,9 +25,7 @@ LINE_BYTES_MAX = 1 << 20
 AGREEING_CLOCKS_S = 0.05
 # Agents of one host have one clock; if they differ by more, two hosts have the same name.
 SAME_CLOCK_S = 1.0
-# Nanoseconds are kept in 64 bits.
-_WHOLE_MAX = 1 << 63
-_SECONDS_MAX = _WHOLE_MAX / 1e9
+YEAR_MAX = 2200  # with 2^63 ns after it, still a year that Python knows
 _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
@@ -61,7 +61,7 @@ class Entry:
         """
         value = self.fields.get(name)
         # Compared, not converted: an integer may be too large for a float.
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -_SECONDS_MAX < value < _SECONDS_MAX:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -SECONDS_MAX < value < SECONDS_MAX:
             raise ValueError(f"{name} is no length of time")
         return max(0.0, float(value))
 
@@ -148,11 +148,12 @@ def _record(line: bytes, source: str) -> dict[str, Any]:
         raise UnknownVersionError(f"{source}: schema version {version}; this aelastic reads version {SCHEMA_VERSION}")
     if version != SCHEMA_VERSION:
         raise ValueError(f"schema version {version!r}")
+    check(record)
     return record
 
 
 def _whole(value: object, name: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > _WHOLE_MAX:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > WHOLE_MAX:
         raise ValueError(f"{name} is {value!r}")
     return value
 
@@ -161,6 +162,8 @@ def _moment(record: dict[str, Any]) -> datetime:
     moment = datetime.fromisoformat(record["time"])
     if moment.tzinfo is None:
         raise ValueError("a time without its zone")
+    if not _LONG_AGO.year <= moment.year <= YEAR_MAX:
+        raise ValueError(f"the year {moment.year}")
     return moment
 
 

@@ -58,7 +58,7 @@ CORES = (
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",
     "logs.lines", "logs.live_lines", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",
     "observe.run_events", "observe.run_state", "observe.time_spent", "observe.status", "observe.status_text", "observe.torch_events_core", "timeline.assets",
-    "timeline.boxes", "timeline.chart", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
+    "timeline.boxes", "timeline.chart", "timeline.fields", "timeline.html", "timeline.merge", "timeline.model", "timeline.node_reader", "timeline.perfetto",
     "timeline.reader", "timeline.text", "spent.bill",
 )  # fmt: skip
 NOT_FOR_CORES = {"anyio", "asyncio", "os", "time", "socket", "subprocess", "random", "logging", "torch", "threading"}

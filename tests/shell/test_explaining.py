@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.verbs import verb
 
 from aelastic.cli.verbs.explaining import read_ends, run_policy
+from aelastic.host import sockets
+from aelastic.spent.command import run_spent
 
 
 def write(folder: Path, node: str, *records: dict[str, Any]) -> None:
@@ -61,3 +64,48 @@ def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_form
         of(5, 2, "workers_started"), of(5, 2, "progressed", step=12), of(5, 2, "run_ended", reason="stopped"),
     )  # fmt: skip
     assert [(each["generation"], each["step"]) for each in read_ends(tmp_path)] == [(2, 12), (1, 15)]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        of(1, 1, "worker_ended", rank="x", failure={"rank": 0}),
+        of(1, 1, "worker_ended", rank=0, failure={"rank": 0, "message": [1]}),
+        of(1, 1, "worker_ended", rank=0, failure={"rank": 0}),
+        of(1, 1, "worker_ended", failure=7),
+        of(1, 1, "progressed", step=float("inf")),
+        of(1, 1, "progressed", step=3, steps_per_s=[[1]]),
+        of(1, 1, "restarting"),
+        of(1, 1, "restarting", reason={}),
+        {**of(1, 1, "workers_started"), "round": []},
+        {**of(1, 1, "workers_started", workers=[3]), "generation": {}},
+        {"event": "run_began", "max_restarts": "many"},
+        {"event": "waited", "round": 1, "time": "9999-12-31T23:59:59+00:00", "node": "n9"},
+    ],
+)
+def test_a_damaged_record_changes_nothing_but_itself(tmp_path: Path, capsys: Any, damaged: dict[str, Any]) -> None:
+    write(
+        tmp_path, "n0", {"event": "run_began", "max_restarts": 3}, damaged,
+        of(1, 1, "workers_started"), of(1, 1, "restarting", reason="rank 1 failed on n1; restart 1 of 3"),
+    )  # fmt: skip
+    assert run_policy(["explain", str(tmp_path), "--json"]) == 0
+    assert [each["decided"] for each in json.loads(capsys.readouterr().out)["rounds"]] == [
+        "rank 1 failed on n1; restart 1 of 3"
+    ]
+    assert len(read_ends(tmp_path)) == 1
+    assert run_spent([str(tmp_path)]) == 0
+
+
+def test_what_another_version_has_left_is_passed_over(tmp_path: Path) -> None:
+    folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
+    sockets.open_door(folder, "n").close()
+    run = {"run_id": "job", "node_id": "n", "host": "h"}
+    others: list[dict[str, Any]] = [
+        {"run": run, "state": "FAILED", "why": [{"reason": "r"}]}, {"run": [3]}, {}, {"run": run, "why": []},
+    ]  # fmt: skip
+    for left in others:
+        sockets.close_door(folder, "n", left)
+        said = verb(tmp_path, "why")
+        assert (said.code, said.err) == (3, "aelastic: no job of yours runs on this machine"), said
+    (folder / "n.ended").write_bytes(b'{"run":')
+    assert verb(tmp_path, "why").code == 3

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from aelastic.cli.converters import read_int, read_policy
 from aelastic.errors import InputError
-from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
+from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
 from aelastic.host.patterns import is_found
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
@@ -37,26 +38,32 @@ class Round:
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
         self._ends: dict[bool, tuple[str, float]] = {}  # the first that was told of a restart, and of the job's end
-        self.failures: dict[int, Json] = {}  # by rank
+        self.failures: dict[int, ProcessFailure] = {}  # by rank
         self.hosts: set[str] = set()
 
     def take(self, entry: Entry) -> None:
-        """What a log says of it."""
+        """What a log says of it.
+
+        Raises:
+            ValueError: what it says is damaged.
+        """
         record, at = entry.fields, entry.wall
-        self.hosts.add(entry.text("host"))
         match entry.kind:
             case "workers_started":
-                self.started, self.generation = self.started or at, record.get("generation", self.number)
+                self.generation, self.started = entry.number("generation"), self.started or at
             case "worker_ended" if record.get("failure"):
-                self.failures.setdefault(int(record["rank"]), record["failure"])
+                self.failures.setdefault(entry.number("rank"), _failure_in(record["failure"]))
             case "progressed":
-                self.step = max(self.step, int(record["step"]))
+                self.step = max(self.step, entry.number("step"))
             case "restarting" | "job_ended" | "run_ended" as event:
-                if failure := record.get("failure"):
-                    self.failures.setdefault(int(failure["rank"]), failure)
-                self._ends.setdefault(event != "restarting", (str(record["reason"]), at))
+                if record.get("failure"):
+                    failure = _failure_in(record["failure"])
+                    self.failures.setdefault(failure.rank, failure)
+                if reason := entry.text("reason"):
+                    self._ends.setdefault(event != "restarting", (reason, at))
             case _:
                 pass
+        self.hosts.add(entry.text("host"))
 
     def settle(self, *, is_last: bool) -> None:
         """Once all is read: a node that has taken part in no later round tells the job's end of this one, too."""
@@ -68,22 +75,30 @@ class Round:
     def cause(self) -> Cause:
         """The first cause, as it was told."""
         told = re.match(r"rank (\d+) failed on \S+?(?=[;:]|$)", self.reason)
-        if told is not None and (failure := self._failure(int(told[1]))) is not None:
+        if told is not None and (failure := self.failures.get(int(told[1]))) is not None:
             return Cause(told[0], failure)
         lost = re.match(r"node (\S+) was lost", self.reason)
         return Cause(self.reason, is_loss=lost is not None, lost=lost[1] if lost else "")
 
     def end(self, again: float | None) -> GenerationEnd:
         """As an agent that lives says it; `again`: when workers ran again."""
-        failure = self.cause.failure or self._failure(next(iter(self.failures), -1))
+        failure = self.cause.failure or next(iter(self.failures.values()), None)
         step = None if self.step == NONE else self.step
         return GenerationEnd(self.generation, self.began, self.ended, "end", self.reason, failure, step, again)
 
-    def _failure(self, rank: int) -> ProcessFailure | None:
-        if (failure := self.failures.get(rank)) is None:
-            return None
-        known = {name: failure[name] for name in SHARED_FIELDS if name in failure}
-        return ProcessFailure.from_elsewhere(**known, timestamp=failure.get("timestamp_s") or 0)
+
+def _failure_in(told: Json) -> ProcessFailure:
+    """The failure that a record tells of.
+
+    Raises:
+        ValueError: it lacks something.
+    """
+    known = {name: told[name] for name in SHARED_FIELDS if told.get(name) is not None}
+    known["timestamp"] = epoch_s(told.get("timestamp_s"))
+    try:
+        return ProcessFailure.from_elsewhere(**known)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def run_policy(argv: Sequence[str]) -> int:
@@ -127,32 +142,48 @@ def read_ends(path: Path) -> list[Json]:
     return describe_ends(ends, now.timestamp(), now)
 
 
+class Rounds:
+    """The rounds of a run, by the records of all of its logs."""
+
+    def __init__(self) -> None:
+        self.budget = 0  # of restarts
+        self.found: dict[int, Round] = {}
+        self._of_generation: dict[tuple[str, int], int] = {}  # by node, since each counts its own
+
+    def take(self, entry: Entry) -> None:
+        """What a log says.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if entry.kind == "run_began":
+            self.budget = entry.number("max_restarts")
+        if entry.fields.get("round") is None:
+            return
+        number, generation = entry.number("round"), (entry.text("node"), entry.number("generation"))
+        if entry.kind == "workers_started":
+            self._of_generation[generation] = number
+        if entry.kind == "progressed":  # the last step may be told when the next round has formed
+            number = self._of_generation.get(generation, number)
+        if number:
+            self.found.setdefault(number, Round(number, entry.wall)).take(entry)
+
+
 def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     """The rounds of a run, and its budget."""
-    rounds: dict[int, Round] = {}
-    runs: dict[str, None] = {}
-    budget, of_generation = 0, dict[tuple[Any, Any], int]()
+    rounds, runs = Rounds(), dict[str, None]()
     for entry in (entry for log in read_all(paths) for entry in log.entries):
-        record = entry.fields
         runs[entry.text("run_id")] = None
-        if entry.kind == "run_began":
-            budget = int(record.get("max_restarts", 0))
-        number = record.get("round")
-        generation = record.get("node"), record.get("generation")  # each node counts its own
-        if entry.kind == "workers_started":
-            of_generation[generation] = int(number or 0)
-        if entry.kind == "progressed":  # the last step may be told when the next round has formed
-            number = of_generation.get(generation, number)
-        if number:
-            rounds.setdefault(number, Round(number, entry.wall)).take(entry)
+        with suppress(ValueError):  # left out; the rest is told
+            rounds.take(entry)
     if len(runs) > 1:
         raise InputError(f"these are logs of {len(runs)} runs: name those of one: {', '.join(list(runs)[:5])}")
     if not runs:
         raise InputError(f"{', '.join(map(str, paths))}: no record of a run")
-    found = [each for _, each in sorted(rounds.items())]
+    found = [each for _, each in sorted(rounds.found.items())]
     for each in found:
         each.settle(is_last=each is found[-1])
-    return found, budget
+    return found, rounds.budget
 
 
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:

@@ -122,8 +122,8 @@ class Jobs:
     # Jobs that have ended.
 
     def ended(self) -> list[Said]:
-        """What agents have left that have ended, the latest first."""
-        return [said for said in map(json.loads, sockets.left_at_doors(self._folder)) if said.get("run")]
+        """What agents have left that have ended, the latest first; of what this version understands."""
+        return [said for said in map(_left, sockets.left_at_doors(self._folder)) if said is not None]
 
     def ended_as(self, job: str) -> list[Said]:
         """Of these, those of a job of that name, else of names that begin so; of none: none."""
@@ -137,3 +137,18 @@ def _is_this_folder(folder: str) -> bool:
         return os.path.samefile(folder, os.curdir)
     except OSError:
         return False
+
+
+def _left(data: bytes) -> Said | None:
+    """What an agent has left to be read; `None` where that cannot be shown: another version may have written it."""
+    try:
+        said: Said = json.loads(data)
+        if not said.get("run"):
+            return None
+        texts.has_ended(said)
+        texts.why(said["why"], "")
+        names = said["run"]["run_id"], said["state"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+        return None
+    are_texts = all(isinstance(each, str) for each in names)
+    return said if are_texts and isinstance(said["why"], list) else None
