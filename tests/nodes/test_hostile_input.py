@@ -1,0 +1,183 @@
+"""Whatever comes in at the sockets of a job's agents and on its board: the agents live, and the job is undisturbed."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kit.agents import FAIL, Agent, Round, Team, c10d, team_of
+from kit.hostile_input import GARBAGE, VALUES, Sent, frames, hostile, mutated, talk
+from kit.launching import Launcher
+from kit.stories.leader_terms import FAILURE
+from kit.waiting import DEADLINE_S, wait_for
+
+from aelastic.agent.requests.commands import VERBS, CommandError, command_of
+from aelastic.failures.places import Place
+from aelastic.host import sockets
+from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import PROTOCOL
+
+pytestmark = [pytest.mark.usefixtures("warm_stores"), pytest.mark.timeout(3600)]
+
+# In an agent: the test knows what its coordinator has told the others by the board.
+TELLS = """
+import json
+from aelastic.rdzv import coordinator_server
+
+init = coordinator_server.CoordinatorServer.__init__
+
+
+def tell(self, leader, record, board, turn, port, *others):
+    init(self, leader, record, board, turn, port, *others)
+    said = {"port": port.number, "token": record.candidate.token, "terms": leader.sessions.terms.__dict__}
+    with open("coordinates", "w") as file:
+        json.dump(said, file)
+
+
+coordinator_server.CoordinatorServer.__init__ = tell
+"""
+ELECTED = m.Elected(1000, "stranger", ("10.0.0.1", "node1"), 4711, "t0k3n")
+BALLOTS = [m.Vote(5_007, "t0k3n", ELECTED), m.Voted(True, 1000)]
+
+
+@pytest.fixture
+def team(launch: Launcher) -> Iterator[Team]:
+    with team_of(launch, c10d(), "2", wrapper=TELLS, conf={"lease": 60}) as team:
+        yield team
+
+
+class Watched:
+    """A job that should not notice: its agents, and the round that its workers are in."""
+
+    def __init__(self, team: Team) -> None:
+        self.team, self.agents = team, team.start_many(2)
+        self.round: Round = team.wait_round(self.agents)
+        self.sent = Sent(self.check)
+        told = self.coordinator.folder / "coordinates"
+        self.coordinates: dict[str, Any] = wait_for(
+            "it coordinates", lambda: told.exists() and json.loads(told.read_text())
+        )
+
+    @property
+    def coordinator(self) -> Agent:
+        return self.team.coordinator
+
+    def check(self) -> None:
+        for agent in self.agents:
+            assert not agent.is_over, self.team.story
+
+    def assert_undisturbed(self) -> None:
+        """It is in the same round, says nothing of a bug, restarts when it should, and succeeds."""
+        self.check()
+        self.team.assert_untouched(self.round)
+        for agent in self.agents:
+            assert len(agent.starts) == 1 and "aborted" not in agent.stderr, self.team.story
+        self.round.tell(FAIL, 0)
+        after = self.team.wait_round(self.agents, self.round)
+        assert after.restart == 1, self.team.story
+        self.team.finish(after)
+
+
+COMMANDS = st.fixed_dictionaries(
+    {"verb": st.sampled_from([*VERBS, "x"])},
+    optional={
+        "node": st.sampled_from(["nowhere", "x" * 255, "\x1b[2J", "é" * 200]) | VALUES,
+        "reason": VALUES,
+        "deadline_s": VALUES,
+        "at_save": VALUES,
+        "wait": VALUES,
+        "rank": st.integers(-2, 3) | VALUES,
+        "stderr": VALUES,
+        "follow": VALUES,
+    },
+)
+
+
+def would_disturb(line: bytes) -> bool:
+    """It is a request that the job would follow, or takes seconds."""
+    try:
+        command = command_of(line)
+    except CommandError:
+        return False
+    is_of_a_node = command.verb in {r.Verb.DRAIN, r.Verb.EXCLUDE, r.Verb.INCLUDE, r.Verb.CANCEL}
+    return command.verb in {r.Verb.STOP, r.Verb.KILL, r.Verb.RESTART, "stacks"} or (is_of_a_node and not command.node)
+
+
+def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
+    job = Watched(team)
+    doors = []
+    for agent in job.agents:
+        folder = sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)})
+        doors.append((folder, sockets.doors_in(folder)[0]))
+
+    @hostile
+    @given(st.sampled_from(doors), GARBAGE | COMMANDS.flatmap(mutated), st.booleans(), st.booleans())
+    def say(door: tuple[Path, str], said: Any, has_end: bool, half_closes: bool) -> None:
+        data = said if isinstance(said, bytes) else json.dumps(said).encode()
+        assume(not would_disturb(data))
+        data += b"\n" if has_end else b""
+        conn = sockets.connect_to_door(door[0], door[1], DEADLINE_S)
+        assert conn is not None, team.story
+        job.sent.add(data)
+        talk(conn, data, half_closes=half_closes or not has_end)
+
+    say()
+    job.assert_undisturbed()
+
+
+def upward(hello: m.Hello) -> list[Any]:
+    """What a node says that is nobody's, and has no part in the round."""
+    reached = Reached(7, 3, 1.5)
+    place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
+    ask = r.Ask("stranger", "stranger-1", r.Verb.INCLUDE, "nowhere", 30.0, "spot")
+    return [
+        hello, hello.replace(past=m.Past(m.Standing.BUSY, 1, 0, 0, 2, 0, epoch=1)), hello.replace(seen_epoch=2),
+        m.Ready(hello.node, reached), m.Alive(1), m.HungUp(), m.Failed("stranger", 1, FAILURE, 0.0, reached),
+        m.Succeeded("stranger", 1), m.Left("stranger", "bye"), m.Prepared("stranger", m.Starts.WARM),
+        m.Hangs("stranger", 1, "rank 0 hangs", 1.0, True), m.Saw("stranger", 1, (place,)), ask,
+        ask.replace(verb=r.Verb.CANCEL), ask.replace(verb=r.Verb.EXCLUDE), ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
+        r.Frozen("stranger", 1, 2, 1, 0), r.Saved("stranger", 1), r.Fetch("stranger", "stranger-2", r.What.STATUS),
+        r.Fetch("stranger", "stranger-3", r.What.WHY), r.Fetch("stranger", "stranger-4", r.What.LOG, "", 0, True, 4),
+        r.Fetched("stranger", "stranger", "stranger-2", "0", "text", False),
+    ]  # fmt: skip
+
+
+def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> None:
+    job = Watched(team)
+    terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
+    node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
+    hello = m.Hello(PROTOCOL, terms, token, node, m.Past(m.Standing.READY), 0)
+
+    @hostile
+    @given(frames(upward(hello), [hello]))
+    def say(data: bytes) -> None:
+        conn = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
+        job.sent.add(data)
+        talk(conn, data)
+
+    say()
+    job.assert_undisturbed()
+
+
+def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
+    job = Watched(team)
+    taken = {job.coordinates["port"], job.round.starts[0].master_port, int(team.meeting.endpoint.rpartition(":")[2])}
+    ports = sorted(set().union(*(agent.ports() for agent in job.agents)) - taken)
+
+    @hostile
+    @given(st.sampled_from(ports), frames(BALLOTS))
+    def say(port: int, data: bytes) -> None:
+        conn = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+        job.sent.add(data)
+        talk(conn, data)
+
+    say()
+    job.assert_undisturbed()
