@@ -22,7 +22,7 @@ from aelastic.rdzv.wire import proofs as proofs_module
 from aelastic.rdzv.wire import stream as stream_module
 from aelastic.rdzv.wire.proofs import MEMBER, Proofs
 from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import Stream, connect
+from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
 
 
 class Heard:
@@ -243,3 +243,10 @@ def test_one_line_says_that_nothing_is_proved_and_only_beyond_loopback(
         for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1", "", "::ffff:192.0.2.9", "192.0.2.9", "192.0.2.10"):
             proofs.warn_if_open(peer)
     assert caplog.messages == [proofs_module.OPEN % "192.0.2.9"]
+
+
+@pytest.mark.parametrize("address", ["a..b", ".", "n" * 64, "x" * 300, "\ud800", "a\0b", ""])
+async def test_an_address_that_no_host_can_have_is_one_that_does_not_answer(address: str) -> None:
+    with pytest.raises(NoConnectionError) as caught:
+        await connect([address], 1, lambda: Stream(Heard(), DOWNWARD))
+    assert not caught.value.is_refused
