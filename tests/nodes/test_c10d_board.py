@@ -529,6 +529,23 @@ async def test_what_no_agent_wrote_is_an_error(world: World) -> None:
             await operation
 
 
+async def test_what_no_agent_wrote_over_the_record_of_a_coordinator_is_replaced(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    board = world.c10d(f"localhost:{quiet_port()}")
+    record = await board.campaign(A, None, 0)
+    assert record is not None
+    for text in (b"hello", b"0\n{}"):
+        await board._store.compare_set("aelastic/job/leader", await board.get(), text)
+        assert record.is_same_term(renewed := await board.renew(record))
+        assert renewed == await board.read()
+    await board._store.compare_set("aelastic/job/leader", await board.get(), b"hello")
+    assert await board.publish(record, "over")
+    seen = await board.read()
+    assert seen is not None and seen.verdict == "over"
+    assert "was not written by an aelastic agent, over the record of this coordinator: registering it" in caplog.text
+
+
 # Cancelled, and left behind.
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import urllib.parse
-from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ import uvloop
 from kit.ports import quiet_port
 from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected, until_answered
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
-from kit.servers.etcd_values import GOOD
+from kit.servers.etcd_values import GOOD, PUT, put_v2
 from kit.servers.other_programs import http_server
 from kit.servers.relay import Relay
 
@@ -29,20 +27,6 @@ from aelastic.rdzv.boards.encoding import MAX_BYTES
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 
 # --- what others wrote
-
-
-def put_v3(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
-    lease_id = server.ask("/v3/lease/grant", {"TTL": "600"})["ID"] if lease else "0"
-    message = {"key": b64encode(key.encode()).decode(), "value": b64encode(value).decode(), "lease": lease_id}
-    server.ask("/v3/kv/put", message)
-
-
-def put_v2(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
-    form = {"value": value, **({"ttl": "600"} if lease else {})}
-    server.ask(f"/v2/keys{urllib.parse.quote(key)}", urllib.parse.urlencode(form).encode(), method="PUT")
-
-
-PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
 
 
 # More of what is none: `test_etcd_settings.py`.
@@ -64,6 +48,18 @@ async def test_garbage_in_the_key_is_reported_with_the_key(backend: str, etcds: 
         for operation in operations:
             with pytest.raises(RendezvousStateError, match=key):
                 await operation()
+
+
+@both_apis
+async def test_garbage_over_the_record_of_a_coordinator_is_replaced(
+    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
+) -> None:
+    server, board = etcds.of("distro"), closing(board_of(backend, etcds.of("distro").endpoint, run_id))
+    record = await elected(board, A)
+    for lease in (True, False):
+        PUT[backend](server, f"/aelastic/{run_id}/coordinator", b"hello", lease=lease)
+        renewed = await board.renew(record)
+        assert record.is_same_term(renewed) and await board.read() == renewed
 
 
 async def test_a_directory_in_the_key_is_reported_with_the_key(etcds: EtcdServers, closing: Closing) -> None:

@@ -10,6 +10,7 @@ which the key was made, or one above that at which it was last overwritten.  Onl
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack
 
 from aelastic.errors import RendezvousConnectionError, RendezvousStateError
@@ -21,6 +22,8 @@ from aelastic.rdzv.boards.etcd_v3 import EtcdV3
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+
+_log = logging.getLogger(__name__)
 
 # How often others may write between our read and our write: each time one of them gets ahead.
 MAX_LOOKS = 20
@@ -46,6 +49,7 @@ class EtcdBoard(Board):
         self._etcd = self._clients[0]
         self._is_chosen = len(self._clients) == 1
         self._backend = settings.backend
+        self._has_led = False
         self._key, self._floor_key = self._etcd.settings.key(run_id), self._etcd.settings.floor_key
 
     async def open(self) -> None:
@@ -87,12 +91,14 @@ class EtcdBoard(Board):
                 value = self._bytes_of(LeaderRecord(epoch=epoch, candidate=candidate))
                 written = await self._etcd.claim(self._key, entry, value, (self._floor_key, floor, raised))
                 if written is not None:
+                    self._has_led = True
                     return self._record_of(written)
         raise self._conflict()
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._etcd.within_lease():
-            entry, now = await self._look()
+            entry = await self._etcd.get(self._key)
+            now = self._seen_by_leader(entry)
             if entry.value and now is None:  # no agent of this job has written that over our record
                 floor = self._floor_key, await self._etcd.get(self._floor_key), None
                 written = await self._etcd.claim(self._key, entry, self._bytes_of(record), floor)
@@ -146,6 +152,17 @@ class EtcdBoard(Board):
     async def _look(self) -> tuple[Entry, LeaderRecord | None]:
         entry = await self._etcd.get(self._key)
         return entry, self._record_of(entry) if entry.modified else None
+
+    def _seen_by_leader(self, entry: Entry) -> LeaderRecord | None:
+        """As `_look` has it; what no agent wrote over the record of this one counts as nothing."""
+        try:
+            return self._record_of(entry) if entry.modified else None
+        except RendezvousStateError as error:
+            if not self._has_led:
+                raise
+            what = str(error).partition(" (")[0]
+            _log.warning("%s, over the record of this coordinator: registering it again", what)
+            return None
 
     @property
     def _where(self) -> str:

@@ -44,6 +44,7 @@ class KeyBoard(Board):
         self._writing = writing
 
     _last = KeyState(b"")  # what we wrote last
+    _has_led = False  # this agent's record was there
 
     @abstractmethod
     async def _reach(self, *, may_serve: bool) -> None:
@@ -101,6 +102,7 @@ class KeyBoard(Board):
         record = LeaderRecord(epoch=epoch, candidate=candidate, renewals=0, seats=state.seats)
         state = self._state_of(await self._compare_set(state.text, self._writing.sign(text_of(record))))
         self._last = state
+        self._has_led |= record.is_same_term(state.record)
         return state.record
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
@@ -113,7 +115,7 @@ class KeyBoard(Board):
         await self.open()
         # A renewal that was not answered may have taken effect: to write the same count again would renew nothing.
         last, self._last = self._last, KeyState(b"")
-        state = last if record.is_same_term(last.record) else await self._look()
+        state = last if record.is_same_term(last.record) else self._seen_by_leader(await self._get())
         if record.is_elected and state.record is not None and state.record.is_first and state.epoch > record.epoch:
             return state.record
         is_ours = await self._change(state, record, lambda now: text_of(now.renewed().replace(seats=record.seats)))
@@ -122,12 +124,12 @@ class KeyBoard(Board):
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         await self._reach(may_serve=False)
         over = lambda now: text_of(now.replace(verdict=verdict, seats=None))  # noqa: E731
-        return await self._change(await self._look(), record, over)
+        return await self._change(self._seen_by_leader(await self._get()), record, over)
 
     async def resign(self, record: LeaderRecord) -> None:
         await self._reach(may_serve=False)
         without = lambda now: text_without_leader(now.replace(seats=record.seats))  # noqa: E731
-        await self._change(await self._look(), record, without)
+        await self._change(self._seen_by_leader(await self._get()), record, without)
 
     async def _look(self) -> KeyState:
         return self._state_of(await self._get())
@@ -150,11 +152,22 @@ class KeyBoard(Board):
                     "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
                 )
             text = self._writing.sign(new_text(record if is_older or state.record is None else state.record))
-            state = self._state_of(await self._compare_set(state.text, text))
+            state = self._seen_by_leader(await self._compare_set(state.text, text))
             if state.text == text:
-                self._last = state
+                self._last, self._has_led = state, True
                 return True
         raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._where}")
+
+    def _seen_by_leader(self, text: bytes) -> KeyState:
+        """What the text says; what no agent wrote over the record of this one counts as nothing."""
+        try:
+            return self._state_of(text)
+        except RendezvousStateError as error:
+            if not self._has_led:
+                raise
+            what = str(error).partition(" (")[0]
+            _log.warning("%s, over the record of this coordinator: registering it again", what)
+            return KeyState(text, is_foreign=True)
 
     def _state_of(self, text: bytes) -> KeyState:
         verified = self._writing.verify(text, self._where)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import urllib.parse
+from base64 import b64encode
 
 from aelastic.rdzv.boards.encoding import MAX_BYTES
+from kit.servers.etcd_servers import EtcdServer
 
 GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
 
@@ -28,3 +31,17 @@ GARBAGE = [
     json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
     json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
 ]
+
+
+def put_v3(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
+    lease_id = server.ask("/v3/lease/grant", {"TTL": "600"})["ID"] if lease else "0"
+    message = {"key": b64encode(key.encode()).decode(), "value": b64encode(value).decode(), "lease": lease_id}
+    server.ask("/v3/kv/put", message)
+
+
+def put_v2(server: EtcdServer, key: str, value: bytes, *, lease: bool) -> None:
+    form = {"value": value, **({"ttl": "600"} if lease else {})}
+    server.ask(f"/v2/keys{urllib.parse.quote(key)}", urllib.parse.urlencode(form).encode(), method="PUT")
+
+
+PUT = {"etcd-v3": put_v3, "etcd-v2": put_v2}
