@@ -90,12 +90,21 @@ class Ballots(Incoming[ev.Event]):
         while True:
             await self._moved.wait()
             self._moved = anyio.Event()
-            self._port.listen_at(await self._addresses())
+            await self._open_port()
             async with anyio.create_task_group() as tasks:
                 for listener in self._port.listeners:
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept ballots")
                 await self._moved.wait()
                 tasks.cancel_scope.cancel()
+
+    async def _open_port(self) -> None:
+        addresses = await self._addresses()
+        try:
+            self._port.listen_at(addresses)
+        except OSError as error:
+            named = ", ".join(addresses)
+            _log.info("cannot listen for votes at %s (%s): at all addresses instead", named, error.strerror)
+            self._port.listen_at([])
 
     async def _addresses(self) -> list[str]:
         """Where to listen for those that were told where this agent is; none: at all addresses."""

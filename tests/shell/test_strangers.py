@@ -293,7 +293,7 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
                     writer.close()
                 while not caplog.messages:  # noqa: ASYNC110  it comes with the next event of the loop
                     await asyncio.sleep(0)
-            member = await connect(["127.0.0.1"], port, lambda: Stream(heard, DOWNWARD))
+            member = await connect(["127.0.0.1"], port, lambda: Stream(heard, DOWNWARD), DEADLINE_S)
             member.send(encode(HELLO))
             while not heard.messages:  # noqa: ASYNC110  as above
                 await asyncio.sleep(0)

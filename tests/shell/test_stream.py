@@ -155,14 +155,14 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
 
     server, clients, streams = Bad(), [Heard(), Heard()], list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        bad = await connect(["127.0.0.1"], port, lambda: Stream(clients[0], DOWNWARD))
-        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD))
+        bad = await connect(["127.0.0.1"], port, lambda: Stream(clients[0], DOWNWARD), DEADLINE_S)
+        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
         bad.send(encode(m.Alive(13)) + encode(m.Alive(14)))
         await clients[0].wait(1)
         assert clients[0].resets == server.resets == [True], "an end in order would say that the other agent is gone"
         good.send(encode(m.Alive(13)))
         await clients[1].wait(1)
-        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD))
+        good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
         good.send(encode(m.Alive(1)))
         await server.wait(3)
         assert server.messages == [m.Alive(1)]
@@ -174,7 +174,7 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
 async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD))
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
         streams[0].abort()
@@ -248,5 +248,5 @@ def test_one_line_says_that_nothing_is_proved_and_only_beyond_loopback(
 @pytest.mark.parametrize("address", ["a..b", ".", "n" * 64, "x" * 300, "\ud800", "a\0b", ""])
 async def test_an_address_that_no_host_can_have_is_one_that_does_not_answer(address: str) -> None:
     with pytest.raises(NoConnectionError) as caught:
-        await connect([address], 1, lambda: Stream(Heard(), DOWNWARD))
+        await connect([address], 1, lambda: Stream(Heard(), DOWNWARD), DEADLINE_S)
     assert not caught.value.is_refused
