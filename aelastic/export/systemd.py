@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 0.05
 # Between the last worker's end and the agent's: a console that stalls has 30 s (`logs`), observers have 5 s.
 LEAVE_S = 40.0
+USEC_DIGITS_MAX = 20  # 64 bits, as systemd has it
 
 
 class SdNotify(Observer):
@@ -42,7 +43,8 @@ class SdNotify(Observer):
         self._stop_us = round(1e6 * (shutdown_timeout_s + KILL_COUNT_MAX * KILL_WAIT_S + LEAVE_S))
         # As systemd recommends: twice in the time after which its watchdog kills us.
         text, is_ours = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "") in {"", str(os.getpid())}
-        self._interval_s = int(text) / 2e6 if text.isascii() and text.isdigit() and is_ours else 0.0  # 0: off
+        is_number = text.isascii() and text.isdigit() and len(text) <= USEC_DIGITS_MAX
+        self._interval_s = int(text) / 2e6 if is_number and is_ours else 0.0  # 0: off
         self._status = ""
         self._is_ready = False
         self._heartbeat = {"WATCHDOG": "1"} if self._interval_s else {}

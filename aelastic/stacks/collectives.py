@@ -89,9 +89,11 @@ async def ras_line(env: Mapping[str, str]) -> str:
     """
     host, _, port = env.get(RAS_VARIABLE, RAS_ADDRESS).rpartition(":")
     answer = bytearray()
-    if env.get("NCCL_RAS_ENABLE") == "0" or not port.isdecimal():
+    is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
+    if env.get("NCCL_RAS_ENABLE") == "0" or not is_port:
         return ""
-    with anyio.move_on_after(TIMEOUT_S), suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+    ends = OSError, UnicodeError, anyio.EndOfStream, anyio.BrokenResourceError  # a host may be no name
+    with anyio.move_on_after(TIMEOUT_S), suppress(*ends):
         async with await anyio.connect_tcp(host.strip("[]") or "localhost", int(port)) as stream:
             await stream.send(b"VERBOSE STATUS\n")
             while len(answer) < ANSWER_BYTES_MAX:

@@ -22,6 +22,7 @@ SPENT_JOBS = (10, 200, 2000)[_OF]
 QUORUM_SEEDS = (20, 400, 100_000)[_OF]
 HOSTILE_INPUTS = (40, 10_000, 100_000)[_OF]  # at each socket and file
 HOSTILE_MOMENTS = (2, 14, 70)[_OF]  # at which a board holds something else for more than a lease
+HOSTILE_LAUNCHES = (4, 300, 3000)[_OF]  # of agents, each in another environment
 ATTACKS = (1, 30, 500)[_OF]  # on each kind of board
 FIRST_MOMENTS = (4, 20, 200)[_OF]  # forked workers that are asked to end as soon as they are there
 EVERYWHERE_S = (0.03, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step

@@ -25,9 +25,12 @@ from kit.waiting import DEADLINE_S
 
 # An agent that has died of one of them would fail all smaller ones, too: none is made smaller.
 hostile = settings(
-    max_examples=HOSTILE_INPUTS, deadline=None, phases=[p for p in settings().phases if p.name in {"generate", "reuse"}],
+    max_examples=HOSTILE_INPUTS, deadline=None, phases=[p for p in settings().phases if p.name in {"explicit", "generate", "reuse"}],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )  # fmt: skip
+
+# Hypothesis warns of an example that is long to print, and prints it.
+LONG_EXAMPLES = "ignore:Generating overly large repr"
 
 NUMBERS = st.sampled_from(
     [-(2**63), -7, -1, 0, 1, 2, 3, 4, 65536, 2**31, 2**40, 2**53, 2**62, 2**63 - 1, 2**63, 10**400, -5.0, 0.0, 1e-300,

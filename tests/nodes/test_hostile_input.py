@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kit.agents import FAIL, Agent, Round, Team, c10d, team_of
-from kit.hostile_input import GARBAGE, VALUES, Sent, frames, hostile, mutated, talk
+from kit.hostile_input import GARBAGE, LONG_EXAMPLES, VALUES, Sent, frames, hostile, mutated, talk
 from kit.launching import Launcher
 from kit.stories.leader_terms import FAILURE
 from kit.waiting import DEADLINE_S, wait_for
@@ -25,7 +25,11 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 
-pytestmark = [pytest.mark.usefixtures("warm_stores"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.usefixtures("warm_stores"),
+    pytest.mark.timeout(3600),
+    pytest.mark.filterwarnings(LONG_EXAMPLES),
+]
 
 # In an agent: the test knows what its coordinator has told the others by the board.
 TELLS = """

@@ -12,14 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.agents import NEVER_SAID
-from kit.hostile_input import GARBAGE, TEXTS, Sent, hostile, put
+from kit.hostile_input import GARBAGE, LONG_EXAMPLES, TEXTS, Sent, hostile, put
 from kit.launching import Job, Launcher
 from kit.ports import quiet_port
 from kit.waiting import wait_for
 
 from aelastic.agent.requests.notice_sources import said_by
 
-pytestmark = [pytest.mark.usefixtures("warm_stores"), pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.usefixtures("warm_stores"),
+    pytest.mark.timeout(3600),
+    pytest.mark.filterwarnings(LONG_EXAMPLES),
+]
 
 WORKS = """
 say("start", os.getpid(), restart)

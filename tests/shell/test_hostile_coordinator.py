@@ -10,7 +10,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.hostile_input import GARBAGE, frames, hostile
+from kit.hostile_input import GARBAGE, LONG_EXAMPLES, frames, hostile
 from kit.stories.member import NODE, assigned, interrupted
 from kit.waiting import DEADLINE_S
 
@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol.codec import UPWARD, Decoder, encode
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 
 LEASE_S = 60.0
 WELCOME = m.Welcome(4, LEASE_S)

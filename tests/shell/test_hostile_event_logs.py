@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.hostile_input import GARBAGE, hostile, mutated
+from kit.hostile_input import GARBAGE, LONG_EXAMPLES, hostile, mutated
 from kit.stories.event_logs import a_crash
 from kit.stories.spent_logs import Job
 from kit.verbs import verb
@@ -20,7 +20,7 @@ from aelastic.errors import InputError
 from aelastic.host import sockets
 from aelastic.timeline.command import main as timeline
 
-pytestmark = pytest.mark.timeout(3600)
+pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 
 FIRST, SECOND = a_crash()
 LONG = next(job.logs for job in map(Job, range(100)) if 20 < sum(len(log.lines) for log in job.logs) < 200)
