@@ -122,6 +122,7 @@ def test_an_etcd_may_hold_anything(backend: str, etcds: EtcdServers, kind_to_etc
             runner.run(board.aclose())
 
 
+@pytest.mark.all
 def test_a_job_bears_what_stands_where_its_coordinator_should(launch: Launcher) -> None:
     """Each value stays until a coordinator that writes a record at each renewal has failed at one, or more."""
     lease_s = 1.5

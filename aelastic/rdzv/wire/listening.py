@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 
-from aelastic.errors import RendezvousError
+from aelastic.errors import InputError, RendezvousError
 from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.rdzv.board import Board
 from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
@@ -52,7 +52,7 @@ async def local_addresses(settings: RendezvousSettings) -> list[str]:
 
 async def local_addresses_told(host: str, within_s: float) -> list[str]:
     """Of this host, those of a name that others are told; none where that says nothing here."""
-    with suppress(RendezvousError):
+    with suppress(RendezvousError, InputError):  # it may be no name at all: others have told of it
         return told_elsewhere(await local_addresses_of(Endpoint(host, 0), within_s))
     return []
 
