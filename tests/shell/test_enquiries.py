@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,11 +13,22 @@ import pytest
 from anyio.abc import TaskGroup
 from kit.virtual_clock import on_virtual_time
 
-from aelastic.agent.requests.enquiries import ANSWER_S, Enquiries
-from aelastic.observe.run_events import StacksTaken
+from aelastic.agent.requests.enquiries import ANSWER_S, COMING_S, Enquiries
+from aelastic.observe.run_events import RoundFormed, StacksTaken
 from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import TEXT_MAX, UPWARD, Decoder, encode
+
+ROUND = RoundFormed(
+    round=1,
+    generation=1,
+    restart_count=0,
+    group_rank=0,
+    group_world_size=2,
+    first_rank=0,
+    local_world_size=1,
+    world_size=2,
+)
 
 
 class Line:
@@ -25,6 +37,7 @@ class Line:
     def __init__(self, tasks: TaskGroup, folder: Path) -> None:
         self._tasks = tasks
         self.is_cut_after = -1  # messages of an answer
+        self.other_is_back_at = math.inf  # another node of the round, n2
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
         held = SimpleNamespace(link=SimpleNamespace(tell=self.tell, coordinates=True), logs=self.logs)
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
@@ -38,8 +51,12 @@ class Line:
         (said,) = Decoder(UPWARD).feed(encode(message))
         match said:
             case r.Fetch():
-                self.enquiries.on_told(r.Answer(said.ask_id, True, "", ("n1",)))
+                is_back = anyio.current_time() >= self.other_is_back_at
+                self.enquiries.on_told(r.Answer(said.ask_id, True, "", ("n1", "n2") if is_back else ("n1",)))
                 self._tasks.start_soon(self.enquiries.show, said)
+                if is_back:
+                    self.enquiries.on_told(r.Fetched("n2", "n1", said.ask_id, "", "{}", is_last=False))
+                    self.enquiries.on_told(r.Fetched("n2", "n1", said.ask_id, "", ""))
             case r.Fetched() if self.is_cut_after:
                 self.is_cut_after -= 1
                 self.enquiries.on_told(said)
@@ -77,6 +94,31 @@ async def test_an_answer_that_was_cut_is_asked_for_again_and_begins_anew(
         line.is_cut_after = 2
         shown = await line.enquiries.fetch(r.What.STATUS)
         assert shown.silent == ("n1",)
+
+
+@on_virtual_time
+async def test_a_round_whose_nodes_have_yet_to_find_their_coordinator_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Enquiries, "status", lambda _: {})
+    async with anyio.create_task_group() as tasks:
+        line = Line(tasks, tmp_path)
+        line.state.formed = ROUND
+        line.other_is_back_at = anyio.current_time() + COMING_S / 2
+        shown = await line.enquiries.fetch(r.What.STATUS)
+        assert {node_id for node_id, _ in shown.found} == {"n1", "n2"}
+
+
+@on_virtual_time
+async def test_a_node_that_is_lost_is_not_waited_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Enquiries, "status", lambda _: {})
+    async with anyio.create_task_group() as tasks:
+        line = Line(tasks, tmp_path)
+        line.state.formed = ROUND
+        began = anyio.current_time()
+        shown = await line.enquiries.fetch(r.What.STATUS)
+        assert {node_id for node_id, _ in shown.found} == {"n1"}
+        assert anyio.current_time() - began < ANSWER_S
 
 
 @on_virtual_time

@@ -99,7 +99,7 @@ class Enquiries:
             until = began + (STACKS_S if what is r.What.STACKS else ANSWER_S)
             self._say(fetch)
             while (now := aio.now()) < until:
-                is_few = answer is not None and answer.text == r.STILL_COMING and now < began + COMING_S
+                is_few = answer is not None and self._are_coming(answer, fetch.target) and now < began + COMING_S
                 if answer is not None and not {*answer.nodes} - done and not is_few:
                     break
                 match await mailbox.next(min(until, now + (COMING_AGAIN_S if is_few else AGAIN_S))):
@@ -118,6 +118,12 @@ class Enquiries:
                         found[node_id, key] = value
         silent = () if answer is None else tuple(sorted({*answer.nodes} - done))
         return Shown(found, refused, silent, answer)
+
+    def _are_coming(self, answer: r.Answer, target: str) -> bool:
+        """Whether nodes of the round have yet to find the coordinator that has answered, as far as is known."""
+        formed = self._state.formed
+        size = 1 if formed is None or target else formed.group_world_size
+        return answer.text == r.STILL_COMING or len(answer.nodes) < size
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[str, Mailbox[r.Answer | r.Fetched]]]:
