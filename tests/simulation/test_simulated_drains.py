@@ -150,6 +150,25 @@ def test_a_spare_takes_the_place_of_the_node_that_leaves() -> None:
     simulation.wait(lambda: simulation.ranks == 3)
 
 
+@pytest.mark.parametrize("left_s", [2.0, 1.0, 0.5, -1.0])
+@pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.STOP])
+def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_it_is_asked_again(
+    verb: Verb, left_s: float
+) -> None:
+    """All ranks have saved, and wait; the coordinator may not decide before the board is back."""
+    simulation = Drained(1, hosts=3, step_s=(2.5, 3.0), is_leased=True)
+    training, agent = simulation.training, simulation.agent(1)
+    assert training is not None
+    agent.holds.ask(verb, DEADLINE_S, at_save=verb is Verb.STOP)
+    simulation.pass_time(0.05)
+    simulation.take_board_down(DEADLINE_S - left_s)
+    simulation.wait(partial(_is_gone, agent), DEADLINE_S + 5.0)
+    assert [answer.is_applied for answer in agent.answers] == [True, True], "it was asked of two coordinators"
+    assert [*training.saves.values()] == [{0, 1, 2}]
+    if verb is Verb.STOP:
+        assert agent.group.verdict is not None and agent.group.verdict.outcome is Outcome.SAVED
+
+
 def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
     """A fault, some time after something was asked."""
     # Most of what is agreed takes some 10 ms, to save some 100.

@@ -133,10 +133,7 @@ class NodeState:
 
     def requests(self, now: float) -> list[r.Request | r.Fetch]:
         """What a coordinator that has just welcomed this node is to hear, again or for the first time."""
-        asked = [
-            each.replace(deadline_s=max(0.0, each.deadline_s - (now - at))) if isinstance(each, r.Ask) else each
-            for each, at in self.asked.values()
-        ]
+        asked = [_aged(each, now - at) for each, at in self.asked.values()]
         return [*asked, *([] if self.notice is None else [self.notice])]
 
     def _on_answer(self, ask_id: str, *, is_applied: bool) -> None:
@@ -227,6 +224,18 @@ class NodeState:
                     self.ended_nodes &= {seat.node_id for seat in news.seats}
             case _:
                 assert_never(news)
+
+
+def _aged(asked: r.Ask | r.Fetch, age_s: float) -> r.Ask | r.Fetch:
+    """A request as it is said again.
+
+    It has time to save left, however late that is: another coordinator has accepted it, ranks wait for its end, and one
+    that is refused now would leave them waiting.
+    """
+    if isinstance(asked, r.Fetch):
+        return asked
+    least_s = min(asked.deadline_s, r.DEADLINE_MIN_S)
+    return asked.replace(deadline_s=max(least_s, asked.deadline_s - age_s))
 
 
 def _verb(asked: r.Ask | r.Fetch) -> r.Verb | None:

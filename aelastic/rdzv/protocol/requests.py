@@ -26,6 +26,7 @@ class Verb(StrEnum):
 
 
 REASON_MAX = 1_000  # characters; what is longer is cut
+DEADLINE_MIN_S = 1.0  # to save in: a shorter notice is a stop
 
 
 class Ask(Record):

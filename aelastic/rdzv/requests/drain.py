@@ -11,8 +11,9 @@ No rank asks another: agents do, beside the training.
 4. Once all nodes have saved, or the time is over, the round **ends** on all of them at once; nodes that go leave.
 
 A coordinator that takes over is asked again by the node that asked, and freezes again: a call that was named before is
-named again, unless a rank may have passed it.  A failure ends the round, and the drain with it; nodes that go leave all
-the same.  While no round runs they go at once: nothing is lost by that.
+named again, unless a rank may have passed it.  If no node asks, it lets the ranks that are held, or have saved, go on.
+A failure ends the round, and the drain with it; nodes that go leave all the same.  While no round runs they go at once:
+nothing is lost by that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,17 @@ from typing import Generic, TypeVar, assert_never
 
 from aelastic.core.record import Record
 from aelastic.rdzv.protocol.messages import Ended, Outcome
-from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Request, Saved, Stage, Verb
+from aelastic.rdzv.protocol.requests import (
+    DEADLINE_MIN_S,
+    Answer,
+    Ask,
+    Frozen,
+    Notice,
+    Request,
+    Saved,
+    Stage,
+    Verb,
+)
 
 T = TypeVar("T")
 
@@ -36,8 +47,7 @@ ASKED_AGAIN_S = 1.0
 # So long before the deadline the round ends; in the middle of that, workers that still run are killed, and their agent
 # has a second left to leave.  Of a short deadline: a third.
 MARGIN_S = 3.0
-# A shorter notice is a stop.
-DEADLINE_MIN_S, DEADLINE_MAX_S = 1.0, 1e6
+DEADLINE_MAX_S = 1e6
 ANSWERS_MAX = 256
 # Notices of one coordinator; the next one's epoch is higher, by milliseconds.
 NOTICES_OF_AN_EPOCH = 1_000
@@ -45,7 +55,7 @@ NOTICES_OF_AN_EPOCH = 1_000
 
 class Step(StrEnum):
     OFF = auto()  # nothing is announced
-    HELD = auto()  # ranks are held for a coordinator before this one, and nobody has asked this one yet
+    HELD = auto()  # ranks are held, or have saved, for a coordinator before this one; no node has asked this one yet
     FREEZING = auto()  # nodes are to say how far they are
     SAVING = auto()  # nodes are to save
     OVER = auto()  # all have, or the time is over
@@ -145,6 +155,9 @@ class Drain(Generic[T]):
             case Saved(node_id, notice_id) if self.step is Step.SAVING and notice_id == self.notice_id:
                 self._awaited.discard(node_id)
                 return [] if self._awaited else self._go_on(now)
+            case Saved(_, notice_id) if self.step is Step.OFF and notice_id > self.notice_id:
+                self._on_held(notice_id, now)
+                return []
             case Saved():
                 return []  # of an earlier notice
             case None:
@@ -251,15 +264,19 @@ class Drain(Generic[T]):
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
         """A node holds its ranks.  Once all do, the call is named."""
-        if self.step is Step.OFF:
-            self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
         is_awaited = self.step is Step.FREEZING and frozen.notice_id == self.notice_id
-        self.notice_id = max(self.notice_id, frozen.notice_id)
+        self._on_held(frozen.notice_id, now)
         if not is_awaited or frozen.node_id not in self._awaited:
             return []
         self._frozen[frozen.node_id] = frozen
         self._awaited.discard(frozen.node_id)
         return [] if self._awaited else self._go_on(now)
+
+    def _on_held(self, notice_id: int, now: float) -> None:
+        """Ranks of a node wait for what is said next: if no drain is on, for a coordinator before this one."""
+        if self.step is Step.OFF:
+            self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
+        self.notice_id = max(self.notice_id, notice_id)
 
     def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
         if self.step is Step.HELD:  # nobody asks any more
