@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +20,7 @@ from aelastic import aio
 from aelastic.aio import RareWarnings, described
 from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
 from aelastic.host import sockets
-from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
+from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, FROZEN, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class NoticePages:
 
         Args:
             save_at: that call.
-            kill_at: when ranks are killed that have not ended after it.
+            kill_at: when the time for that is over, and ranks are killed that should have ended by then.
         """
         self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
         self.kill_at = kill_at
@@ -141,6 +141,19 @@ class NoticePages:
         """Local ranks that have acknowledged the call at which they were to save."""
         seen = {rank: self._look(rank) for rank in self._fds}
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
+
+    def waiting(self, now: float, *, are_ending: bool) -> Collection[int]:
+        """Local ranks that wait because their agent wants them to: that is no hang before the time for it is over.
+
+        Args:
+            now: the time.
+            are_ending: workers have been asked to save and end; the others may wait for these.
+        """
+        if now >= self.kill_at:
+            return ()
+        if self.phase == FROZEN or are_ending:
+            return self._fds.keys()
+        return self.saved() if self.phase == SAVE else ()
 
     def is_saving(self, rank: int) -> bool:
         """Whether a local rank is at the call at which it is to save, or has ended there."""
@@ -161,7 +174,7 @@ class NoticePages:
         for rank, fd in self._fds.items():
             os.close(fd)
             self._paths[rank].unlink(missing_ok=True)
-        self._paths, self._fds, self.phase, self.save_at = {}, {}, NONE, 0
+        self._paths, self._fds, self.phase, self.save_at, self.kill_at = {}, {}, NONE, 0, 0.0
 
 
 class ControlSockets:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -127,7 +127,8 @@ class Resources:
                 self.gate = HealthGate(spec.health_check, mark_env, self.sockets.mark, self.logs.root)
                 made.callback(self.gate.close)
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
-            self.watches = Watches(spec, env, scratch, self.logs.count_matches, self.progress.step_s, on_found)
+            seen = self.logs.count_matches, self.progress.step_s, partial(self._waiting, group)
+            self.watches = Watches(spec, env, scratch, *seen, on_found)
             made.callback(self.watches.close)
             is_bind_all = spec.rdzv is not None and spec.rdzv.bind_all and not spec.rdzv.is_on_loopback
             self.store = StoreHost(self.sockets.mark_env(env), is_bind_all=is_bind_all)
@@ -151,6 +152,10 @@ class Resources:
         """How far the workers of this generation have come."""
         calls = max(self.pages.calls().values(), default=0)
         return Reached(self.progress.reached(), calls or NONE, max(0.0, aio.now() - state.formed_at))
+
+    def _waiting(self, group: WorkerGroup) -> Collection[int]:
+        """Local ranks that wait for a drain."""
+        return self.pages.waiting(aio.now(), are_ending=group.exits.is_draining)
 
     def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
         spec = settings.spec

@@ -27,7 +27,6 @@ from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host import proc_table
-from aelastic.notice.page import NONE
 from aelastic.observe.observer import Observers
 from aelastic.observe.run_events import EndpointChanged, RunEnded, RunEvent, StacksTaken, Waited
 from aelastic.observe.run_state import RunEventSource, introduction
@@ -143,9 +142,8 @@ class Run:
                 self.resources.backend.stop(each.local_rank, signum)
 
     async def _on_found(self, found: Found) -> None:
-        is_held = self._current.is_held or self.resources.pages.phase != NONE
-        if is_held and found.by in {"hang", "output"}:
-            return  # ranks that have saved wait for the others, and so do those whose peer has failed
+        if self._current.is_held and found.by in {"hang", "output"}:
+            return  # a peer has failed, and they wait for it
         await self._current.stuck.inquiries.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -277,6 +277,7 @@ class Watches:
         scratch: the run's own folder, which need not exist before `open`.
         count_matches: counts a worker's output that is as expected (`logs.RunLogs`).
         step_s: gives the median step, where one is known (`Progress`).
+        waiting: gives local ranks that wait because they are asked to.
         on_found: gets each finding, in a task of its own.
     """
 
@@ -287,6 +288,7 @@ class Watches:
         scratch: Path,
         count_matches: Callable[[int], Awaitable[int]],
         step_s: Callable[[], float | None],
+        waiting: Callable[[], Collection[int]],
         on_found: Callable[[Found], Coroutine[Any, Any, None]],
     ) -> None:
         self._on_found = on_found
@@ -300,7 +302,7 @@ class Watches:
             from aelastic.hangs.activity import ActivitySampler, rules_of
 
             rules = rules_of(spec, env)
-            self._watches.append(ActivitySampler(rules, count_matches, self._report, step_s=step_s))
+            self._watches.append(ActivitySampler(rules, count_matches, self._report, step_s=step_s, waiting=waiting))
 
     @property
     def env(self) -> dict[str, str]:

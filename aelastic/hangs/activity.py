@@ -77,6 +77,7 @@ class ActivitySampler(Watch):
         report: gets each verdict as a finding.
         look: reads `/proc`, in a thread.
         step_s: gives the median step; `None` where none is known.
+        waiting: gives local ranks that wait because they are asked to.
     """
 
     def __init__(
@@ -86,11 +87,12 @@ class ActivitySampler(Watch):
         report: Report,
         look: Look | None = None,
         step_s: Callable[[], float | None] = lambda: None,
+        waiting: Callable[[], Collection[int]] = lambda: (),
     ) -> None:
         self._rules = rules
         self._core = HangRules(rules)
         self._count_matches = count_matches
-        self._report, self._step_s = report, step_s
+        self._report, self._step_s, self._waiting = report, step_s, waiting
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
         self._places: dict[int, Place] = {}
@@ -139,7 +141,7 @@ class ActivitySampler(Watch):
                     for rank, sample in samples.items()
                 }
                 self._warn_of_unseen(full.values())
-                self._judge(Looked(full, began_at, self._step_s()))
+                self._judge(Looked(full, began_at, self._step_s(), frozenset(self._waiting())))
 
     async def _wait_due(self) -> bool:
         """Whether it is time to look; else something has changed."""

@@ -13,6 +13,7 @@ Three rules, each with its own timeout, each off unless asked for:
 A sign is a counter that has grown between two looks, and has the time of the later one: a verdict is never early, and
 at most one interval late.  What cannot be seen is no reason for a verdict: a rule that can see nothing does not judge.
 Time without a look does not count: an agent that was suspended together with its workers goes on where it was.
+Nor does time in which a worker waits because it is asked to, as one does that has saved for a drain.
 
 
 Each verdict is given once; again only after the worker has shown life in between.
@@ -100,6 +101,7 @@ class Looked(Record):
     samples: Mapping[int, Sample]  # by local rank, of workers that could be seen
     began_at: float
     step_s: float | None = None  # the median step of this generation; `None` before the first
+    waiting: frozenset[int] = frozenset()  # local ranks that wait because they are asked to, and do not hang
 
 
 class Ended(Record):
@@ -196,7 +198,8 @@ class HangRules:
                 life.since = {by: since + late_s for by, since in life.since.items()}
             sample = looked.samples.get(rank)
             for by in self._timeouts:
-                if sample is None or self._keeps(by, life, sample, elapsed_s):
+                is_excused = rank in looked.waiting and by != "stuck"
+                if is_excused or sample is None or self._keeps(by, life, sample, elapsed_s):
                     life.since[by] = now
                     life.told.discard(by)
                 elif by not in life.told and looked.began_at >= life.since[by] + self._timeouts[by] - EARLY_S:

@@ -30,7 +30,11 @@ class Watched:
         self.core.handle(h.Began(ranks or (0,)), self.now)
 
     def look(
-        self, samples: Mapping[int, h.Sample] | h.Sample, late_s: float = 0.0, step_s: float | None = None
+        self,
+        samples: Mapping[int, h.Sample] | h.Sample,
+        late_s: float = 0.0,
+        step_s: float | None = None,
+        waiting: frozenset[int] = frozenset(),
     ) -> list[h.Verdict]:
         """The next look, when it is due; one sample is that of rank 0."""
         assert self.core.deadline is not None
@@ -38,7 +42,7 @@ class Watched:
         self.now = self.core.deadline + late_s
         self.looks += 1
         return self.core.handle(
-            h.Looked({0: samples} if isinstance(samples, h.Sample) else samples, self.now, step_s), self.now
+            h.Looked({0: samples} if isinstance(samples, h.Sample) else samples, self.now, step_s, waiting), self.now
         )
 
     def first(self, samples: Mapping[int, h.Sample] | h.Sample) -> tuple[float, list[h.Verdict]]:
@@ -74,6 +78,21 @@ def test_a_worker_that_shows_nothing_hangs_after_the_timeout() -> None:
     took_s, verdicts = Watched().first(h.Sample(output=0, cpu_s=0.0, io=0))
     assert took_s == TIMEOUT_S + INTERVAL_S  # what the first look shows may have come just before it
     assert verdicts == [h.Verdict(0, "hang", "no output, CPU use or IO for 60 s", is_stopped=True, waited_s=60.0)]
+
+
+def test_a_worker_that_waits_because_it_is_asked_to_hangs_if_it_shows_nothing_afterwards() -> None:
+    watched = Watched(0, 1)
+    for _ in range(30):
+        for verdict in watched.look({0: DEAD, 1: DEAD}, waiting=frozenset({0})):
+            assert (verdict.local_rank, watched.now) == (1, 1000.0 + TIMEOUT_S + INTERVAL_S), "the other is judged"
+    took_s, verdicts = watched.first({0: DEAD, 1: DEAD})
+    assert took_s == TIMEOUT_S and [verdict.local_rank for verdict in verdicts] == [0]
+
+
+def test_a_worker_that_waits_because_it_is_asked_to_is_stuck_all_the_same() -> None:
+    watched = Watched(hang_timeout_s=None, stuck_timeout_s=TIMEOUT_S)
+    verdicts = [watched.look(DEAD.replace(sleep=5), waiting=frozenset({0})) for _ in range(12)]
+    assert any(verdicts)
 
 
 def test_the_silence_of_a_worker_lasts_from_its_last_sign_of_life() -> None:

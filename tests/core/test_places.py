@@ -99,6 +99,13 @@ def test_a_stack_in_a_collective_is_at_the_users_call_of_it() -> None:
     assert (place.at, place.collective, place.group) == ("train.py:120", "all_reduce", "all_reduce (train.py:120)")
 
 
+def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_is_odd() -> None:
+    has_saved = folded(Frame("/x/aelastic/notice/page.py", 72, "saved"), Frame("/home/me/train.py", 20, "<module>"))
+    assert has_saved.group == "saved (train.py:20)"
+    reads = folded(Frame("/home/me/data.py", 30, "read")).replace(rank=1)
+    assert compare([has_saved, reads], 60.0).odd == (1,)
+
+
 BACKWARD = Frame("/x/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")
 LINE = Frame("/home/me/train.py", 130, "step")
 

@@ -71,8 +71,9 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
 def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     launch: Launcher, hang_timeout_s: int
 ) -> None:
-    # Until they wait they write: one that begins late keeps the other from that.
+    # Until they wait they write: one that begins late, or comes late, keeps the other from that.
     writes = TRAINS.replace("    if notice.due()", '    say("step", rank)\n    if notice.due()')
+    writes = writes.replace("        time.sleep(0.01)\n", '        say("slow")\n        time.sleep(0.01)\n')
     options = [f"--hang-timeout={hang_timeout_s}"] if hang_timeout_s else []
     job = launch(writes, *TWO, "--notice-file=notice", "--on-signal=USR1=drain:600", *options)
     job.wait_line("trains", 2)
@@ -90,6 +91,20 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     job.signal(signal.SIGUSR1)
     job.assert_ends(EXIT_TRY_AGAIN)
     assert "notice called off" in job.stderr and "hang" not in job.stderr
+
+
+def test_a_rank_that_hangs_while_the_others_have_saved_is_found(launch: Launcher) -> None:
+    # Steps are output, so that no rank hangs while it trains.
+    hangs = TRAINS.replace("        time.sleep(0.01)\n", '        say("stands") or time.sleep(3600)\n')
+    hangs = hangs.replace("    if notice.due()", '    say("step", rank)\n    if notice.due()')
+    job = launch(hangs, *TWO, "--on-signal=USR1=drain:3600", "--hang-timeout=1")
+    job.wait_line("trains", 2)
+    (job.folder / "slow").touch()
+    job.wait_line("stands")
+    job.signal(signal.SIGUSR1)
+    job.assert_ends(128 + signal.SIGTERM)
+    assert job.wait_line("saved 0")
+    assert "1 of 2 ranks waits in saved (" in job.stderr and "rank 1 on" in job.stderr
 
 
 def test_workers_that_handle_the_signal_save_by_themselves(launch: Launcher) -> None:

@@ -117,6 +117,28 @@ def test_another_call_that_is_named_while_a_rank_waits_lets_it_go_on(pages: Noti
     assert worker.due() == "True"
 
 
+def test_ranks_that_are_held_or_have_saved_wait_until_the_time_for_that_is_over(
+    pages: NoticePages, worker: Worker
+) -> None:
+    def waiting(now: float, *, are_ending: bool = False) -> list[int]:
+        return sorted(pages.waiting(now, are_ending=are_ending))
+
+    worker.due()
+    assert waiting(0.0) == []
+    pages.set_phase(FROZEN, kill_at=60.0)
+    assert (waiting(59.9), waiting(60.0)) == ([0], [])
+    pages.set_phase(SAVE, 2, kill_at=60.0)
+    assert (waiting(59.9), waiting(59.9, are_ending=True)) == ([], [0]), "it has yet to come and save"
+    assert worker.due() == "True" and waiting(59.9) == []
+    worker.say("saved")
+    assert worker.hear() == "parks"
+    while not pages.saved():
+        pass
+    assert (waiting(59.9), waiting(60.0)) == ([0], [])
+    pages.set_phase(NONE)
+    assert waiting(0.0) == []
+
+
 def test_a_script_that_goes_on_has_saved(pages: NoticePages, worker: Worker) -> None:
     pages.set_phase(SAVE, 1)
     assert [worker.due(), worker.due()] == ["True", "False"]

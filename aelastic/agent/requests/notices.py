@@ -83,7 +83,7 @@ class Notices:
         match notice.stage:
             case r.Stage.FREEZE:
                 save_at = pages.save_at
-                pages.set_phase(FROZEN)
+                pages.set_phase(FROZEN, kill_at=kill_at)
                 calls = await self._settled()
                 most = max(calls.values(), default=0)
                 self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at))
