@@ -278,6 +278,7 @@ def _is_grace(grace: Any) -> bool:
     return is_time or grace in (None, "shutdown-timeout")
 
 
+NAME_MAX = 255  # characters of a name that other nodes are told (`rdzv.protocol.sense`)
 NAME = all_of(STR, rule(bool, "use a name that is not empty"))
 RANKS = optional(
     rule(are_ranks, "use a frozenset of local ranks"), rule(lambda ranks: min(ranks, default=0) >= 0, "count from 0")
@@ -288,7 +289,7 @@ RULES: Mapping[str, Rule] = {
         rule(lambda value: isinstance(value, str) or callable(value), "use the name of a program, or a function"),
         rule(bool, "name a program or pass a function")),
     "args": rule(is_sequence, "use a tuple or list of arguments"),
-    "role": STR,
+    "role": all_of(STR, rule(lambda role: len(role) <= NAME_MAX, f"use {NAME_MAX} characters at most")),
     "local_world_size": all_of(INT,
         rule(lambda value: value >= 1, "at least 1 worker is needed"),
         rule(lambda value: value <= LOCAL_WORLD_SIZE_MAX, f"use at most {LOCAL_WORLD_SIZE_MAX}")),

@@ -28,6 +28,7 @@ Serve: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
 PAUSE_S = 0.1  # of a door to which one has come who could not be let in
 PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the zero that ends it
+CALLS_MAX = 1 << 53  # of `notice.due`: as many as a number on the wire may be
 NAME_BYTES_MAX = 32  # for ten digits of the attempt and as many of the rank
 _WORD = struct.Struct("q")
 _WORDS = struct.Struct("8q")
@@ -161,10 +162,11 @@ class NoticePages:
         return bool(words) and words[CALLS] == self.save_at > 0
 
     def _look(self, rank: int) -> Sequence[int]:
-        """All words; none if the script has destroyed them."""
+        """All words; none if the script has destroyed them: what is counted is told to other nodes."""
         data = os.pread(self._fds[rank], BYTES, 0)
         words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
-        return words if words[FORM] == FORM_1 else ()
+        is_whole = words[FORM] == FORM_1 and 0 <= words[CALLS] <= CALLS_MAX
+        return words if is_whole else ()
 
     def _write(self, rank: int, word: int, value: int) -> None:
         with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it

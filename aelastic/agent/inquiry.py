@@ -16,7 +16,7 @@ from typing import assert_never
 import anyio
 
 from aelastic.agent.resources import GenerationContext
-from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.failure import SENTENCE_CHARS_MAX, ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.group.events import WatchName
 from aelastic.group.phases import Phase
@@ -108,7 +108,7 @@ class Inquiries:
         """
         if not (round_ := self.round):
             return None
-        self._told, hangs = None, m.Hangs(self._node_id, round_, reason, waited_s, is_stopped)
+        self._told, hangs = None, m.Hangs(self._node_id, round_, reason[:SENTENCE_CHARS_MAX], waited_s, is_stopped)
         self._say(hangs)
         if not await self._wait(lambda: self._told is not None or self.round != round_, ANSWER_S):
             self._say(hangs.replace(is_last=True))
@@ -130,7 +130,8 @@ class Inquiries:
             return
         match message:
             case m.Look(round_, reason):
-                self._say(m.Saw(self._node_id, round_, tuple(await self._see(reason, self._held))))
+                places = await self._see(reason, self._held)
+                self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
             case m.Compared(_, text, odd, is_stopped):
                 self._told = message
                 self.on_change()

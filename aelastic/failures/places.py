@@ -21,6 +21,8 @@ from aelastic.core.record import Record
 
 # Ranks that a sentence names, and groups.
 NAMED_MAX = 4
+# Of a text of a place, what is told to other nodes (`rdzv.protocol.sense`).
+TEXT_CHARS_MAX = 255
 
 _STATES = {
     "R": "is running",
@@ -45,6 +47,14 @@ class Place(Record):
     steps: int = -1  # that it has done; -1 where that is not known
     ended: str = ""  # how, if it has
     unknown: str = ""  # why nothing is known
+
+    @property
+    def for_others(self) -> Place:
+        """As other nodes get it: none of its texts is too long for them."""
+        texts = {
+            name: getattr(self, name)[:TEXT_CHARS_MAX] for name in ("at", "call", "collective", "ended", "unknown")
+        }
+        return self.replace(**texts)
 
     @property
     def group(self) -> str:

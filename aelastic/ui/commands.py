@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from contextlib import suppress
 from typing import NoReturn, TextIO
@@ -23,6 +24,9 @@ class Parser(argparse.ArgumentParser):
         raise InputError(f"{verb}: {message} (see {self.prog} --help)" if verb else message)
 
 
+SECONDS_MAX = 1e6
+
+
 def seconds(text: str, least: float = 1.0) -> float:
     """An option's value, for argparse."""
     try:
@@ -37,9 +41,13 @@ def read_seconds(text: str, least: float = 1.0) -> float:
     Raises:
         ValueError: it is none.
     """
+    value = math.nan
     with suppress(ValueError):
-        if least <= (value := float(text)) <= 1e6:
-            return value
+        value = float(text)
+    if value > SECONDS_MAX:
+        raise ValueError(f"{text!r}: use {SECONDS_MAX:,.0f} seconds at most")
+    if value >= least:
+        return value
     raise ValueError(f"{text!r}: use seconds, at least {least:g}")
 
 

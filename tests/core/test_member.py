@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit.stories import member as phases
 from kit.stories.member import NODE, TERMS, Story, busy, record
 
@@ -14,7 +17,8 @@ from aelastic.core.machine import InvalidTransition
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import PROTOCOL, to_text
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import PROTOCOL, UPWARD, Decoder, encode, to_text
 
 STORIES: dict[Phase, Callable[[], Story]] = {phase: getattr(phases, phase) for phase in Phase}
 
@@ -113,3 +117,64 @@ def test_the_rules_are_checked_after_each_event() -> None:
     story.core.search.end()
     with pytest.raises(AssertionError, match="without a coordinator there is a limit to the search"):
         story.tell(ev.DeadlinePassed())
+
+
+# What no coordinator would read.
+
+DRAIN = r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "spot")
+
+
+@pytest.mark.parametrize("phase", [each for each in Phase if each is not Phase.OVER])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"target": "x" * 256},
+        {"deadline_s": 1e10},
+        {"deadline_s": -1.0},
+        {"deadline_s": math.nan},
+        {"reason": "x" * 50_000},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_request_that_no_coordinator_would_read_is_refused_at_once(phase: Phase, wrong: dict[str, Any]) -> None:
+    story = STORIES[phase]()
+    (answered,) = story.tell(ev.Submitted(DRAIN.replace(**wrong)))
+    assert isinstance(answered, ev.Deliver) and isinstance(answered.message, r.Answer)
+    assert (answered.message.ask_id, answered.message.is_applied) == ("me-1", False)
+    assert next(iter(wrong)) in answered.message.text
+    assert story.core.phase is phase and not story.core.state.requests(story.now)
+
+
+@given(
+    target=st.text(max_size=300), deadline_s=st.floats(), reason=st.text(), ask_id=st.text(max_size=5) | st.just("me-1"),
+    verb=st.sampled_from(r.Verb), round_=st.integers(), at_save=st.booleans(),
+)  # fmt: skip
+def test_what_is_sent_of_a_request_is_read_and_the_rest_is_refused(
+    target: str, deadline_s: float, reason: str, ask_id: str, verb: r.Verb, round_: int, at_save: bool
+) -> None:
+    story, ask = busy(), r.Ask("me", ask_id, verb, target, deadline_s, reason, round_, at_save)
+    (action,) = story.tell(ev.Submitted(ask))
+    if isinstance(action, ev.Send):
+        assert list(Decoder(UPWARD).feed(encode(action.message)))
+        return
+    assert isinstance(action.message, r.Answer) and action.message.ask_id == ask_id and not action.message.is_applied
+    assert not story.core.state.requests(story.now)
+
+
+def test_a_node_that_no_coordinator_would_read_gives_up_before_it_looks_for_one() -> None:
+    story = STORIES[Phase.IDLE]()
+    (action,) = story.tell(ev.Submitted(m.Ready(NODE.replace(role="x" * 256))))
+    assert isinstance(action, ev.GiveUp) and action.is_refused
+    assert "role is" in action.reason and "at most 255 characters" in action.reason
+    assert story.core.phase is Phase.OVER
+
+
+def test_a_request_that_was_refused_with_the_connection_is_answered_and_not_repeated() -> None:
+    story = busy()
+    story.tell(ev.Submitted(DRAIN), ev.Submitted(DRAIN.replace(ask_id="me-2")))
+    story.hear(r.Answer("me-1", True, "host-me leaves within 60 s"))
+    told = story.hear(m.Refused("Ask.target is odd", is_final=False))
+    waiting, answer = [each.message for each in told if isinstance(each, ev.Deliver)]
+    assert waiting == m.Waiting("the coordinator refused a message of this node: Ask.target is odd")
+    assert answer == r.Answer("me-2", False, "Ask.target is odd")
+    assert [each.ask_id for each in story.core.state.requests(story.now) if isinstance(each, r.Ask)] == ["me-1"]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aelastic.failures.places import Place, compare
+from aelastic.rdzv.protocol.codec import UPWARD, Decoder, encode
+from aelastic.rdzv.protocol.messages import Saw
 from aelastic.stacks.format import Frame, Thread
 from aelastic.stacks.places import place_of
 
@@ -104,6 +108,17 @@ def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_
     assert has_saved.group == "saved (train.py:20)"
     reads = folded(Frame("/home/me/data.py", 30, "read")).replace(rank=1)
     assert compare([has_saved, reads], 60.0).odd == (1,)
+
+
+@given(st.text(), st.text(), st.text(), st.integers(-1, 10**15))
+def test_a_place_is_read_by_other_nodes_whatever_a_script_calls_its_files_and_functions(
+    file: str, function: str, unknown: str, steps: int
+) -> None:
+    long = folded(Frame(300 * file, 7, 300 * function)).replace(steps=steps, unknown=300 * unknown)
+    for place in (long, long.replace(ended=function, collective=300 * function)):
+        saw = Saw("n0", 3, (place.for_others,))
+        (read,) = Decoder(UPWARD).feed(encode(saw))
+        assert isinstance(read, Saw) and read.places[0].steps == steps
 
 
 BACKWARD = Frame("/x/site-packages/torch/autograd/graph.py", 829, "_engine_run_backward")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,11 @@ import pytest
 from kit.agents import Agent, Round, Team, c10d, team_of
 from kit.launching import Launcher, alive
 from kit.verbs import Said, told, verb
-from kit.waiting import wait_for
+from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.cli.verbs import jobs
 from aelastic.errors import EXIT_TRY_AGAIN
+from aelastic.host import sockets
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -68,6 +70,7 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
             assert logs_of(agent).code == 0
             logs = logs_of(agent, *agents)
             assert logs.code == 1 and "only where the job has a secret (--secret-file)" in logs.err, logs
+            assert_refused_undisturbed(team, agent)
         # A restart that is asked for on a node that does not coordinate.
         asker = next(agent for agent in agents if agent is not team.coordinator)
         round_ = team.wait_round(agents)
@@ -86,6 +89,27 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
         assert len(status["nodes"]) == 2 and not status["silent"], (status["silent"], team.story)
         assert verb(asker.folder, "stop", "--at-save").code == 0
         assert [agent.wait() for agent in rest] == [EXIT_TRY_AGAIN] * 2, team.story
+
+
+UNREADABLE: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("node", {"verb": "drain", "node": "x" * 300}),
+    ("node", {"verb": "exclude", "node": "x" * 300}),
+    ("deadline_s", {"verb": "drain", "deadline_s": 1e10}),
+)
+
+
+def assert_refused_undisturbed(team: Team, agent: Agent) -> None:
+    """A request that no coordinator reads is answered, and costs the node nothing."""
+    folder, starts = sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)}), len(agent.starts)
+    (name,) = sockets.doors_in(folder)
+    for field, asked in UNREADABLE:
+        conn = sockets.connect_to_door(folder, name, DEADLINE_S)
+        assert conn is not None
+        with conn, conn.makefile("rb") as lines:
+            conn.sendall(json.dumps(asked).encode() + b"\n")
+            said = json.loads(lines.readline())
+        assert said["code"] == "refused" and said["text"].startswith(f"{field} is "), said
+    assert phases(agent) == ["running"] * 3 and len(agent.starts) == starts, team.story
 
 
 def logs_of(agent: Agent, *agents: Agent) -> Said:

@@ -160,13 +160,17 @@ def test_a_second_process_of_a_worker_has_no_page(pages: NoticePages, worker: Wo
     other.close()
 
 
-@pytest.mark.parametrize("harm", ["cut", "overwritten", "removed"])
+@pytest.mark.parametrize("harm", ["cut", "overwritten", "negative", "removed"])
 def test_a_page_that_the_script_destroys_harms_nobody_else(pages: NoticePages, tmp_path: Path, harm: str) -> None:
     path = Path(pages.begin(1, [0])[0])
     if harm == "cut":
         os.truncate(path, 3)
     elif harm == "overwritten":
         path.write_bytes(b"x" * 64)
+    elif harm == "negative":
+        with path.open("r+b") as file:
+            file.seek(8 * CALLS)
+            file.write(b"\xff" * 8)
     else:
         path.unlink()
     pages.set_phase(FROZEN)

@@ -50,10 +50,19 @@ def _reason(text: str) -> str:
     return text
 
 
+def _node(text: str) -> str:
+    from aelastic.rdzv.protocol.sense import NAME_MAX
+
+    if len(text) > NAME_MAX:
+        raise argparse.ArgumentTypeError(f"use a host's name, or a node's id: {NAME_MAX} characters at most")
+    return text
+
+
 # The job that is meant: verbs that take nothing else first take it there.
 _JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
 _FIRST: tuple[str, dict[str, Any]] = ("job", {"nargs": "?", **_JOB})
 _NAMED: tuple[str, dict[str, Any]] = ("--job", {"dest": "named", "metavar": "JOB", **_JOB})
+_NODE: Any = {"type": _node, "help": "its host, or its id"}
 _FLAG: Any = {"action": "store_true"}
 _AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
 # Each verb: what it does, and its options.
@@ -78,12 +87,12 @@ VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
               ("-n", {"type": _count, "default": 20, "help": "the last N lines (default: 20)"}),
               ("--stderr", {**_FLAG, "help": "what it has written to stderr"})]),
     "drain": ("has a node leave: all ranks save at one step, and the others go on",
-              [("node", {"nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
+              [("node", {**_NODE, "nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
                ("--cancel", {**_FLAG, "help": "it stays after all"}),
                ("--force", {**_FLAG, "help": "also where this ends the job"}), *_SAVES]),
     "exclude": ("has a host have no seat for an hour, as long as there are enough nodes without it",
-                [("node", {"help": "its host, or its id"}), *_SAVES[:1], *_SAVES[2:3]]),
-    "include": ("has it have a seat again", [("node", {"help": "its host, or its id"}), *_SAVES[:1]]),
+                [("node", _NODE), *_SAVES[:1], *_SAVES[2:3]]),
+    "include": ("has it have a seat again", [("node", _NODE), *_SAVES[:1]]),
     "restart": ("ends the workers of all nodes, and starts them again; no restart is charged",
                 [_FIRST, _AT_SAVE, *_SAVES]),
     "stop": ("ends the job on all nodes",

@@ -354,7 +354,7 @@ class RoundRules(Record):
 
     @staticmethod
     def joined(hosts: Sequence[str]) -> str:
-        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {', '.join(hosts)} joined"
+        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {some_of(hosts)} joined"
 
     def gave_up(self, hosts: Sequence[str]) -> str:
         return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
@@ -373,7 +373,7 @@ class RoundRules(Record):
         """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
         if not 0 < len(hosts) < self.least_left:
             return None
-        text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {', '.join(hosts)}"
+        text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {some_of(hosts)}"
         return m.Ended(m.Outcome.TIMED_OUT, text)
 
     def timed_out(self, hosts: Sequence[str], *, is_refill: bool) -> m.Ended:

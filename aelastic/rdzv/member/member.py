@@ -30,6 +30,7 @@ from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.member.trust import last_word, not_followed, objection
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import objection as unreadable
 
 
 @dataclass(slots=True)
@@ -146,6 +147,11 @@ class Member(Machine[Event, Action]):
         if isinstance(message, m.Left):
             was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
             return [ev.Send(message)] if was_member else []
+        if isinstance(message, r.Ask | r.Fetch) and (why := unreadable(message)):
+            return [ev.Deliver(r.Answer(message.ask_id, False, why))]
+        if self.phase is Phase.IDLE and (why := unreadable(message)):
+            self.phase = Phase.OVER
+            return [ev.GiveUp(why, is_refused=True)]
         self.state.submit(message, now)
         if isinstance(message, r.Request | r.Enquiry):
             return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the welcome
@@ -257,8 +263,9 @@ class Member(Machine[Event, Action]):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
             case m.Refused(reason):
+                told = [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.MEMBER else []
                 self._lose_leader(reason, now)
-                return [ev.Disconnect(), *self._pause(now)]
+                return [*told, ev.Disconnect(), *self._pause(now)]
             case m.GivenUp():  # this node was suspended, or mute
                 self._lose_leader("the coordinator gave this node up: it was silent", now, is_lost=True)
                 return [ev.Disconnect(), *self._connect(record, now)]
@@ -283,6 +290,11 @@ class Member(Machine[Event, Action]):
                 return [ev.Deliver(message), ev.Disconnect()]
             case _:  # what it decides
                 return [ev.Deliver(message)] if self.phase is Phase.MEMBER and self.state.on_told(message, now) else []
+
+    def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
+        """The coordinator does not read what this node has said: no request is repeated that may be the one."""
+        refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
+        return [m.Waiting(f"the coordinator refused a message of this node: {reason}"), *refused]
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:

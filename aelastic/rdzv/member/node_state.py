@@ -17,6 +17,32 @@ LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
 @dataclass(slots=True)
+class Asked:
+    """What this node has asked for."""
+
+    request: r.Ask | r.Fetch
+    at: float
+    is_accepted: bool = False  # by a coordinator, which may have been lost since
+
+    @property
+    def verb(self) -> r.Verb | None:
+        return self.request.verb if isinstance(self.request, r.Ask) else None
+
+    def again(self, now: float) -> r.Ask | r.Fetch:
+        """The request, to be said again: no other coordinator refuses what one has accepted.
+
+        There is time left to save, however late it is.  The story behind it: a coordinator has accepted a drain, ranks
+        have saved, and wait for its end; the next one hears of it half a second before the deadline, and refuses.
+        """
+        request = self.request
+        if isinstance(request, r.Fetch):
+            return request
+        least_s = min(request.deadline_s, r.DEADLINE_MIN_S)
+        left_s = max(least_s, request.deadline_s - (now - self.at))
+        return request.replace(deadline_s=left_s, spares_job=request.spares_job and not self.is_accepted)
+
+
+@dataclass(slots=True)
 class NodeState:
     """This node's own side of the rounds.  `past` is the snapshot that each `Hello` carries."""
 
@@ -35,8 +61,8 @@ class NodeState:
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
     ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
-    # What this node has asked for, and when: until it is answered; what lasts, until it is refused, or done.
-    asked: dict[str, tuple[r.Ask | r.Fetch, float]] = field(default_factory=dict[str, tuple["r.Ask | r.Fetch", float]])
+    # What this node has asked for, by its id: until it is answered; what lasts, until it is refused, or done.
+    asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
     notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
 
     @property
@@ -99,7 +125,7 @@ class NodeState:
             case r.Ask() | r.Fetch():
                 if isinstance(message, r.Ask) and message.verb is r.Verb.CANCEL:
                     self._forget(r.Verb.DRAIN)
-                self.asked[message.ask_id] = message, now
+                self.asked[message.ask_id] = Asked(message, now)
                 if len(self.asked) > ASKED_MAX:
                     del self.asked[next(iter(self.asked))]
             case r.Frozen() | r.Saved():
@@ -133,21 +159,27 @@ class NodeState:
 
     def requests(self, now: float) -> list[r.Request | r.Fetch]:
         """What a coordinator that has just welcomed this node is to hear, again or for the first time."""
-        asked = [_aged(each, now - at) for each, at in self.asked.values()]
+        asked = [each.again(now) for each in self.asked.values()]
         return [*asked, *([] if self.notice is None else [self.notice])]
 
     def _on_answer(self, ask_id: str, *, is_applied: bool) -> None:
         """A request is decided; one that lasts is said again to the next coordinator."""
-        if ask_id not in self.asked:
+        if (asked := self.asked.get(ask_id)) is None:
             return
-        asked, at = self.asked[ask_id]
-        if not is_applied or _verb(asked) not in LASTING:
+        if is_applied and asked.verb in LASTING:
+            asked.is_accepted = True
+        else:
             del self.asked[ask_id]
-        elif isinstance(asked, r.Ask):
-            self.asked[ask_id] = asked.replace(spares_job=False), at  # it was granted: no other coordinator refuses it
+
+    def drop_unanswered(self) -> list[str]:
+        """Forgets what this node has asked for, and no coordinator has answered; gives the ids."""
+        dropped = [ask_id for ask_id, each in self.asked.items() if not each.is_accepted]
+        for ask_id in dropped:
+            del self.asked[ask_id]
+        return dropped
 
     def _forget(self, *verbs: r.Verb) -> None:
-        self.asked = {ask_id: each for ask_id, each in self.asked.items() if _verb(each[0]) not in verbs}
+        self.asked = {ask_id: each for ask_id, each in self.asked.items() if each.verb not in verbs}
 
     def on_assigned(self, assigned: m.Assigned, now: float) -> bool:
         """A round is complete; false if this node has heard so before."""
@@ -224,19 +256,3 @@ class NodeState:
                     self.ended_nodes &= {seat.node_id for seat in news.seats}
             case _:
                 assert_never(news)
-
-
-def _aged(asked: r.Ask | r.Fetch, age_s: float) -> r.Ask | r.Fetch:
-    """A request as it is said again.
-
-    It has time to save left, however late that is: another coordinator has accepted it, ranks wait for its end, and one
-    that is refused now would leave them waiting.
-    """
-    if isinstance(asked, r.Fetch):
-        return asked
-    least_s = min(asked.deadline_s, r.DEADLINE_MIN_S)
-    return asked.replace(deadline_s=max(least_s, asked.deadline_s - age_s))
-
-
-def _verb(asked: r.Ask | r.Fetch) -> r.Verb | None:
-    return asked.verb if isinstance(asked, r.Ask) else None

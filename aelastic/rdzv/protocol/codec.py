@@ -55,6 +55,15 @@ def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
     return len(body).to_bytes(HEAD_BYTES, "big") + body
 
 
+def objection(message: m.Upward) -> str:
+    """Why a coordinator would not read a message; empty if it would."""
+    try:
+        next(Decoder(UPWARD).feed(encode(message)))
+    except WireError as error:
+        return str(error)
+    return ""
+
+
 def to_text(message: m.Downward) -> str:
     """A message as text, for the board."""
     return encode(message)[HEAD_BYTES:].decode()

@@ -224,8 +224,8 @@ class Drain(Generic[T]):
             is_asked = self.forget(nodes)
             by = f" ({ask.reason})" if ask.reason else ""
             return is_asked, f"{names} stays{by}" if is_asked else f"{names} is not asked to leave"
-        if not DEADLINE_MIN_S <= ask.deadline_s <= DEADLINE_MAX_S:
-            return False, f"{ask.deadline_s:g} s is no time to save in: stop the node instead"
+        if problem := _problem_of(ask.deadline_s, "stop the node instead"):
+            return False, problem
         if ask.spares_job and (why := self._end_of_job(nodes, crew)):
             return False, f"this ends the job: {why}; --force drains {names} anyway"
         margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
@@ -252,8 +252,8 @@ class Drain(Generic[T]):
             return False, "the job has ended"
         if ask.verb is Verb.RESTART and ask.round and crew.round and ask.round != crew.round:
             return True, f"round {ask.round} has ended already"  # asked again, of another coordinator
-        if ask.at_save and not DEADLINE_MIN_S <= ask.deadline_s <= DEADLINE_MAX_S:
-            return False, f"{ask.deadline_s:g} s is no time to save in: leave --at-save out"
+        if ask.at_save and (problem := _problem_of(ask.deadline_s, "leave --at-save out")):
+            return False, problem
         until_s = ask.deadline_s if ask.at_save else 0.0
         text = f"{_WORDS[ask.verb]} asked for on {crew.hosts.get(ask.node_id, ask.node_id)}"
         text += f" ({ask.reason})" if ask.reason else ""
@@ -353,3 +353,10 @@ class Drain(Generic[T]):
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
         assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a time"
         assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that go, or for all"
+
+
+def _problem_of(deadline_s: float, instead: str) -> str:
+    """Why nodes cannot save within that time; empty if they can."""
+    if deadline_s > DEADLINE_MAX_S:
+        return f"{deadline_s:g} s is too long: use {DEADLINE_MAX_S:,.0f} s at most"
+    return "" if deadline_s >= DEADLINE_MIN_S else f"{deadline_s:g} s is no time to save in: {instead}"
