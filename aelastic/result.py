@@ -18,6 +18,8 @@ from aelastic.group.events import WorkerState
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Outcome
 
+_OF_STOPS = {Outcome.STOPPED, Outcome.KILLED, Outcome.SAVED}
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -97,7 +99,7 @@ def result_of(
         cause=cause,
         raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
         is_drained=group.is_drained,
-        is_stopped=verdict is not None and verdict.outcome in {Outcome.STOPPED, Outcome.KILLED},
+        is_stopped=verdict is not None and verdict.outcome in _OF_STOPS,
     )
 
 

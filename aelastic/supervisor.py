@@ -164,7 +164,7 @@ class Supervisor:
         await self._ask(r.Verb.RESTART, reason, at_save_s)
 
     async def stop_job(self, reason: str = "", *, at_save_s: float | None = None) -> None:
-        """Ends the job on all nodes; `RunResult.is_stopped`, or after a save `is_drained`, is true then.
+        """Ends the job on all nodes; `RunResult.is_stopped` is true then, and after a save `is_drained` as well.
 
         Args and errors are those of `restart`.
         """

@@ -7,9 +7,10 @@ from typing import Any
 from kit.stories.coordinator import failure, node
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Registered
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
@@ -70,3 +71,58 @@ def test_messages_for_one_node_come_in_the_order_of_the_decisions() -> None:
     core, _ = coordinator(node("a"), max_nodes=1, max_restarts=1)
     sends = core.handle(m.Failed("a", 1, failure("a")), 100.0) + core.handle(m.Ready(node("a")), 100.0)
     assert [type(send.message) for send in sends] == [m.Interrupted, m.Assigned]
+
+
+def a_node_is_excluded() -> Coordinator:
+    """`a` and `b` take part in round 2; `c` is excluded, and has no seat."""
+    core, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    core.rules = core.forming.rules = core.rules.replace(min_nodes=2)
+    core.handle(r.Ask("a", "1", r.Verb.EXCLUDE, "c", 0.0, ""), 100.0)
+    for name in "abc":
+        core.handle(m.Ready(node(name)), 100.0)
+    assert core.round == 2 and [*core.roster.participants] == ["a", "b"]
+    return core
+
+
+def test_an_excluded_node_that_has_been_told_to_leave_takes_part_in_no_round_though_it_is_slow_to_go() -> None:
+    core = a_node_is_excluded()
+    told = core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
+    core.handle(Lost("b", "silent"), 100.1)
+    core.handle(m.Ready(node("a")), 100.2)
+    core.handle(Confirmed(core.forming.losses), 100.2)
+    assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "there are too few without it"
+
+
+def test_an_excluded_node_has_a_seat_where_there_are_too_few_without_it() -> None:
+    core = a_node_is_excluded()
+    core.handle(Lost("b", "silent"), 100.1)
+    core.handle(m.Ready(node("a")), 100.2)
+    core.handle(Confirmed(core.forming.losses), 100.2)
+    assert core.phase is Phase.RUNNING and [*core.roster.participants] == ["a", "c"]
+
+
+def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
+    core = a_node_is_excluded()
+    core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    core.handle(m.Left("c", "drained"), 100.1)
+    assert not core.drain._let_go and not core.drain.leaving
+    for number in range(100):  # its host comes again and again, each time as another node
+        core.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
+        assert [*core.forming.bench._nodes] == [f"c{number}"]
+        core.handle(m.Left(f"c{number}", "gave up"), 101.0)
+
+
+def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_told_what_is_true() -> None:
+    core, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    core.handle(r.Ask("b", "1", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    core.handle(r.Ask("a", "2", r.Verb.STOP, "", 120.0, "maintenance", at_save=True), 100.0)
+    for name in "ab":
+        core.handle(r.Frozen(name, core.drain.notice_id, 7, 1, 0), 100.0)
+    core.handle(r.Saved("a", core.drain.notice_id), 100.0)
+    told: list[Any] = [(each.node_id, each.message) for each in core.handle(r.Saved("b", core.drain.notice_id), 100.0)]
+    assert [(name, message.reason) for name, message in told if isinstance(message, r.Notice)] == [
+        ("b", "host-b leaves within 60 s (spot)")
+    ]
+    reason = "stop asked for on host-a (maintenance); all ranks have saved"
+    assert {message for _, message in told if isinstance(message, m.Ended)} == {m.Ended(m.Outcome.SAVED, reason)}

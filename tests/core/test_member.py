@@ -178,3 +178,13 @@ def test_a_request_that_was_refused_with_the_connection_is_answered_and_not_repe
     assert waiting == m.Waiting("the coordinator refused a message of this node: Ask.target is odd")
     assert answer == r.Answer("me-2", False, "Ask.target is odd")
     assert [each.ask_id for each in story.core.state.requests(story.now) if isinstance(each, r.Ask)] == ["me-1"]
+
+
+def test_of_coordinators_that_have_ended_the_last_are_kept_that_can_have_a_vote() -> None:
+    state = busy().core.state
+    for number in range(1000):
+        state.on_coordinator_ended(f"n{number}")
+    state.on_coordinator_ended("n990")
+    assert len(state.ended_nodes) == m.SEATS_MAX and state.ended_nodes[-2:] == ("n999", "n990")
+    state.on_coordinator_lives("n999")
+    assert "n999" not in state.ended_nodes

@@ -48,6 +48,15 @@ def test_a_node_without_failures_tells_the_cause_alone() -> None:
     assert (dict(result.failures), result.cause, result.victims) == ({0: CAUSE}, 0, (1, 2))
 
 
+def test_a_job_that_was_stopped_is_so_also_once_all_have_saved() -> None:
+    for outcome in (m.Outcome.STOPPED, m.Outcome.SAVED):
+        group = WorkerGroup(WorkerSpec(entrypoint="train.py"))
+        group.handle(ev.Start(), 0.0)
+        group.handle(m.Ended(outcome, "stop asked for on host-a"), 0.0)
+        result = result_of(group, {}, {}, str)
+        assert (result.is_stopped, result.is_drained) == (True, outcome is m.Outcome.SAVED)
+
+
 def test_of_its_own_worker_a_node_tells_more_than_the_verdict_does() -> None:
     ours = VICTIM.replace(traceback="x" * 100_000, error_file="/logs/error.json")
     result = ended(ours.for_others(), ours)

@@ -204,7 +204,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         "exp: stop asked for on "
     )
     jobs[0].assert_ends(EXIT_TRY_AGAIN)
-    assert "all ranks have saved: drained" in jobs[0].stderr, jobs[0].story
+    assert "all ranks have saved: all workers have ended; the same command may go on" in jobs[0].stderr, jobs[0].story
     said = verb(launch.folder, "stop", "--job", "exp")
     assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
     # A colleague may use the same account: a job of another folder is named.

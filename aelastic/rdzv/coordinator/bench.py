@@ -5,6 +5,7 @@ These stay with the job, and have no seat while there are enough without them.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 
 from aelastic.rdzv.coordinator.coordinator_events import Send
@@ -38,6 +39,7 @@ class Bench:
     def take(self, roster: Roster, now: float, *, keep: int) -> list[Send]:
         """Nodes that are ready, and excluded, have no seat, as long as so many are left."""
         absent, sends = self.ledger.absent(now), []
+        self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in roster.members}
         for node in [*roster.ready.values()] if absent else []:
             if (found := absent.get(node.host)) is not None and len(roster.ready) > keep:
                 self._nodes[node.node_id] = node
@@ -45,12 +47,13 @@ class Bench:
                 sends.append(Send(node.node_id, r.Benched(found.why, max(0.0, found.at + found.for_s - now))))
         return sends
 
-    def call_back(self, roster: Roster, least: int) -> None:
-        """They have a seat after all, where there are too few nodes without them."""
+    def call_back(self, roster: Roster, least: int, leaving: Container[str]) -> None:
+        """They have a seat after all, where there are too few nodes without them; but not those that leave."""
         if self._nodes and len(roster.ready) + len(roster.stopping) < least:
             nodes, self._nodes = self._nodes, {}
             for node_id, node in nodes.items():
-                if node_id in roster.members and roster.members[node_id].is_stray:
+                is_here = node_id in roster.members and roster.members[node_id].is_stray
+                if is_here and node_id not in leaving:
                     roster.put(node, m.Standing.READY)
 
     def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], str]:

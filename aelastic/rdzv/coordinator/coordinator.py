@@ -298,7 +298,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
-        self.forming.bench.call_back(self.roster, self.rules.min_nodes)
+        self.forming.bench.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
         self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in

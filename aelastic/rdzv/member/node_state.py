@@ -60,7 +60,8 @@ class NodeState:
     departed: set[int] = field(default_factory=set[int])  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
-    ended_nodes: frozenset[str] = frozenset()  # coordinators whose process has ended since, or that have left the job
+    # Coordinators whose process has ended since, or that have left the job, the last ones: as many as can have a vote.
+    ended_nodes: tuple[str, ...] = ()
     # What this node has asked for, by its id: until it is answered; what lasts, until it is refused, or done.
     asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
     notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
@@ -228,10 +229,11 @@ class NodeState:
 
     def on_coordinator_ended(self, node_id: str) -> None:
         """Its process has ended, or it has left the job."""
-        self.ended_nodes |= {node_id}
+        self.on_coordinator_lives(node_id)
+        self.ended_nodes = (*self.ended_nodes, node_id)[-m.SEATS_MAX :]
 
     def on_coordinator_lives(self, node_id: str) -> None:
-        self.ended_nodes -= {node_id}
+        self.ended_nodes = tuple(each for each in self.ended_nodes if each != node_id)
 
     def on_alone(self, since: float) -> None:
         """The coordinator is lost."""
@@ -253,6 +255,7 @@ class NodeState:
             case m.Seats():
                 if news.replaces(self.seats):
                     self.seats = news
-                    self.ended_nodes &= {seat.node_id for seat in news.seats}
+                    seated = {seat.node_id for seat in news.seats}
+                    self.ended_nodes = tuple(each for each in self.ended_nodes if each in seated)
             case _:
                 assert_never(news)

@@ -70,6 +70,10 @@ class Aim(Record):
     verb: Verb = Verb.DRAIN
     at_save: bool = True
 
+    def outcome(self, how: str) -> str:
+        """What is said once it is done."""
+        return f"{self.reason}; {how}" if how else self.reason
+
 
 # How the job ends.
 _OUTCOMES = {Verb.STOP: Outcome.STOPPED, Verb.KILL: Outcome.KILLED}
@@ -103,9 +107,10 @@ class Drain(Generic[T]):
     aim: Aim | None = None  # of the whole job
     save_at: int = 0
     notice_id: int = 0
-    outcome: str = ""  # of the last one that is over
+    outcome: str = ""  # of the last one that is over: why, and how
     late: str = ""  # why that was not all ranks' save
     is_signalled: bool = False
+    _how: str = ""  # the last one was over
     _round: int = 0
     _nodes: tuple[str, ...] = ()  # that take part in it
     _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not frozen, or not saved
@@ -136,7 +141,7 @@ class Drain(Generic[T]):
         if aim is None or aim.verb is Verb.RESTART:
             return None
         has_saved = aim.at_save and self.is_over
-        return Ended(Outcome.SAVED, self.outcome) if has_saved else Ended(_OUTCOMES[aim.verb], aim.reason)
+        return Ended(Outcome.SAVED, aim.outcome(self._how)) if has_saved else Ended(_OUTCOMES[aim.verb], aim.reason)
 
     def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
         """What a node says, or that time has passed or a round begun; gives what nodes hear.
@@ -176,6 +181,7 @@ class Drain(Generic[T]):
 
     def on_gone(self, node_id: str) -> bool:
         """A node is gone, and nothing of it is waited for; gives whether it was to go."""
+        self._let_go.discard(node_id)
         if self.is_on:
             self._awaited.discard(node_id)
             self._nodes = tuple(each for each in self._nodes if each != node_id)
@@ -331,7 +337,7 @@ class Drain(Generic[T]):
         return self._tell(Stage.SAVE, now)
 
     def _end(self, how: str) -> None:
-        self.step, self.deadline, self.outcome = Step.OVER, None, self._first.reason + (f"; {how}" if how else "")
+        self.step, self.deadline, self._how, self.outcome = Step.OVER, None, how, self._first.outcome(how)
 
     def _call_off(self, crew: Crew) -> list[T]:
         self.on_round_over()
