@@ -47,7 +47,7 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
     ("aelastic_max_restarts", "How many of these the job may have.", lambda run: run.began and run.began.max_restarts),
     ("aelastic_nodes_missing", "Nodes that the job could have (--nnodes) and has not in this node's last round.",
      lambda run: run.began and max(0, run.began.max_nodes - (run.formed.group_world_size if run.formed else 1))),
-    ("aelastic_drains_total", "Interruptions that were announced, and not called off: they cost no restart.",
+    ("aelastic_drains_total", "Times that nodes were about to leave, and all ranks saved for it: they cost no restart.",
      lambda run: run.drains),
     # How far the workers are.
     ("aelastic_progress_step", "The step that the workers have done, with --progress.",

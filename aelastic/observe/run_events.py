@@ -199,6 +199,7 @@ class Announced(RunEvent):
     text: str
     save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: none could be agreed
     is_signalled: bool = False  # no rank has called it yet: workers that handle the drain signal get that
+    verb: str = "drain"  # what ranks save for: that a node leaves, or the job is to "restart", or "stop"
 
     @property
     def where(self) -> str:

@@ -271,6 +271,7 @@ class RunState:
         self.progress: tuple[ev.Progressed, float] | None = None  # and when
         self.compared: tuple[ev.Compared, float] | None = None  # the last, and when
         self.announced = ""  # an interruption, while it is
+        self._is_drain = False  # since a node leaves
         self.held = ""  # a failure that nothing is stopped for
         # What was before.
         self.past: deque[PastPhase] = deque(maxlen=PHASES_MAX)
@@ -322,6 +323,7 @@ class RunState:
                 self.held = self.announced = text
             case ev.Announced("saving" | "called off" as what, text):
                 self.announced = text if what == "saving" else ""
+                self._is_drain = event.verb == "drain"
             case ev.Progressed():
                 self.last_progress, self.progress = event, (event, now)
             case ev.PhaseTook(name, duration_s, of_rank):
@@ -360,7 +362,7 @@ class RunState:
     ) -> None:
         if failure is None and self.first_failure is not None and self.first_failure[0] == self.generation:
             failure = self.first_failure[1]
-        self.drains += bool(self.announced and not self.held)
+        self.drains += bool(self.announced and self._is_drain and not self.held)
         self.announced = self.held = ""
         step = None if self.last_progress is None else self.last_progress.step
         self.ends.append(GenerationEnd(self.generation, self.formed_at, now, cause, reason, failure, step))

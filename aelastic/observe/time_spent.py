@@ -8,7 +8,7 @@ Every second goes on exactly one of `ON`, so that the shares of a run are the wh
 - **trained**, **twice**: steps for the first time, and steps that an earlier round had made.  Between two records of
   progress, steps are as long as each other.  Where no steps are told, it is not known what was done twice.
 - **hung**: before a watch has found that workers show no sign of life, as long as its sentence says, and after that.
-- **drained**: from the notice of an interruption until workers run again.  **waiting**: for nodes that are missing, for
+- **drained**: from the notice that a node leaves until workers run again.  **waiting**: for nodes that are missing, for
   somebody who looks at a failure that is held, or for the end.
 - **unknown**: nothing was recorded for longer than a living agent is silent.
 
@@ -116,10 +116,10 @@ class TimeSpent:
                 self._go("hung")
                 self._before = self._at_work()
             case "announced":
-                is_on = {"saving": "drained", "held": "waiting", "called off": "trained"}.get(str(get("what")))
+                is_on = _after(what := str(get("what")), str(get("verb")))
                 if is_on and self._on in {*_AT_WORK, "drained", "waiting"}:
                     self._go(is_on)
-                self._saves_since = at if is_on == "drained" and get("save_at") else None
+                self._saves_since = at if what == "saving" and get("save_at") else None
             case "changed" if get("phase") == "joining" and self._on == "starting":
                 self._go("starting", "rendezvous")
             case "waited" if self._part == "rendezvous" or (self._on == "drained" and self._is_down):
@@ -211,3 +211,10 @@ class TimeSpent:
         for name in filter(None, (self._on, self._part)):
             self.seconds[name] += passed
             self.worker_s[name] += passed * max(1, self._workers)
+
+
+def _after(what: str, verb: str) -> str:
+    """What time is spent on once something was announced; empty if that changes nothing."""
+    if what == "saving" and verb in {"restart", "stop"}:  # ranks are at work until they have saved
+        return ""
+    return {"saving": "drained", "held": "waiting", "called off": "trained"}.get(what, "")

@@ -61,3 +61,15 @@ def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:
         answer, *_ = story.core.handle(ask, lambda: Crew(hosts, ("a", "b"), 7, 5, ("a", "b")), story.now)
         assert isinstance(answer[1], Answer) and answer[1].is_applied is not spares_job
         assert answer[1].text.startswith("this ends the job: no node would be left; --force") is spares_job
+
+
+def test_nodes_are_told_what_they_save_for() -> None:
+    story = Told("abc")
+    (_, (_, notice)) = story.tell("a asks restart at_save")
+    assert notice.verb is Verb.RESTART
+    (_, (_, notice)) = Told("abc").tell("a asks stop at_save")
+    assert notice.verb is Verb.STOP
+    for name in "abc":
+        story.tell(f"{name} holds at=7")
+    told = [message for _, message in story.tell("b asks drain in=20") if not isinstance(message, Answer)]
+    assert [(notice.stage, notice.verb) for notice in told] == [(Stage.SAVE, Verb.DRAIN)], "a node leaves as well"

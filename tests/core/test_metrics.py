@@ -296,6 +296,11 @@ def spent(*events: Any, at: float) -> dict[str, float]:
             {"starting": 3 + 4, "trained": 2 + 0.5, "twice": 0.5},
         ),
         ((BEGAN, spawning(), STARTED, ev.Announced("saving", "n1 leaves", 8)), 9.0, {"starting": 2, "trained": 1, "drained": 6}),
+        (
+            (BEGAN, spawning(), STARTED, ev.Announced("saving", "restart", 8, verb="restart"), ev.Restarting("membership", "", 0)),
+            9.0,
+            {"starting": 2 + 5, "trained": 1 + 1},
+        ),
         ((BEGAN, ev.Waited("1 of 2 nodes")), 9.0, {"waiting": 9}),
         ((BEGAN, spawning(), STARTED, BARRIER, ENDED), 99.0, {"starting": 2, "trained": 2}),
     ],

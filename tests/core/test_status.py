@@ -243,3 +243,10 @@ def test_an_ended_run_says_how() -> None:
     )
     assert (said["phase"], said["state"], said["reason"]) == ("done", "FAILED", "no restart is left")
     assert said["now"] is None and not said["ready"]
+
+
+def test_a_restart_or_a_stop_at_a_save_is_no_drain() -> None:
+    for verb, drains in (("drain", 1), ("restart", 0), ("stop", 0)):
+        saving, restarting = ev.Announced("saving", "…", 8, verb=verb), ev.Restarting("membership", "", 0)
+        assert told(saving, restarting).drains == drains
+        assert told(saving, ev.Announced("called off", ""), restarting).drains == 0

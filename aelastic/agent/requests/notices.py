@@ -91,7 +91,7 @@ class Notices:
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
-                self._tell(Announced("saving", notice.reason, notice.save_at, notice.is_signalled))
+                self._tell(Announced("saving", notice.reason, notice.save_at, notice.is_signalled, notice.verb.value))
                 return await self._await_saves(notice, kill_at)
             case r.Stage.NONE:
                 self._tell(Announced("called off", notice.reason))

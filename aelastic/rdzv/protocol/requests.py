@@ -116,6 +116,7 @@ class Notice(Record):
     is_signalled: bool = False  # no rank has called `notice.due`: workers with a handler get the drain signal
     kill_s: float = 0.0  # from now on, until workers that have not ended are killed
     reason: str = ""
+    verb: Verb = Verb.DRAIN  # what for: a node leaves, or the job restarts, or stops
 
 
 # What a coordinator says that has just taken over: who asks again a moment later is told of more.

@@ -353,7 +353,8 @@ class Drain(Generic[T]):
 
     def _notice(self, stage: Stage, aim: Aim, now: float) -> Notice:
         left_s = max(0.0, aim.kill_at - now)
-        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.reason)
+        verb = Verb.DRAIN if self.leaving or self.aim is None else self.aim.verb
+        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.reason, verb)
 
     def validate(self) -> None:
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
