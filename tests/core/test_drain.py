@@ -73,3 +73,16 @@ def test_nodes_are_told_what_they_save_for() -> None:
         story.tell(f"{name} holds at=7")
     told = [message for _, message in story.tell("b asks drain in=20") if not isinstance(message, Answer)]
     assert [(notice.stage, notice.verb) for notice in told] == [(Stage.SAVE, Verb.DRAIN)], "a node leaves as well"
+
+
+@pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.RESTART, Verb.STOP])
+def test_what_is_asked_again_while_the_round_is_taken_over_is_done_however_long_that_takes(verb: Verb) -> None:
+    story = Told("abc idle")  # some of its nodes have yet to come
+    story.tell("a saved notice=4000")
+    story.core.handle(Ask("b", "1", verb, "", 60.0, "", at_save=True), story.crew, story.now)
+    assert story.core.deadline is not None
+    story.now, story.participants = story.core.deadline + 1.0, "abc"
+    told = story.core.handle(None, story.crew, story.now)
+    assert {(name, notice.stage, notice.verb) for name, notice in told} == {
+        (name, Stage.FREEZE, verb) for name in "abc"
+    }

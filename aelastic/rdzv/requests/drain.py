@@ -285,8 +285,9 @@ class Drain(Generic[T]):
         self.notice_id = max(self.notice_id, notice_id)
 
     def _on_deadline_passed(self, crew: Crew, now: float) -> list[T]:
-        if self.step is Step.HELD:  # nobody asks any more
-            return self._call_off(crew)
+        if self.step is Step.HELD:
+            is_asked = self.aim is not None or self.leaving.keys() & {*crew.nodes}
+            return [] if is_asked else self._call_off(crew)
         if self.step is Step.FREEZING and now < self._first.end_at:
             self.is_signalled = True
             return self._save(now)  # an agent is silent: no call can be named
