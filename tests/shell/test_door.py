@@ -122,5 +122,5 @@ async def test_a_user_whose_name_no_server_says_is_a_number_and_holds_up_nobody(
         assert job.reasons == [f"by {os.getuid()}: new data"] * 3 and asked == [os.getuid()], "one thread hangs"
         answers.set()
         monkeypatch.setattr(user_names, "WITHIN_S", DEADLINE_S)
-        assert b'"ok"' in await say(b'{"verb": "restart"}\n')
-        assert job.reasons[-1] == "by somebody"
+        while job.reasons[-1] != "by somebody":  # the thread that hung may have yet to end
+            assert b'"ok"' in await say(b'{"verb": "restart"}\n')

@@ -101,6 +101,8 @@ class Scene:
             self.board.term += 1
         finally:
             writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()  # before the loop is
 
     async def bear(self, data: bytes) -> None:
         self.said, self.count = data, 0
