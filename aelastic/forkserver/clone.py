@@ -4,11 +4,10 @@
 itself: it is waited for, reaped and signalled the same way, and nothing depends on the fork server any more.
 
 The C library is passed by, so three things of its `fork()` are done here, two cannot be.  The thread's id, which the C
-library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that the C library told the kernel,
-`PR_GET_TID_ADDRESS`).  The kernel is told again where the C library lists the robust mutexes that the thread holds
-(`set_robust_list(2)`): it unlocks them when the process is killed, and forgets the list in each child.  Python's own
-hooks run.  `pthread_atfork` handlers do not run, and locks of the C library are
-not taken: hence one thread only, which `checks` sees to.
+library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that glibc's own `fork` passes).  The
+kernel is told again where the C library lists the robust mutexes that the thread holds (`set_robust_list(2)`): it
+unlocks them when the process is killed, and forgets the list in each child.  Python's own hooks run.  `pthread_atfork`
+handlers do not run, and locks of the C library are not taken: hence one thread only, which `checks` sees to.
 
 Part of the fork server's program: imports nothing of the package.
 """
@@ -26,6 +25,7 @@ _PR_SET_MM, _PR_SET_MM_MAP, _PR_GET_TID_ADDRESS = 35, 14, 40
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # calls hold the interpreter's lock, as `os.fork` does
 _libc.syscall.restype = ctypes.c_long
+_libc.pthread_self.restype = ctypes.c_ulong
 _python = ctypes.pythonapi
 
 
@@ -37,7 +37,7 @@ def sibling() -> int:
     """Forks; 0 in the child, the child's pid in this process.
 
     Raises:
-        CannotClone: an unknown CPU, or a kernel without `PR_GET_TID_ADDRESS`.
+        CannotClone: an unknown CPU, or a C library whose thread's id is not found.
         OSError: the kernel forks no more (`EAGAIN`, `ENOMEM`).
     """
     address = _tid_address()
@@ -66,11 +66,26 @@ def _tid_address() -> int:
     """Where the C library keeps this thread's id."""
     if (machine := os.uname().machine) not in _SYS_CLONE:
         raise CannotClone(f"{machine} is not among the CPUs it knows ({', '.join(_SYS_CLONE)})")
+    address = _tid_address_for_debuggers() or _tid_address_for_kernel()
+    if ctypes.c_int.from_address(address).value != os.getpid():
+        raise CannotClone("the C library keeps its thread's id elsewhere")
+    return address
+
+
+def _tid_address_for_debuggers() -> int | None:
+    """Where glibc tells `libthread_db` to look, since 2.34; `None`: this C library does not tell."""
+    try:
+        _bits, _count, offset = (ctypes.c_uint32 * 3).in_dll(_libc, "_thread_db_pthread_tid")
+    except ValueError:
+        return None
+    return int(_libc.pthread_self()) + offset
+
+
+def _tid_address_for_kernel() -> int:
+    """The word that the kernel clears when the thread ends.  In glibc before 2.43 it holds the id."""
     found = ctypes.c_void_p()
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) or not found.value:
         raise CannotClone(f"prctl(PR_GET_TID_ADDRESS): {os.strerror(ctypes.get_errno() or errno.EINVAL)}")
-    if ctypes.c_int.from_address(found.value).value != os.getpid():
-        raise CannotClone("the C library keeps its thread's id elsewhere")
     return found.value
 
 
