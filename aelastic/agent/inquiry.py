@@ -36,10 +36,11 @@ SOME_TIME_S = 0.1
 
 _HANGS: frozenset[WatchName] = frozenset({"hang", "output"})
 
-# A collective that timed out: gloo, NCCL's watchdog, a barrier with a limit, a store that waits for a rank.
+# A collective that timed out: gloo, NCCL's watchdog, nccl2, a barrier with a limit, a store that waits for a rank.
 _TIMED_OUT = (
     r"(?i)timed out waiting \d+ ?ms|wait timeout after|watchdog caught collective operation timeout"
     r"|collective.{0,40}timed out|(failed to pass|reached) monitoredbarrier|timed out after.{0,20}ms waiting"
+    r"|aborting process on rank \d+ due to timeout|nccl operation timed out|work timed out during finalize"
 )
 
 

@@ -54,6 +54,8 @@ _OUT_OF_MEMORY = re.compile(r"^(?:\w+\.)*(?:\w*OutOfMemoryError|MemoryError)\b")
 # What argparse, and command lines like it, say of options that they do not take, before they exit with 2.
 USAGE, _USAGE_EXIT = "usage error", 2
 _USAGE = re.compile(r"^usage: .*?^(?P<error>\S+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
+# What torch's nccl2 logs before it calls `abort`, the default for NCCL since torch 2.15.
+_ABORTING = re.compile(r"Aborting process on rank [0-9]{1,9} due to [^\n]{1,300}")
 
 # Native code raises these in its own process; a Python interrupt ends with SIGINT.
 _SIGNALS_OF_ITS_OWN = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
@@ -237,9 +239,13 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
         words = f"{words.partition(':')[0]}: {oom}"
     usage = [match["error"] for match in _USAGE.finditer(stderr_tail)] if exitcode == _USAGE_EXIT else []
     words = note or (f"{USAGE}: {usage[-1]}" if usage else words)
+    ended_by = name or signal_name(exitcode - 128)  # a shell passes its child's signal on as a code
+    aborting = _ABORTING.findall(stderr_tail) if ended_by == "SIGABRT" else []
+    if aborting:  # whatever exceptions it had printed before
+        return f"{words}; its last words: {aborting[-1]}", ""
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
-    # printed before.  A shell passes its child's signal on as a code.
-    is_own_doing = (name or signal_name(exitcode - 128)) in _SIGNALS_OF_ITS_OWN
+    # printed before.
+    is_own_doing = ended_by in _SIGNALS_OF_ITS_OWN
     is_explained = stderr_tail and (is_own_doing or may_be_uncaught(exitcode))
     cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:

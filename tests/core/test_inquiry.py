@@ -6,6 +6,8 @@ import pytest
 from kit.stories.coordinator import failure
 
 from aelastic.agent.inquiry import is_collective_timeout
+from aelastic.failures.exit_reason import describe_exit
+from aelastic.failures.failure import ProcessFailure
 
 
 @pytest.mark.parametrize(
@@ -16,6 +18,8 @@ from aelastic.agent.inquiry import is_collective_timeout
             True,
         ),
         ("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=24, OpType=ALLREDUCE) ran for", True),
+        ("RuntimeError: NCCL operation timed out", True),
+        ("RuntimeError: Work timed out during finalize", True),
         ("RuntimeError: [Rank 0]: Rank 2 failed to pass monitoredBarrier in 3000 ms", True),
         ("RuntimeError: Rank 1 successfully reached monitoredBarrier, but received errors while waiting", True),
         ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//worker_count", True),
@@ -30,6 +34,39 @@ from aelastic.agent.inquiry import is_collective_timeout
 )
 def test_a_time_out_of_a_collective_is_known_by_its_words(message: str, is_one: bool) -> None:
     assert is_collective_timeout(failure("a", 1, message)) == is_one
+
+
+# As torch 2.15 writes it, from its source: nccl2 could not be run here.
+LOGGED = "[rank0]:[E1129 12:00:00.123456789 ProcessGroupNCCL.cpp:1234] [TC][rank=0][name=default] "
+ABORTS = f"{LOGGED}Aborting process on rank 0 due to "
+TIMED_OUT = [
+    "timeout - timeout watchdog detected operation timeout",  # by its own thread
+    "timeout - collective operation timed out",  # by the next collective
+]
+LOST_PEER = "error - nccl hit async error: remote process exited or there was a network error"
+HANDLED = 'Traceback (most recent call last):\n  File "train.py", line 3, in load\nOSError: retried\n'
+
+
+@pytest.mark.parametrize("reason", TIMED_OUT)
+@pytest.mark.parametrize("before", ["step 7\n", f"step 7\n{HANDLED}"])
+@pytest.mark.parametrize("after", ["", "\n", "\nFatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n"])
+@pytest.mark.parametrize("code", [-6, 134])
+def test_nccl2_logs_why_it_aborts(before: str, reason: str, after: str, code: int) -> None:
+    known = ProcessFailure(0, 77, code, "", stderr_tail=f"{before}{ABORTS}{reason}{after}")
+    assert known.headline == f"{describe_exit(code)}; its last words: Aborting process on rank 0 due to {reason}"
+    assert is_collective_timeout(known) and not known.names_lost_peer
+
+
+def test_nccl2_logs_that_it_aborts_because_of_a_lost_peer() -> None:
+    known = ProcessFailure(0, 77, -6, "", stderr_tail=f"{ABORTS}{LOST_PEER}\n")
+    assert known.names_lost_peer and not is_collective_timeout(known)
+
+
+@pytest.mark.parametrize("code", [-9, 1])
+def test_a_worker_that_did_not_abort_is_judged_by_its_end(code: int) -> None:
+    known = ProcessFailure(0, 77, code, "", stderr_tail=f"{ABORTS}{TIMED_OUT[0]}\n")
+    assert known.message == describe_exit(code)
+    assert not is_collective_timeout(known)
 
 
 @pytest.mark.parametrize(

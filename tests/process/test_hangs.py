@@ -177,6 +177,26 @@ def test_output_that_is_expected_is_met_missed_or_missed_later(launch: Launcher)
         assert not job.left()
 
 
+# What torch 2.15 writes when a collective of NCCL times out, from its source, and then aborts.
+ABORTS = """
+if rank == 0:
+    wait_for("there1")
+    log = "[rank0]:[E1129 12:00:00.123456789 ProcessGroupNCCL.cpp:1234] [TC][rank=0][name=default] "
+    sys.stderr.write(f"{log}Aborting process on rank 0 due to timeout - timeout watchdog detected operation timeout\\n")
+    os.abort()
+open("there1", "w").close()
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_aborts_since_a_collective_timed_out_is_not_the_cause(launch: Launcher) -> None:
+    job = launch(ABORTS, "--nproc-per-node=2", "--max-restarts=0")
+    assert job.wait() == TERM_CODE, job.story
+    assert re.search(r"hang: 1 of 2 ranks waits in a collective; rank 1 on \S+ does not: .*sleeps", job.stderr)
+    root = job.stderr.partition("Root Cause")[2]
+    assert re.search(r"rank +: 1 ", root) and "Aborting" not in root
+
+
 # Several nodes.
 
 
