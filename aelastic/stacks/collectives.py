@@ -1,8 +1,9 @@
 """What others know of collectives in a hang, each in a line: torch's flight recorder, and NCCL's own view, RAS.
 
 The flight recorder keeps the last collectives of a rank, and writes them to a file when its watchdog ends the rank, or
-when something is written to its pipe.  Where hangs are looked for and the user has set none of its variables, ranks
-record to a folder of their generation.  RAS answers one question in text, at `NCCL_RAS_ADDR`, about the whole job.
+when something is written to its pipe, which nccl2 (what `nccl` is since torch 2.15) does not read.  Where hangs are
+looked for and the user has set none of its variables, ranks record to a folder of their generation.  RAS answers one
+question in text, at `NCCL_RAS_ADDR`, about the whole job.
 
 Neither names a rank here: they may be off, of another version, or say that all is well while the job stands still.
 """
