@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -261,8 +261,11 @@ def _execute(kind: str, target: str, main: ModuleType) -> None:
     if kind == "code":
         from importlib.machinery import BuiltinImporter
 
-        main.__loader__, code = BuiltinImporter, target
-        exec(compile(code, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+        main.__loader__ = BuiltinImporter
+        code = compile(target, "<string>", "exec", dont_inherit=True)
+        if sys.version_info >= (3, 13):
+            _register_source(code, target)
+        exec(code, main.__dict__)  # noqa: S102
         return
     from importlib.machinery import SourceFileLoader
 
@@ -276,6 +279,15 @@ def _execute(kind: str, target: str, main: ModuleType) -> None:
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _register_source(code: CodeType, source: str) -> None:
+    """Makes tracebacks show lines of the code after `-c`, as the interpreter does since 3.13."""
+    import linecache
+
+    # The first releases of 3.13 know it by the name of its file.
+    key = code if hasattr(linecache, "_interactive_cache") else code.co_filename
+    linecache._register_code(key, source, code.co_filename)  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _report(error: BaseException) -> None:

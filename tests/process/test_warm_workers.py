@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 import textwrap
 from collections import Counter
 from pathlib import Path
@@ -180,6 +181,20 @@ if restart == 3:
     os.unlink(__file__)
 sys.exit(1)
 """
+
+
+def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_of_a_cold_one(launch: Launcher) -> None:
+    code = f"import sys\nprint({MODULE!r} in sys.modules, file=sys.stderr)\ndef f():\n    raise ValueError('bad')\nf()"
+    tracebacks = []
+    for name, more in (("cold", []), ("warm", ["--preload", MODULE])):
+        options = ["--max-restarts=0", "--redirects=3", "--log-dir=logs", *more, "--no-python", sys.executable]
+        job = launch.command(*options, "-c", code, name=name)
+        job.assert_ends(1)
+        (stderr,) = (job.folder / "logs" / "latest").resolve().rglob("stderr.log")
+        is_warm, _, traceback = stderr.read_text().partition("\n")
+        assert is_warm == str(name == "warm"), job.story
+        tracebacks.append(traceback)
+    assert tracebacks[0] == tracebacks[1]
 
 
 def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None:

@@ -114,9 +114,20 @@ def program(argv: list[str]) -> Callable[[], Any]:
         return lambda: runpy._run_module_as_main(argv[1])  # type: ignore[attr-defined]
     if argv[0] == "-c":
         sys.argv = ["-c", *argv[2:]]
-        return lambda: exec(compile(argv[1], "<string>", "exec"), main.__dict__)
+        code = compile(argv[1], "<string>", "exec")
+        if sys.version_info >= (3, 13):
+            _register_source(code, argv[1])
+        return lambda: exec(code, main.__dict__)
     sys.argv = argv
     return lambda: _run_script(argv[0], main)
+
+
+def _register_source(code: types.CodeType, source: str) -> None:
+    """Makes tracebacks show lines of the code, as the interpreter does since 3.13."""
+    import linecache
+
+    key = code if hasattr(linecache, "_interactive_cache") else code.co_filename
+    linecache._register_code(key, source, code.co_filename)  # type: ignore[attr-defined]
 
 
 def _run_script(path: str, main: types.ModuleType) -> None:
