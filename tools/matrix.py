@@ -35,9 +35,10 @@ ALL_RINGS = (*WITHOUT_PROCESSES, "process", "nodes", "torch", "docs")
 NOT_NEEDED = {"triton", "cuda-bindings"}
 PYTEST = ("-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", "-m", "not all")
 # Debian's release, by the Python that it has.
-DEBIAN = {"3.11": "bookworm", "3.13": "trixie"}
+DEBIAN = {"3.11": "bookworm", "3.13": "trixie", "3.14": "forky"}
 DEBIAN_PACKAGES = "python3,python3-venv,ca-certificates,iproute2,procps,openssl"
-MIRROR = "http://deb.debian.org/debian"
+# debootstrap's own recipe for each of them; an older debootstrap lacks the names of newer releases.
+DEBIAN_SCRIPT = "sid"
 # Runs a command in a Debian that sees this folder at the same path.
 IN_DEBIAN = """\
 set -e
@@ -78,7 +79,7 @@ COMBINATIONS = (
     Combination("3.11", "2.15.0"),
     Combination("3.12"),
     Combination("3.13"),
-    Combination("3.14"),
+    Combination("3.14", "2.15.0"),
 )
 
 
@@ -132,11 +133,20 @@ def _debian(version: str) -> Interpreter:
         )
     debian, log = HERE / f"debian-{release}", HERE / f"debian-{release}.log"
     if not (debian / "usr/bin/python3").exists():
-        command = ("debootstrap", "--variant=minbase", f"--include={DEBIAN_PACKAGES}", release, str(debian), MIRROR)
-        if Interpreter((), "").run(log, *command) != 0:
+        options = ("--variant=minbase", f"--include={DEBIAN_PACKAGES}")
+        if Interpreter((), "").run(log, "debootstrap", *options, release, str(debian), _mirror(), DEBIAN_SCRIPT) != 0:
             raise CannotBeHadError(f"debootstrap of Debian {release} failed: see {log.relative_to(ROOT)}")
     prefix = ("unshare", "--mount", "--propagation", "private", "sh", "-c", IN_DEBIAN, "sh", str(debian), str(ROOT))
     return Interpreter(prefix, "/usr/bin/python3")
+
+
+def _mirror() -> str:
+    """The mirror of Debian that apt uses on this machine; "" leaves the choice to debootstrap."""
+    command = ("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Label: Debian")
+    if shutil.which(command[0]) is None:
+        return ""
+    asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    return next(iter(asked.stdout.split()), "")
 
 
 def install(combination: Combination, interpreter: Interpreter, folder: Path, log: Path) -> Interpreter:
