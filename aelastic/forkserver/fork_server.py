@@ -325,8 +325,9 @@ class ForkServer:
         """Ends the process, and those that are parked."""
         if self._process.is_there:
             await self._process.take_status(is_importing=self.is_importing)
-        for parked in self._parked:
-            await parked.end()
+        async with anyio.create_task_group() as tasks:
+            for parked in self._parked:
+                tasks.start_soon(parked.end)
         self._parked = []
         if self.imports is not None:
             self.imports.close()

@@ -13,7 +13,7 @@ import anyio
 
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host import proc_table
-from aelastic.host.children import taken_status, wait_ended, waited_for
+from aelastic.host.children import taken_status, wait_killed, waited_for
 from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
 
@@ -112,7 +112,7 @@ class Parked:
         raise NoAnswerError(f"{'a forked process' if self.pid else 'the fork server'} does not answer")
 
     async def end(self) -> None:
-        """Ends it, wherever it is; returns when its status is taken."""
+        """Ends it, wherever it is, and takes its status; one that survives SIGKILL is left behind."""
         try:
             if not self.pid:
                 with anyio.CancelScope(shield=True), suppress(NoAnswerError):
@@ -122,8 +122,7 @@ class Parked:
             self._gate.close()
         if self.pid:
             proc_table.kill(self.pid)
-            with anyio.CancelScope(shield=True):
-                await wait_ended(self.pid)
+            await wait_killed(self.pid)
             taken_status(self.pid)
             waited_for.discard(self.pid)
 

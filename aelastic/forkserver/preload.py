@@ -61,17 +61,18 @@ class Ended(Record):
     """The process has ended.
 
     Args:
-        exitcode: negative for a signal.
+        exitcode: negative for a signal; `None`: it has closed its socket, and survives SIGKILL.
         said: the last line that it printed.
     """
 
-    exitcode: int
+    exitcode: int | None
     said: str = ""
 
     @property
     def how(self) -> str:
         said = f", {self.said}" if self.said else ""
-        return f"(exit code {self.exitcode}{said})"
+        end = "it survives SIGKILL" if self.exitcode is None else f"exit code {self.exitcode}"
+        return f"({end}{said})"
 
 
 Event: TypeAlias = Importing | LeftOut | Tripped | Ready | Learned | Refused | Ended

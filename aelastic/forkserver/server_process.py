@@ -18,10 +18,10 @@ import anyio
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.parked import Parked, said_by
 from aelastic.host import proc_table
-from aelastic.host.children import start_helper, wait_ended, waited_for
+from aelastic.host.children import start_helper, wait_ended, wait_killed, waited_for
 
 _PROGRAM = Path(__file__).with_name("program.py")
-END_TIMEOUT_S = 1.0
+END_TIMEOUT_S = 1.0  # then it is killed
 PRINTED_CHARS_MAX = 200
 
 
@@ -128,8 +128,8 @@ class ServerProcess:
         if self._popen is not None:
             self._popen.kill()
 
-    async def take_status(self, *, is_importing: bool) -> int:
-        """Closes the socket, at whose end the process ends, and waits for that."""
+    async def take_status(self, *, is_importing: bool) -> int | None:
+        """Closes the socket, at whose end the process ends, and waits for that; `None`: it survives SIGKILL."""
         assert self._control is not None and self._popen is not None
         self._control.close()
         self._control = None
@@ -138,7 +138,8 @@ class ServerProcess:
         self._popen.kill()
         if is_importing:  # nothing was forked on request
             proc_table.kill_group(self.pid)
-        exitcode = self._popen.wait()
+        await wait_killed(self.pid)
+        exitcode = self._popen.poll()
         waited_for.discard(self.pid)
         return exitcode
 

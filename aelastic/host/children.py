@@ -20,6 +20,8 @@ from aelastic.host import proc_table
 
 # Where the kernel has no pidfds, how often a process is looked at.
 LOOK_AGAIN_S = 0.05
+# A process that was killed ends in milliseconds, unless it is in a frozen cgroup, or waits for a disk (state D).
+KILL_TIMEOUT_S = 1.0
 
 # Children that some code of this process waits for.  `reap_orphans` leaves them alone.
 waited_for: set[int] = set()
@@ -83,6 +85,12 @@ async def wait_ended(pid: int) -> None:
         return
     while proc_table.is_alive(pid):  # noqa: ASYNC110  no kernel to tell us
         await anyio.sleep(LOOK_AGAIN_S)
+
+
+async def wait_killed(pid: int) -> None:
+    """Returns when a process that was killed has ended, or after `KILL_TIMEOUT_S`.  Cancellation has to wait."""
+    with anyio.move_on_after(KILL_TIMEOUT_S, shield=True):
+        await wait_ended(pid)
 
 
 def taken_status(pid: int) -> int | None:

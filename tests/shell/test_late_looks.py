@@ -18,6 +18,7 @@ from aelastic.forkserver import fork_server, parked, server_process
 from aelastic.forkserver.command import PythonCommand
 from aelastic.forkserver.fork_server import ForkServer
 from aelastic.forkserver.parked import NoAnswerError, Parked
+from aelastic.host import children as children_of_agent
 from aelastic.host import proc_table
 from aelastic.host.children import waited_for
 from aelastic.host.proc_table import Process
@@ -186,6 +187,51 @@ async def test_the_word_to_run_is_given_last_and_only_to_one_that_takes_it(
     theirs.close()
     with pytest.raises(BrokenPipeError):
         process.launch(COMMAND, {})
+
+
+@pytest.fixture
+def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """No process ends, as in a frozen cgroup; gives what was killed."""
+    killed: list[str] = []
+
+    async def wait_ended(_: int) -> None:
+        await anyio.sleep_forever()
+
+    def start_helper(*_: object, **options: Any) -> Any:
+        control.append(os.dup(options["pass_fds"][0]))
+        popen = SimpleNamespace(pid=PID, poll=lambda: None, kill=lambda: killed.append("fork server"))
+        popen.wait = lambda: pytest.fail("nothing may wait without a limit")
+        return popen
+
+    control: list[int] = []
+    monkeypatch.setattr(children_of_agent, "wait_ended", wait_ended)
+    monkeypatch.setattr(server_process, "wait_ended", wait_ended)
+    monkeypatch.setattr(server_process, "start_helper", start_helper)
+    monkeypatch.setattr(proc_table, "kill", lambda _: killed.append("parked"))
+    monkeypatch.setattr(proc_table, "process", lambda _: in_state("D"))
+    yield killed
+    for fd in control:
+        os.close(fd)
+
+
+@on_virtual_time
+async def test_a_forked_process_that_survives_sigkill_is_left_behind(
+    ends: tuple[Parked, socket.socket], unkillable: list[str]
+) -> None:
+    process, _ = ends
+    began = anyio.current_time()
+    await process.end()
+    assert unkillable == ["parked"]
+    assert anyio.current_time() - began == children_of_agent.KILL_TIMEOUT_S
+
+
+@on_virtual_time
+async def test_a_fork_server_that_survives_sigkill_is_left_behind(unkillable: list[str]) -> None:
+    server = ForkServer(COMMAND, ("json",), "--preload", {}, frozenset(), lambda _: None, None)
+    began = anyio.current_time()
+    await server.aclose()
+    assert "fork server" in unkillable
+    assert anyio.current_time() - began == server_process.END_TIMEOUT_S + children_of_agent.KILL_TIMEOUT_S
 
 
 @on_virtual_time
