@@ -106,12 +106,15 @@ def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable
     return world
 
 
+# Held here as well as by `atexit`, which a forked child of `multiprocessing` clears since Python 3.13.
+_until_exit = ExitStack()
+atexit.register(_until_exit.close)
+
+
 @cache
 def _store_of_others() -> str:
     """The endpoint of a TCPStore that is no agent's, and lasts as long as we do."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(external_store())
+    return _until_exit.enter_context(external_store())
 
 
 def _elsewhere(servers: EtcdServers, lease_s: float) -> MakeBoard:

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -85,12 +86,15 @@ def surroundings() -> dict[str, Any]:
     os.umask(umask)
     wakeup = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # policies are, since Python 3.14
+        policy = asyncio.get_event_loop_policy()
     return {
         "signals": {signum: signal.getsignal(signum) for signum in signal.valid_signals()},
         "wakeup": wakeup,
         "mask": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         "environment": dict(os.environ),
-        "policy": asyncio.get_event_loop_policy(),
+        "policy": policy,
         "cwd": os.getcwd(),
         "umask": umask,
         "argv": list(sys.argv),
@@ -436,6 +440,8 @@ def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     result = run("asyncio", call(train, start_method=method, max_restarts=3).run())
 
     failure, words = result.failures[0], "Can't get attribute 'train' on <module '__m"
+    if sys.version_info >= (3, 14):
+        words = "module '__main__' has no attribute 'train'"
     assert failure.message.startswith(f"AttributeError: {words}") and "start_method='fork'" in failure.message
     assert failure.exitcode == 1 and result.reason.endswith("; each restart would fail in the same way")
     assert capfd.readouterr().err.count(words) == 1

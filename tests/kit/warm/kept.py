@@ -6,6 +6,7 @@ import atexit
 import marshal
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,8 +187,10 @@ def _umask() -> int:
 @cache
 def _keepers() -> str:
     """Where the process listens that starts jobs; it is started when it is first needed, and ends with this one."""
-    folder = tempfile.TemporaryDirectory(prefix="keepers", ignore_cleanup_errors=True)
-    path = f"{folder.name}/socket"
+    # No `TemporaryDirectory`: since Python 3.13 a child that `multiprocessing` forks drops what `atexit` refers to, and
+    # would remove it.
+    folder = tempfile.mkdtemp(prefix="keepers")
+    path = f"{folder}/socket"
     server = subprocess.Popen(
         [sys.executable, "-m", "kit.warm.keeper", path],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_TESTS, start_new_session=True,
@@ -200,7 +203,7 @@ def _keepers() -> str:
         assert server.stdin is not None
         server.stdin.close()
         server.wait()
-        folder.cleanup()
+        shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(end)
     return path
