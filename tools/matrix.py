@@ -1,6 +1,6 @@
 """Runs the tests on other versions of Python and torch: `make matrix`.
 
-For each combination: an environment below build/matrix, the rings that apply, a line of the table, and the environment
+For each combination: an environment below build/matrix, the rings, a line of the table, and the environment
 goes again.  What was printed stays, in build/matrix/NAME.log.  An interpreter comes from PATH, from pyenv or, where
 neither has it and this is root with debootstrap installed, from Debian.  What cannot be had is told in the table.
 
@@ -29,8 +29,7 @@ from pathlib import Path
 from sources import ROOT
 
 HERE = ROOT / "build" / "matrix"
-WITHOUT_PROCESSES = ("core", "property", "simulation", "shell")
-ALL_RINGS = (*WITHOUT_PROCESSES, "process", "nodes", "torch", "docs")
+RINGS = ("core", "property", "simulation", "shell", "process", "nodes", "torch", "docs")
 # Of what a torch for CUDA requires, these are not needed to import it on a machine without a GPU.
 NOT_NEEDED = {"triton", "cuda-bindings"}
 PYTEST = ("-m", "pytest", "-q", "-n", "4", "--dist", "worksteal", "-m", "not all")
@@ -62,23 +61,20 @@ class CannotBeHadError(Exception):
 @dataclass(frozen=True)
 class Combination:
     python: str
-    torch: str | None = None  # a version; `None`: without
+    torch: str
 
     @property
     def name(self) -> str:
-        return f"{self.python}-torch{self.torch}" if self.torch else f"{self.python}-without-torch"
-
-    @property
-    def rings(self) -> tuple[str, ...]:
-        return ALL_RINGS if self.torch else WITHOUT_PROCESSES
+        return f"{self.python}-torch{self.torch}"
 
 
 COMBINATIONS = (
     Combination("3.11", "2.8.0"),
     Combination("3.11", "2.13.0"),
+    Combination("3.11", "2.14.1"),
     Combination("3.11", "2.15.0"),
-    Combination("3.12"),
-    Combination("3.13"),
+    Combination("3.12", "2.15.0"),
+    Combination("3.13", "2.15.0"),
     Combination("3.14", "2.15.0"),
 )
 
@@ -166,9 +162,8 @@ def install(combination: Combination, interpreter: Interpreter, folder: Path, lo
     if interpreter.run(log, interpreter.path, "-m", "venv", str(folder)) != 0:
         raise CannotBeHadError(f"no virtual environment: see {log.relative_to(ROOT)}")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    if combination.torch is not None:
-        pip("--no-deps", f"torch=={combination.torch}")
-        pip(*_needed_by_torch(folder))
+    pip("--no-deps", f"torch=={combination.torch}")
+    pip(*_needed_by_torch(folder))
     without_torch = [each for each in project["project"]["dependencies"] if not each.startswith("torch")]
     pip(*without_torch, *project["dependency-groups"]["test"], "numpy")
     pip("--no-deps", "--editable", ".")
@@ -225,24 +220,22 @@ def line_of(
     HERE.mkdir(parents=True, exist_ok=True)
     folder, log = HERE / combination.name, HERE / f"{combination.name}.log"
     log.unlink(missing_ok=True)
-    began, rings = time.monotonic(), [ring for ring in combination.rings if ring in rings]
-    torch = combination.torch or "–"
+    began, rings = time.monotonic(), [ring for ring in RINGS if ring in rings]
     try:
         interpreter = find_interpreter(combination.python)
         python = install(combination, interpreter, folder, log)
         asked = ["import sys; print(sys.version.split()[0])", "import torch; print(torch.__version__)"]
-        versions = [_said(python, code) for code in asked[: 2 if combination.torch else 1]]
+        versions = [_said(python, code) for code in asked]
         result = run_rings(python, combination.name, rings, log, more)
     except CannotBeHadError as reason:
-        return f"| {combination.python} | {torch} | not run: {reason} | | | | |", None
+        return f"| {combination.python} | {combination.torch} | not run: {reason} | | | | |", None
     finally:
         if not keeps:
             shutil.rmtree(folder, ignore_errors=True)
     for failure in result.failures:
         print(f"{combination.name}: FAILED {failure}", flush=True)
     minutes = (time.monotonic() - began) / 60
-    what = "all" if tuple(rings) == ALL_RINGS else ", ".join(rings)
-    versions += [torch] * (2 - len(versions))
+    what = "all" if tuple(rings) == RINGS else ", ".join(rings)
     day = dt.datetime.now(tz=dt.UTC).date()
     numbers = f"{result.passed} | {result.failed} | {result.skipped}"
     return f"| {' | '.join(versions)} | {what} | {numbers} | {day}, {minutes:.0f} min |", not result.failed
@@ -259,7 +252,7 @@ def _said(python: Interpreter, code: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs the tests on other versions of Python and torch.")
     parser.add_argument("names", nargs="*", help=f"beginnings of: {', '.join(each.name for each in COMBINATIONS)}")
-    parser.add_argument("--rings", default=",".join(ALL_RINGS), help="those to run, of those that apply")
+    parser.add_argument("--rings", default=",".join(RINGS), help="those to run")
     parser.add_argument("--keep", action="store_true", help="keep the environments, some GB each")
     parser.add_argument("--pytest", default="", help="more words for pytest")
     given = parser.parse_args()
