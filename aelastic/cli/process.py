@@ -141,22 +141,28 @@ def _act(supervisor: Supervisor, on: OnSignal) -> None:
 def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool) -> Iterator[None]:
     """Has the loop call what each signal is for.
 
-    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.
+    A signal that was ignored at the start (nohup, a shell's background job) stays ignored.  One that C code handles
+    stays with it in a program that lives on; a command that ends with the job takes it over.
 
     Args:
         is_last: this process ends with the job; what comes then, such as the SIGTERM after a `preStop`, is too late to
             change how it ends.
     """
     before = {signum: signal.getsignal(signum) for signum in handlers}
-    handled = [signum for signum in before if before[signum] != signal.SIG_IGN]
+    # `None` is a handler of C code, set before Python started, that Python cannot put back.
+    left_alone = {signal.SIG_IGN} if is_last else {signal.SIG_IGN, None}
+    handled = [signum for signum in before if before[signum] not in left_alone]
     for signum in handled:
         loop.add_signal_handler(signum, handlers[signum])
     try:
         yield
     finally:
         for signum in handled:
-            loop.remove_signal_handler(signum)
-            signal.signal(signum, signal.SIG_IGN if is_last and signum not in OF_KEYBOARD else before[signum])
+            loop.remove_signal_handler(signum)  # it has its default handler now
+            if is_last and signum not in OF_KEYBOARD:
+                signal.signal(signum, signal.SIG_IGN)
+            elif before[signum] is not None:
+                signal.signal(signum, before[signum])
 
 
 def terminal_handlers(loop: AbstractEventLoop, line: StatusLine) -> Handlers:
