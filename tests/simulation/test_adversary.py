@@ -28,6 +28,12 @@ def test_each_fault_at_each_step_of_a_job_of_two_is_survived() -> None:
     assert found == [], "\n".join(str(Path(0, size, (each,))) for each in found[:3])
 
 
+def test_a_victim_is_named_where_the_culprits_node_is_switched_off_before_it_could_tell() -> None:
+    size = Size(nodes=3, min_nodes=3, max_nodes=3, max_restarts=3)
+    failed_at, off_at = 2.3695, 2.3742
+    Path(35000216, size, ((failed_at, Fault("fail", "node1")), (off_at, Fault("dark", "node1")))).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

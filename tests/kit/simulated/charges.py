@@ -106,16 +106,20 @@ class Charges:
         if (
             is_told
             or self.late_s
-            or any(self._is_unheard(fault) for fault in self.faults if self._concerns(fault, last, here))
+            or any(self._is_unheard(fault, last) for fault in self.faults if self._concerns(fault, last, here))
         ):
             return None
         first = min((at for at, _, _ in last.failures), default=0.0)
         return {(host, rank) for at, host, rank in last.failures if at <= first + KILLED_LEAD_S + self.slack_s}
 
-    def _is_unheard(self, end: Fault) -> bool:
-        """An agent ends before it is connected again, so nobody is told: it is lost as one that falls silent."""
-        breaks = (fault.since for fault in self.faults if fault.kind == "break" and fault.node_id == end.node_id)
-        return end.kind == "end" and any(0 <= end.since - since <= self.slack_s for since in breaks)
+    def _is_unheard(self, end: Fault, last: Any) -> bool:
+        """An agent ends before it could tell what it knew, and nobody is told of its end: it falls silent."""
+        if end.kind != "end":
+            return False
+        # Not connected again yet, or switched off while it looked at its worker that had just failed.
+        breaks = [each.since for each in self.faults if each.kind == "break" and each.node_id == end.node_id]
+        failures = [at for at, host, _ in last.failures if host == end.host and end.is_dark]
+        return any(0 <= end.since - at <= self.slack_s for at in breaks + failures)
 
     def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
         """Whether a round's end may have to do with a fault."""
