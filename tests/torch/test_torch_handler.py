@@ -62,7 +62,7 @@ class Handler:
 
     def next_rendezvous(self) -> Any:
         step = self.rounds.pop(0)
-        if isinstance(step, Exception):
+        if isinstance(step, BaseException):
             raise step
         if callable(step):
             step()
@@ -72,7 +72,7 @@ class Handler:
 
     def num_nodes_waiting(self) -> int:
         self.asked.set()
-        if isinstance(self.waiting, Exception):
+        if isinstance(self.waiting, BaseException):
             raise self.waiting
         return int(self.waiting)
 
@@ -396,6 +396,20 @@ async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[E
     assert type(error) is ours
     assert str(error) == f"torch's rendezvous cannot be joined: {type(theirs).__name__}: {theirs}"
     assert handler.shutdowns == 0
+
+
+@pytest.mark.parametrize("theirs", [SystemExit(3), KeyboardInterrupt()])
+async def test_a_handler_that_asks_to_exit_ends_the_agent(theirs: BaseException) -> None:
+    error = await error_of(Handler(theirs))
+    assert type(error) is handler_thread.HandlerExit
+    assert str(error) == f"torch's rendezvous cannot be joined: its handler raised {theirs!r}"
+
+
+async def test_a_handler_that_asks_to_exit_while_workers_run_ends_the_agent() -> None:
+    handler = Handler((0, 1))
+    handler.waiting = SystemExit(3)
+    error = await error_of(handler)
+    assert str(error) == "torch's rendezvous cannot be asked: its handler raised SystemExit(3)"
 
 
 async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:

@@ -37,7 +37,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, NotAdmitted
+from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, HandlerExit, NotAdmitted
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -271,6 +271,8 @@ class TorchHandlerLink:
         """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
         try:
             count = await self._thread.call(self._calls.num_nodes_waiting)
+        except HandlerExit:
+            raise
         except RendezvousError as error:
             count = 0
             if self._is_reachable:

@@ -179,6 +179,10 @@ class NotAdmitted(RendezvousError):
     """The job ended while this node waited as a spare."""
 
 
+class HandlerExit(RendezvousError):
+    """The handler asked this program to end: `SystemExit`, `KeyboardInterrupt`, or an exception of that kind."""
+
+
 # Known by name, so that it does not matter what of torch could be imported.
 _OURS: dict[str, type[AelasticError]] = {
     "RendezvousClosedError": RendezvousClosedError,
@@ -190,12 +194,16 @@ _OURS: dict[str, type[AelasticError]] = {
 }
 
 
+class _GiveUp(BaseException):  # so that no handler takes it for an error of its own
+    """Raised in the thread, between two steps of a call that no task waits for any more."""
+
+
 @contextmanager
 def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> Iterator[None]:
     """Turns torch's errors into this package's."""
     try:
         yield
-    except AelasticError:
+    except (AelasticError, _GiveUp):
         raise
     except Exception as error:
         names = [cls.__name__ for cls in type(error).__mro__ if cls.__module__.startswith("torch.")]
@@ -204,13 +212,11 @@ def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> I
         if error.__cause__ is not None:  # torch says "See inner exception for details"
             text = f"{text} ({error.__cause__})"
         raise ours(f"torch's rendezvous cannot be {what}: {text}") from error
+    except BaseException as error:  # in this thread, it would end nothing but the thread
+        raise HandlerExit(f"torch's rendezvous cannot be {what}: its handler raised {error!r}") from error
 
 
 # The thread.
-
-
-class _GiveUp(BaseException):  # so that no handler takes it for an error of its own
-    """Raised in the thread, between two steps of a call that no task waits for any more."""
 
 
 class CallThread:
