@@ -7,11 +7,11 @@
 - `resources`: logs, channels, store, watches, rendezvous link and back end, opened and closed as one; what this node
   offers to the rendezvous
 - `channels`: how people speak to the job, and its workers with their agent
-- `postmortem`: what a worker left: its return value, or why it failed
+- `postmortem`: what a worker left: its return value, or why it failed; `error_rules`: which rules name that failure
 - `requests`: what is asked of a job that runs
 - `stuck_workers`: workers that hang, or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
   `places` says where they are
 - `health_gate`: whether this node is fit
 """
 
-__all__ = ["resources", "run"]
+__all__ = ["error_rules", "resources", "run"]

@@ -100,6 +100,7 @@ class Generation:
                 held.store.serve()
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
             held.watches.started(self.number, starts, ids)
+            held.postmortem.prepare()
             if self.number == 1 and held.recorder is not None:
                 self._context.tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:

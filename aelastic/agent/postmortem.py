@@ -23,6 +23,7 @@ from aelastic.host.usage import OomWatch
 from aelastic.logs.run_logs import RunLogs
 
 if TYPE_CHECKING:
+    from aelastic.agent.error_rules import ErrorRules
     from aelastic.hangs.watch import Found
 
 # A worker may fail, or hang, with the file system of its logs: what is known after this time is told all the same.
@@ -42,13 +43,20 @@ class Postmortem:
     Args:
         logs: what they wrote.
         is_local: they are processes of this machine; else the back end gives what they returned.
+        error_rules: what a failure is compared with before others get it.
     """
 
-    def __init__(self, logs: RunLogs, *, is_local: bool) -> None:
+    def __init__(self, logs: RunLogs, *, is_local: bool, error_rules: ErrorRules | None = None) -> None:
         self._logs = logs
         self._is_local = is_local
+        self._error_rules = error_rules
         self._oom = OomWatch()
         self._readers = anyio.CapacityLimiter(_READS_AT_ONCE)
+
+    def prepare(self) -> None:
+        """Starts what the first failure needs."""
+        if self._error_rules is not None:
+            self._error_rules.prepare()
 
     async def return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
         """What a function returned.
@@ -66,7 +74,7 @@ class Postmortem:
         raise TimeoutError(f"no answer from the disk within {_RETURN_VALUE_TIMEOUT_S:g} s")
 
     async def failure(self, start: WorkerStart, worker: Worker, exitcode: int, note: str) -> ProcessFailure:
-        """Why a worker failed, as far as it can be known within a second.
+        """Why a worker failed, as far as it can be known within a second, or two where rules name errors.
 
         Args:
             start: how it was started.
@@ -82,7 +90,8 @@ class Postmortem:
             place = (start.stderr or start.error_file).parent
             note = f"{describe_exit(exitcode)}; what it wrote is not known: no answer from the disk that holds {place}"
         explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
-        return await run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
+        failure = await run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
+        return await self._compared_with_rules(failure)
 
     async def raised(
         self, start: WorkerStart, worker: Worker, exitcode: int, known: Collection[ProcessFailure]
@@ -131,7 +140,10 @@ class Postmortem:
         left, is_final = await self._read(start, -found.signum), found.by == "stuck"
         known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final, "found_by": found.by}
         explain = partial(self._failure, start, worker, -found.signum, left, **known)
-        return await run_sync(explain, abandon_on_cancel=True)
+        return await self._compared_with_rules(await run_sync(explain, abandon_on_cancel=True))
+
+    async def _compared_with_rules(self, failure: ProcessFailure) -> ProcessFailure:
+        return failure if self._error_rules is None else await self._error_rules.matched_by(failure)
 
     async def _read(self, start: WorkerStart, exitcode: int) -> _Left:
         """Reads the files that a worker has left."""

@@ -44,6 +44,7 @@ StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any,
 Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[Mapping[int, Any]]]
 
 if TYPE_CHECKING:
+    from aelastic.agent.error_rules import ErrorRules
     from aelastic.agent.health_gate import HealthGate
     from aelastic.forkserver.fork_server import ForkServer
     from aelastic.hangs.watch import Found
@@ -107,12 +108,18 @@ class Resources:
             self.logs = RunLogs(spec, settings.run_id)
             made.callback(self.logs.close)
             scratch = self.logs.scratch
-            self.postmortem = Postmortem(self.logs, is_local=settings.is_local)
             self.sockets = ControlSockets(scratch)
             self.pages = NoticePages(scratch)
             self.door = Door(doors_folder(env))
             made.callback(self.pages.close)
             made.callback(self.sockets.close)
+            self.error_rules: ErrorRules | None = None
+            if spec.restart_policy:
+                from aelastic.agent.error_rules import ErrorRules
+                from aelastic.rdzv.restart_rules import parse
+
+                self.error_rules = ErrorRules(parse(spec.restart_policy), self.sockets.mark_env(env))
+            self.postmortem = Postmortem(self.logs, is_local=settings.is_local, error_rules=self.error_rules)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.recorder: FlightRecorder | None = None
             if spec.finds_hangs or spec.expect_output:  # what fires the flight recorders of ranks
@@ -227,6 +234,8 @@ class Resources:
         stack.callback(self._made.close)
         stack.callback(self.door.close, None)
         stack.push_async_callback(observers.aclose)
+        if self.error_rules is not None:
+            stack.push_async_callback(self.error_rules.aclose)
         stack.push_async_callback(self.store.aclose)
         stack.push_async_callback(self.backend.aclose)
         return stack

@@ -105,6 +105,7 @@ class ProcessFailure(Record):
     world_size: int = 0
     log_file: str = ""
     found_by: str = ""
+    matched_rules: tuple[int, ...] = ()  # of `--restart-policy`, from 0: those whose `error` pattern matches it
     # Of use on its own host only.
     error_file: str = NOT_AVAILABLE
     error_file_data: Json = NO_DATA
@@ -142,7 +143,7 @@ class ProcessFailure(Record):
         message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
         more = (stack, oom, note, world_size, log_file, found_by)
-        super().__init__(*known, *more, error_file, data or NO_DATA, stderr_tail)
+        super().__init__(*known, *more, (), error_file, data or NO_DATA, stderr_tail)
 
     @classmethod
     def from_elsewhere(cls, *args: Any, **fields: Any) -> ProcessFailure:

@@ -1,40 +1,136 @@
 """Searches for patterns that users give in texts that workers write: bounded, whatever the two are.
 
-Python's own search cannot be interrupted, and holds all threads meanwhile.  So another process searches, and its alarm
-ends it.
+Python's own search holds all threads, and only the main thread can interrupt it.  So another process searches.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import socket
 import subprocess
 import sys
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+
+import anyio
+
+from aelastic.host import pattern_program, signals
+from aelastic.host.children import start_helper, wait_ended, waited_for
+from aelastic.host.pattern_program import FOUND, LIMIT_S, TOO_LONG
 
 _log = logging.getLogger(__name__)
 
-LIMIT_S = 0.05
-# Of the whole process, on a machine that is busy.
-PROCESS_S = 5.0
-_FOUND = 3
-_PROGRAM = f"""
-import re, signal, sys
-signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
-pattern = re.compile(sys.argv[1])
-signal.setitimer(signal.ITIMER_VIRTUAL, {LIMIT_S})
-sys.exit({_FOUND} if pattern.search(sys.argv[2]) else 0)
-"""
+# Of all patterns together: a failure is reported then, whatever is known.
+ALL_S = 1.0
+ANSWER_BYTES_MAX = 64
+# A killed process is gone at once, or not soon.
+_REAP_TIMEOUT_S = 0.1
 
 
-@lru_cache(maxsize=64)
-def is_found(pattern: str, text: str) -> bool:
-    """Whether the text has a match; one that takes more than `LIMIT_S` of computing is none, with a warning."""
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, pattern, text.replace("\0", " ")]
-    try:
-        ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=PROCESS_S)
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        _log.warning("the pattern %r was not searched for, and counts as no match: %s", pattern, error)
-        return False
-    if ended.returncode not in {0, _FOUND}:
-        _log.warning("the pattern %r takes more than %g ms on %r, and counts as no match", pattern, LIMIT_S * 1e3, text)
-    return ended.returncode == _FOUND
+class PatternSearch:
+    """A process that searches, started again whenever it has ended; one text at a time.
+
+    Args:
+        env: that it starts with; `None`: this process's own.
+    """
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        self._env = env
+        self._turn = anyio.Lock()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start(self) -> None:
+        """Starts the process, unless it runs: well before the first text, so that nothing waits for it.
+
+        Raises:
+            OSError: the host refuses it.
+        """
+        if self._popen is not None and self._popen.poll() is None:
+            return
+        self._forget()
+        # Each message arrives whole, and none without the others: `SOCK_SEQPACKET` in unix(7).
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs, open(os.memfd_create("search"), "w+b", buffering=0) as program:
+                program.write(_program())
+                program.seek(0)
+                self._popen = start_helper(
+                    [sys.executable, "-I", "-S", "-", str(theirs.fileno())],
+                    stdin=program,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(),),
+                    env=self._env,
+                    cwd="/",  # no file system is kept busy
+                )
+        except BaseException:
+            ours.close()
+            raise
+        ours.setblocking(False)
+        self._socket = ours
+
+    async def found(self, patterns: Sequence[str], text: str) -> frozenset[str]:
+        """Those that have a match in the text.
+
+        A pattern counts as no match, with a warning, if it takes more than `LIMIT_S` of computing, or if it has not
+        been searched for within `ALL_S`, which holds for all of them together.
+        """
+        answers: list[bytes] = []
+        trouble = f"not within {ALL_S:g} s"
+        with anyio.move_on_after(ALL_S):
+            async with self._turn:
+                try:
+                    self.start()
+                    await self._ask(patterns, text, answers)
+                except OSError as error:
+                    trouble = str(error)
+                finally:
+                    if len(answers) < len(patterns):  # what it answers now would be taken for the next text's
+                        await self.aclose()
+        searched, unsearched = patterns[: len(answers)], patterns[len(answers) :]
+        for pattern, answer in zip(searched, answers, strict=True):
+            if answer == TOO_LONG:
+                limit_ms = LIMIT_S * 1e3
+                _log.warning(
+                    "the pattern %r takes more than %g ms on %.200r, and counts as no match", pattern, limit_ms, text
+                )
+        for pattern in unsearched:
+            _log.warning("the pattern %r was not searched for, and counts as no match: %s", pattern, trouble)
+        return frozenset(pattern for pattern, answer in zip(searched, answers, strict=True) if answer == FOUND)
+
+    async def _ask(self, patterns: Sequence[str], text: str, answers: list[bytes]) -> None:
+        assert self._socket is not None
+        self._socket.send(json.dumps([text, *patterns]).encode())
+        while len(answers) < len(patterns):
+            await anyio.wait_readable(self._socket)
+            answer = self._socket.recv(ANSWER_BYTES_MAX)
+            if not answer:
+                raise ConnectionResetError("the process that searches has died")
+            answers.append(answer)
+
+    async def aclose(self) -> None:
+        """Ends the process.  The next text starts another."""
+        if self._popen is not None:
+            self._popen.kill()
+            with anyio.move_on_after(_REAP_TIMEOUT_S, shield=True):
+                await wait_ended(self._popen.pid)
+            self._popen.poll()
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._popen is not None:
+            waited_for.discard(self._popen.pid)
+        if self._socket is not None:
+            self._socket.close()
+        self._popen = self._socket = None
+
+
+def _program() -> bytes:
+    """The text of the program, for an interpreter that is started with `-I -S -`."""
+    texts = []
+    for path in (signals.__file__, pattern_program.__file__):
+        with open(path, "rb") as file:
+            texts.append(file.read())
+    return b"\n\n".join(texts)

@@ -175,10 +175,9 @@ def policy_of(spec: WorkerSpec) -> RestartPolicy:
     """What follows from failures, as the spec has it."""
     if not spec.restart_policy:
         return RestartPolicy(spec.max_restarts)
-    from aelastic.host.patterns import is_found
     from aelastic.rdzv.restart_rules import parse
 
     rules = parse(spec.restart_policy)
     if endless := next((each for each in rules if each.is_endless), None):
         _log.warning("--restart-policy: %s starts workers again without end", endless.text)
-    return RestartPolicy(spec.max_restarts, rules, spec.restart_policy, is_found)
+    return RestartPolicy(spec.max_restarts, rules, spec.restart_policy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from aelastic.core.record import Record
@@ -125,13 +124,11 @@ class RestartPolicy(Record):
         max_restarts: for the whole job.
         rules: `None`: the default, `restart_rules.DEFAULT`.
         text: of the rules.
-        search: finds a pattern in a text.
     """
 
     max_restarts: int
     rules: tuple[Rule, ...] | None = None
     text: str = ""
-    search: Callable[[str, str], bool] = staticmethod(lambda pattern, text: bool(re.search(pattern, text)))
 
     def decide(self, end: End) -> Decision:
         """What follows from an end.  The same end has the same answer, however often it is asked for."""
@@ -150,7 +147,7 @@ class RestartPolicy(Record):
             return Decision(cause.reason)
         spent = ""
         for place, rule in enumerate(self._rules(end)):
-            if not any(self._holds(each, end) for each in rule.conditions):
+            if not any(self._holds(each, place, end) for each in rule.conditions):
                 continue
             if not rule.most or end.ledger.spent_by(place, end.now - rule.window_s) < rule.most:
                 return self._follow(rule, place, end)
@@ -197,7 +194,8 @@ class RestartPolicy(Record):
 
         return DEFAULT
 
-    def _holds(self, condition: Condition, end: End) -> bool:
+    def _holds(self, condition: Condition, place: int, end: End) -> bool:
+        """Whether a condition of the rule in that place does."""
         failure = end.cause.failure
         if failure is None:
             return condition.word == "node-lost"
@@ -207,7 +205,7 @@ class RestartPolicy(Record):
             case "signal":
                 return failure.exitcode == -condition.first and not failure.found_by
             case "error":
-                return self.search(condition.pattern, failure.headline[:4096])
+                return place in failure.matched_rules  # found out where it failed
             case "oom":
                 return failure.runs_out_of_memory
             case "hang":
@@ -233,7 +231,7 @@ class RestartPolicy(Record):
         cause, failure = end.cause, end.cause.failure
         if rule.action == "stop":
             why = f"; {rule.text}"
-            if failure and any(each.word == "same-error" and self._holds(each, end) for each in rule.conditions):
+            if failure and any(each.word == "same-error" and self._holds(each, place, end) for each in rule.conditions):
                 what, (_, at, where) = failure.message.strip().partition("\n")[0], end.ledger.root.partition(" at ")
                 why = f": {what}{at}{where}, twice without progress: {PROOF}"
             return Decision(f"{cause.reason}{why} {BY_RULE}", is_final=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 
 from aelastic.core.record import Record
 
@@ -49,6 +50,16 @@ class Rule(Record):
     def is_endless(self) -> bool:
         """Whether it restarts whatever comes, however often."""
         return self.action == "ignore" and any(each.word == "*" for each in self.conditions)
+
+
+def error_patterns(rules: Sequence[Rule]) -> dict[str, list[int]]:
+    """The patterns of `error` conditions, with the places of the rules that have them."""
+    places: dict[str, list[int]] = {}
+    for place, rule in enumerate(rules):
+        for condition in rule.conditions:
+            if condition.word == "error":
+                places.setdefault(condition.pattern, []).append(place)
+    return places
 
 
 class RuleError(ValueError):

@@ -155,6 +155,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(["master_addr", "way_address", "peer_address", "address"], WORD),
     "key": st.just("") | WORD,
     "value": ANY_TEXT,
+    "matched_rules": st.lists(st.integers(0, 19), unique=True).map(tuple),
     "addresses": st.lists(WORD, max_size=4, unique=True).map(tuple),
     "store_server": st.sampled_from(m.STORE_SERVERS),
     "protocol": st.just(PROTOCOL),

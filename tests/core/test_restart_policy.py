@@ -29,6 +29,7 @@ from aelastic.rdzv.restart_rules import (
     Condition,
     Rule,
     RuleError,
+    error_patterns,
     parse,
     problem_of,
 )
@@ -135,6 +136,14 @@ def test_whatever_is_written_is_rules_or_has_a_column(words: list[str]) -> None:
         assert "column " in problem
     else:
         assert all(parse(rule.text) == (rule,) for rule in parse(text)), "a rule's text is the rule"
+
+
+def test_an_error_rule_holds_for_failures_that_their_nodes_found_to_match_it() -> None:
+    rules = "error ECC: stop; exit 3, error NVLink, error ECC: ignore; *: restart"
+    assert error_patterns(parse(rules)) == {"ECC": [0, 1], "NVLink": [1]}
+    matched = {places: decide(ruled(rules, 5), raised().replace(matched_rules=places)) for places in ((), (0, 1), (1,))}
+    assert matched[()].is_charged and matched[0, 1].is_final
+    assert "costs none" in matched[1,].text, "the coordinator searches for nothing"
 
 
 # Proof.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 from kit.launching import PREAMBLE, Launcher, ran, run
 from kit.waiting import DEADLINE_S
@@ -18,6 +19,8 @@ from kit.waiting import DEADLINE_S
 from aelastic import InputError, Supervisor, WorkerSpec
 from aelastic.cli.verbs.explaining import run_policy
 from aelastic.host import patterns
+from aelastic.host.children import wait_ended
+from aelastic.host.patterns import PatternSearch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Restarting, RunEnded, RunEvent
 
@@ -119,7 +122,7 @@ async def end_of(death: Death, folder: Path) -> End:
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of jobs that run side by side in this process."""
     # What a worker wrote last is read and searched, however busy the machine is.
-    for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.PROCESS_S"):
+    for limit in ("agent.watches.CATCH_UP_S", "agent.postmortem._READ_TIMEOUT_S", "host.patterns.ALL_S"):
         monkeypatch.setattr(f"aelastic.{limit}", DEADLINE_S)
 
     async def main() -> list[End]:
@@ -154,14 +157,51 @@ def test_a_command_line_names_a_file_of_rules_and_ranks_that_another_program_sta
     assert "--restart-policy: *: ignore starts workers again without end" in job.stderr
 
 
-def test_a_pattern_that_takes_too_long_is_no_match(
+def found_in(text: str, *patterns: str) -> set[str]:
+    async def main() -> set[str]:
+        search = PatternSearch()
+        try:
+            return {*await search.found(patterns, text)}
+        finally:
+            await search.aclose()
+
+    return asyncio.run(main())
+
+
+ENDLESS = "(a+)+$"  # on this text, it would take years
+TEXT = "a" * 60 + "b"
+
+
+def test_a_pattern_that_takes_too_long_is_no_match_and_the_others_are_searched_for(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It would take years; what ends it counts the time that it computes."""
-    monkeypatch.setattr(patterns, "PROCESS_S", DEADLINE_S)
-    assert patterns.is_found("a+b", "caab") and not patterns.is_found("a+b", "caa")
-    assert not patterns.is_found("(a+)+$", "a" * 60 + "b")
-    assert "takes more than 50 ms" in caplog.text and "counts as no match" in caplog.text
+    """What ends it counts the time that it computes."""
+    monkeypatch.setattr(patterns, "ALL_S", DEADLINE_S)
+    assert found_in("caab", "a+b", "b+c") == {"a+b"}
+    assert found_in(TEXT, "a+b", ENDLESS, "aab") == {"a+b", "aab"}
+    assert f"the pattern '{ENDLESS}' takes more than 50 ms" in caplog.text and "counts as no match" in caplog.text
+
+
+def test_what_is_not_searched_for_in_time_is_no_match(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit is one for all of them: a failure with many slow patterns is reported as soon as with one."""
+    monkeypatch.setattr(patterns, "ALL_S", 0.2)
+    found_in(TEXT, *(f"{ENDLESS}{n}" for n in range(400)))
+    assert f"the pattern '{ENDLESS}399' was not searched for, and counts as no match: not within 0.2 s" in caplog.text
+
+
+async def test_a_search_that_was_cut_short_or_has_died_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "ALL_S", DEADLINE_S)
+    search = PatternSearch()
+    with anyio.move_on_after(0):
+        await search.found(["a", ENDLESS], TEXT)
+    assert await search.found(["b"], TEXT) == {"b"}, "and no answer of the text before"
+    assert search._popen is not None
+    search._popen.kill()
+    await wait_ended(search._popen.pid)
+    assert await search.found(["b"], TEXT) == {"b"}
+    await search.aclose()
 
 
 def explained(*options: str | Path) -> str:

@@ -18,7 +18,7 @@ handler_of = signal.getsignal
 def _c_code_handles_them(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A library that was loaded before Python started has set handlers, which Python can neither name nor put back."""
     before = {signum: handler_of(signum) for signum in HANDLED}
-    monkeypatch.setattr(signal, "getsignal", lambda signum: None)  # noqa: ARG005
+    monkeypatch.setattr(signal, "getsignal", lambda signum: None)
     yield
     for signum, handler in before.items():
         signal.signal(signum, handler)

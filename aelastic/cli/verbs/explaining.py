@@ -6,6 +6,7 @@ workers have asked for notices is not in a log; where a job has told no steps, a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -14,15 +15,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from aelastic.agent.error_rules import ErrorRules
 from aelastic.cli.converters import read_int, read_policy
 from aelastic.errors import InputError
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
-from aelastic.host.patterns import is_found
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
-from aelastic.rdzv.restart_rules import parse
+from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.timeline.files import read_all
 from aelastic.timeline.reader import Entry
 from aelastic.ui.commands import Parser, say
@@ -94,6 +95,7 @@ def _failure_in(told: Json) -> ProcessFailure:
         ValueError: it lacks something.
     """
     known = {name: told[name] for name in SHARED_FIELDS if told.get(name) is not None}
+    known.pop("matched_rules", None)  # of the rules that the run had
     known["timestamp"] = epoch_s(told.get("timestamp_s"))
     try:
         return ProcessFailure.from_elsewhere(**known)
@@ -123,7 +125,9 @@ def run_policy(argv: Sequence[str]) -> int:
         raise InputError(f"--max-restarts {args.max_restarts}: use 0 or more")
     rounds, budget = _read_rounds(args.events)
     rounds = [each for each in rounds if each.reason]
-    policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules, "", is_found)
+    if rules is not None:
+        asyncio.run(_compare(rounds, rules))
+    policy = RestartPolicy(budget if args.max_restarts is None else args.max_restarts, rules)
     decided = list(_decisions(policy, rounds))
     say(json.dumps({"code": "ok", "rounds": decided}, indent=2) if args.json else as_text(decided, len(rounds)))
     return 0
@@ -184,6 +188,17 @@ def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     for each in found:
         each.settle(is_last=each is found[-1])
     return found, rounds.budget
+
+
+async def _compare(rounds: Sequence[Round], rules: Sequence[Rule]) -> None:
+    """Finds out which rules the failures match by their patterns, as the nodes of a run do."""
+    error_rules = ErrorRules(rules)
+    try:
+        for each in rounds:
+            if (failure := each.cause.failure) is not None:
+                each.failures[failure.rank] = await error_rules.matched_by(failure)
+    finally:
+        await error_rules.aclose()
 
 
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:

@@ -15,6 +15,7 @@ from aelastic.failures.failure import ProcessFailure, printable
 from aelastic.rdzv.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.restart_rules import RULES_MAX
 
 # A name in DNS has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
 NAME_MAX = 255
@@ -110,7 +111,7 @@ _RULES: dict[str, Rule] = {
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
-    "log_file": _exactly, "found_by": _exactly, "unfit": one_line,
+    "log_file": _exactly, "found_by": _exactly, "matched_rules": _distinct(_COUNT, RULES_MAX), "unfit": one_line,
     "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
     "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _SHOWN_NAME,
 }  # fmt: skip

@@ -32,7 +32,7 @@ from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.restart_rules import parse
+from aelastic.rdzv.restart_rules import error_patterns, parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 from kit.stories.files import Story, options_of
 
@@ -44,6 +44,19 @@ def node(name: str, rank: int | None = None) -> m.Node:
 def failure(name: str, exitcode: int = -11, message: str = "Signal 11 (SIGSEGV)") -> ProcessFailure:
     """One that is nobody's victim, by default: nodes hear of it at once."""
     return ProcessFailure.from_elsewhere(f"host-{name}", 0, 0, 77, exitcode, message, "", 1000)
+
+
+def as_told(failure: ProcessFailure, policy: RestartPolicy) -> ProcessFailure:
+    """As its node tells it, which has found out which rules it matches."""
+    places = error_patterns(policy.rules or ())
+    found = {place for pattern in places if re.search(pattern, failure.headline) for place in places[pattern]}
+    return failure.replace(matched_rules=tuple(sorted(found)))
+
+
+def _as_told(event: Event, policy: RestartPolicy) -> Event:
+    if not isinstance(event, m.Failed):
+        return event
+    return event.replace(failure=as_told(event.failure, policy))
 
 
 def begun(rules: dict[str, str], now: float) -> Coordinator:
@@ -95,7 +108,7 @@ def told(story: Story) -> list[str]:
                 assert not sends and not is_changed, (
                     f"of the events in {line!r} an earlier one has an effect: part them"
                 )
-                sends = core.handle(event, now)
+                sends = core.handle(_as_told(event, core.policy), now)
         confirmed: list[Send] = []
         if core.forming.is_unconfirmed and "unconfirmed" not in rules:
             confirmed = core.handle(Confirmed(core.forming.losses), now)

@@ -47,7 +47,8 @@ class Told:
         return self.last
 
     def decide(self, failure: ProcessFailure, reached: Reached) -> None:
-        end = End(Cause.of(failure), self.charged, self.ledger, reached, now=self.now)
+        told = coordinator.as_told(failure, self.policy)
+        end = End(Cause.of(told), self.charged, self.ledger, reached, now=self.now)
         self.last = self.policy.decide(end)
         self.ledger = self.policy.after(end, self.last)
         self.charged += self.last.is_charged
