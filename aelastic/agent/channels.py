@@ -162,8 +162,11 @@ class NoticePages:
         return bool(words) and words[CALLS] == self.save_at > 0
 
     def _look(self, rank: int) -> Sequence[int]:
-        """All words; none if the script has destroyed them: what is counted is told to other nodes."""
-        data = os.pread(self._fds[rank], BYTES, 0)
+        """All words; none if the script has destroyed them, or their disk is gone: other nodes get what is counted."""
+        try:
+            data = os.pread(self._fds[rank], BYTES, 0)
+        except OSError:
+            return ()
         words = _WORDS.unpack(data) if len(data) == BYTES else (0,)
         is_whole = words[FORM] == FORM_1 and 0 <= words[CALLS] <= CALLS_MAX
         return words if is_whole else ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,6 +174,18 @@ async def test_what_this_node_asks_has_an_id_of_its_own(node: Node) -> None:
     assert drain.ask_id != cancel.ask_id
     assert drain == r.Ask("n1", drain.ask_id, r.Verb.DRAIN, "", 60.0, "spot")
     assert cancel == r.Ask("n1", cancel.ask_id, r.Verb.CANCEL, "", 0.0, "")
+
+
+def test_a_page_that_cannot_be_read_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    pages = NoticePages(tmp_path)
+    pages.begin(1, [0])
+    monkeypatch.setattr(os, "pread", fail)
+    pages.set_phase(SAVE, 1)
+    assert (pages.calls(), pages.saved(), pages.is_saving(0)) == ({}, set(), False)
+    pages.close()
 
 
 @of_a_node
