@@ -102,7 +102,7 @@ class Resources:
         tell: Callable[[RunEvent], None],
         on_found: Callable[[Found], Coroutine[Any, Any, None]],
     ) -> None:
-        spec, env = settings.spec, settings.env
+        self._settings, spec, env = settings, settings.spec, settings.env
         check_open_files(spec)
         with ExitStack() as made:
             self.logs = RunLogs(spec, settings.run_id)
@@ -212,6 +212,8 @@ class Resources:
             InputError: they cannot be made.
         """
         await self.logs.open()
+        if self._settings.has_agent_store and _loopback_of(self._settings.spec) == "localhost":
+            await self.store.find_loopback()
         self.door.open()
         self.watches.open()
 
@@ -280,15 +282,13 @@ def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Nod
     """This node, with a port of its own that is held from now on; `listen_for_workers` opens it."""
     spec, rdzv = settings.spec, settings.spec.rdzv
     address, port = _address_of(spec)
-    is_on_loopback = is_loopback(address) if rdzv is None else rdzv.is_on_loopback
-    loopback = (address or "localhost") if is_on_loopback else ""
     return Node(
         node_id=settings.node_id,
         host=socket.gethostname(),
         role=spec.role,
         local_world_size=spec.local_world_size,
         master_addr=address,
-        master_port=store.open(port, loopback) if settings.has_agent_store else store.hold(port),
+        master_port=store.open(port, _loopback_of(spec)) if settings.has_agent_store else store.hold(port),
         preferred_rank=None if rdzv is None else rdzv.node_rank,
         starts=starts,
     )
@@ -313,6 +313,13 @@ def _guard_timeout_s(spec: WorkerSpec) -> float | None:
     if rdzv is None or spec.rdzv_handler is not None or rdzv.backend not in names():
         return None  # no other round can begin; or torch's handler says when
     return rdzv.guard_timeout_s
+
+
+def _loopback_of(spec: WorkerSpec) -> str:
+    """Where workers find the store if all are on this host: a loopback address, or `localhost`; else ""."""
+    address, _ = _address_of(spec)
+    is_on_loopback = is_loopback(address) if spec.rdzv is None else spec.rdzv.is_on_loopback
+    return (address or "localhost") if is_on_loopback else ""
 
 
 def _address_of(spec: WorkerSpec) -> tuple[str, int]:

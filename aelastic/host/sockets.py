@@ -85,17 +85,6 @@ def loopback_address(host: str = "localhost") -> str:
     return LOOPBACKS[0]
 
 
-def first_loopback(host: str) -> str:
-    """The address to which most clients of a loopback host come; torch's TCPStore takes the first of a name."""
-    if host != "localhost":
-        return host
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)  # in /etc/hosts: no name server is asked
-    except OSError:
-        return LOOPBACKS[0]
-    return str(found[0][4][0])
-
-
 def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
     """Listening sockets, of one port, at addresses that others are told.
 

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -29,7 +30,8 @@ import anyio
 from aelastic import aio
 from aelastic.aio import run_sync, wait_opened
 from aelastic.errors import HostError, InputError
-from aelastic.host.sockets import LOOPBACKS, HeldPort, first_loopback
+from aelastic.host.names import look_up
+from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.host.usage import shortage_of
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
 
@@ -45,6 +47,8 @@ HEAD_START_S = 0.1
 STARTS_MAX = 10
 PAUSE_MAX_S = 10.0
 LONG_LIFE_S = 60.0
+# The name is in /etc/hosts on most hosts; where it is not, a name server is asked.
+NAME_TIMEOUT_S = 1.0
 
 
 class StoreHost:
@@ -60,6 +64,7 @@ class StoreHost:
         self._held: HeldPort | None = None
         self._listeners: list[socket.socket] = []  # of this port; the child forwards from others to the first
         self.is_on_loopback = False  # all workers are on this host
+        self._first_loopback = LOOPBACKS[0]  # where most clients of `localhost` come
         self._process = StoreProcess(env, "served the workers' store")
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
@@ -71,6 +76,12 @@ class StoreHost:
     def fork_from(self, fork: Fork) -> None:
         """Where the child is forked from a process that has torch, and starts at once."""
         self._process.fork = fork
+
+    async def find_loopback(self) -> None:
+        """Finds out where most clients of `localhost` will come; IPv4, if that is not known soon."""
+        with suppress(OSError):
+            addresses = await look_up("localhost", NAME_TIMEOUT_S)
+            self._first_loopback = addresses[0].host  # torch's TCPStore takes the first address of a name
 
     def open(self, port: int, loopback: str = "") -> int:
         """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
@@ -85,7 +96,8 @@ class StoreHost:
         self._is_wanted = self._is_new = False
         self.hold(port)
         if loopback:
-            self.is_on_loopback = self.listen_at([first_loopback(loopback), *LOOPBACKS])
+            first = self._first_loopback if loopback == "localhost" else loopback
+            self.is_on_loopback = self.listen_at([first, *LOOPBACKS])
         if self._presets and self._listeners:
             self.serve()
             self._is_new = True

@@ -153,6 +153,9 @@ class StoreStandIn:
         self.served: list[int] = []
         stores.append(self)
 
+    async def find_loopback(self) -> None:
+        pass
+
     def open(self, port: int, loopback: str = "") -> int:
         if self.listener is None:
             self.listener = _refusing(lambda: listen(port, loopback_address(loopback) if loopback else ""), port)

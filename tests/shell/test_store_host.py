@@ -16,9 +16,11 @@ import pytest
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.host.children import waited_for
+from aelastic.host.names import Address, NoAnswerError
 from aelastic.tcpstore import child as children
+from aelastic.tcpstore import host as hosts
 from aelastic.tcpstore.child import Death, Fork, StoreProcess
-from aelastic.tcpstore.host import LONG_LIFE_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
+from aelastic.tcpstore.host import LONG_LIFE_S, NAME_TIMEOUT_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
 
 
 class Child:
@@ -245,3 +247,28 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
     assert not process._unsent
     process._control.close()
     theirs[0].close()
+
+
+async def test_a_name_server_that_says_nothing_of_localhost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def look_up(host: str, within_s: float) -> list[Address]:
+        raise NoAnswerError(f"no answer for {host} within {within_s:g} s")
+
+    monkeypatch.setattr(hosts, "look_up", look_up)
+    host = StoreHost({})
+    await host.find_loopback()
+    assert host.open(0, "localhost") and host._listeners[0].getsockname()[0] == "127.0.0.1"
+    await host.aclose()
+
+
+async def test_the_port_that_others_forward_to_is_where_most_clients_of_localhost_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def look_up(host: str, within_s: float) -> list[Address]:
+        assert (host, within_s) == ("localhost", NAME_TIMEOUT_S)
+        return [Address(socket.AF_INET, ("127.0.0.2", 0)), Address(socket.AF_INET, ("127.0.0.1", 0))]
+
+    monkeypatch.setattr(hosts, "look_up", look_up)
+    host = StoreHost({})
+    await host.find_loopback()
+    assert host.open(0, "localhost") and host._listeners[0].getsockname()[0] == "127.0.0.2"
+    await host.aclose()
