@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aelastic.aio import run_sync
+from aelastic.aio import in_thread, run_sync
 from aelastic.errors import HostError
 from aelastic.group.backend import WorkerBackend, WorkerExit, WorkerStart
 from aelastic.host import proc_table
@@ -48,6 +49,8 @@ STATUS_TRIES = 30
 CLEAR_LOOK_AGAIN_S = 0.05
 # Orphans fork while they are killed, or survive SIGKILL; the guard of an agent in our agent takes its own time.
 ORPHANS_TIMEOUT_S = 5.0
+# As long as a worker may take to come out of a fork server of ours.
+FUNCTION_START_S = 30.0
 # Between two tries to start a worker: what the host refuses now it may have in a moment, as other jobs end.
 START_PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 
@@ -71,7 +74,7 @@ class _Worker:
                 await anyio.sleep(self._monitor_interval)
         for _ in range(STATUS_TRIES):
             if (code := self._status()) is None:  # not our child but a fork server's
-                code = await run_sync(self._child.reap)
+                code = await run_sync(self._child.wait_status)
             if code is not None:
                 return code
         return STATUS_LOST
@@ -206,7 +209,7 @@ class LocalWorkers(WorkerBackend):
         for pause_s in (*START_PAUSES_S, None):
             try:
                 self._guard.ensure()
-                return self._start(start)
+                return await self._start(start)
             except OSError as error:
                 if pause_s is None:
                     why, rank = shortage_of(error) or error, start.local_rank
@@ -214,16 +217,41 @@ class LocalWorkers(WorkerBackend):
                 await anyio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
-    def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
+    async def _start(self, start: WorkerStart) -> _Worker | WorkerExit:
         try:
-            is_program = isinstance(start.entrypoint, str)
-            child: Child = Program(start) if is_program else Function(start, self._start_method)
+            child: Child = Program(start) if isinstance(start.entrypoint, str) else await self._start_function(start)
         except OSError as error:
             if shortage_of(error):
                 raise
             code = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
             return WorkerExit(code, note=f"could not be started: {error}")
         return self._follow(child)
+
+    async def _start_function(self, start: WorkerStart) -> Function:
+        """Starts a function, in a thread: the child, or the fork server of `multiprocessing`, has to take what it gets.
+
+        Raises:
+            HostError: it does not.
+        """
+        if self._start_method == "fork":
+            return Function(start, self._start_method)
+        started: list[Function] = []
+        is_late = threading.Event()
+
+        def start_child() -> None:
+            started.append(Function(start, self._start_method))
+            if is_late.is_set():
+                proc_table.kill(started[0].pid)
+
+        with anyio.CancelScope(shield=True):  # a child that has begun to start is followed
+            try:
+                await in_thread(start_child, within_s=FUNCTION_START_S)
+            except TimeoutError:
+                is_late.set()
+        if not started:
+            why = f"no answer from multiprocessing ({self._start_method}) within {FUNCTION_START_S:g} s"
+            raise HostError(f"the worker of local rank {start.local_rank} cannot be started: {why}")
+        return started[0]
 
     def _forked_child(self, start: WorkerStart, launch: Launch) -> Child:
         from aelastic.forkserver.children import ForkedProgram, forked_context

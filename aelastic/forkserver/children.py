@@ -28,6 +28,9 @@ class ForkedProgram:
     def reap(self) -> int | None:
         return taken_status(self.pid)
 
+    def wait_status(self) -> int | None:
+        return self.reap()
+
 
 def command_of(start: WorkerStart) -> PythonCommand:
     """What a worker's process runs."""

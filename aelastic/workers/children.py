@@ -20,7 +20,11 @@ class Child(Protocol):
     pid: int
 
     def reap(self) -> int | None:
-        """The exit code if there is one; takes it from the kernel."""
+        """The exit code if there is one; takes it from the kernel.  Never blocks."""
+        ...
+
+    def wait_status(self) -> int | None:
+        """As `reap`, in a thread: waits for a second if a fork server has yet to say how the process has ended."""
         ...
 
 
@@ -41,6 +45,9 @@ class Program:
 
     def reap(self) -> int | None:
         return self._popen.poll()
+
+    def wait_status(self) -> int | None:
+        return self.reap()
 
 
 class Function:
@@ -80,9 +87,14 @@ class Function:
         self.pid = self._process.pid
 
     def reap(self) -> int | None:
-        self._process.join(timeout=1.0)  # at once, but for a fork server, which passes the status on
         exitcode: int | None = self._process.exitcode
+        if exitcode is not None:
+            self._process.join()  # at once: `multiprocessing` forgets it
         return exitcode
+
+    def wait_status(self) -> int | None:
+        self._process.join(timeout=1.0)
+        return self.reap()
 
 
 def _preload_fork_server(context: Any) -> None:

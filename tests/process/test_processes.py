@@ -8,13 +8,17 @@ import struct
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from kit.launching import Job, Launcher, alive, cmdline, on_each_loop, ran
-from kit.waiting import wait_for
+from kit.waiting import DEADLINE_S, wait_for
 
+from aelastic import procs
+from aelastic.errors import HostError
+from aelastic.group.backend import WorkerStart
 from aelastic.host import proc_table
 
 SLEEPS = """
@@ -576,3 +580,26 @@ def test_a_function_worker_that_is_still_importing_does_not_outlive_a_sigkilled_
     job.signal(signal.SIGKILL)
 
     job.wait_nothing_left()
+
+
+async def test_a_function_that_multiprocessing_does_not_start_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fork server may be frozen; a child that it forks afterwards is nobody's, and is killed."""
+    may_start, started = threading.Event(), list[subprocess.Popen[bytes]]()
+
+    class Slow:
+        def __init__(self, *_: object) -> None:
+            may_start.wait(DEADLINE_S)
+            started.append(subprocess.Popen(["sleep", "600"]))
+            self.pid = started[0].pid
+
+    monkeypatch.setattr(procs, "Function", Slow)
+    monkeypatch.setattr(procs, "FUNCTION_START_S", 0.01)
+    workers = procs.LocalWorkers(start_method="forkserver", monitor_interval=0.1, mark="SLOW=1")
+    with pytest.raises(HostError, match=r"local rank 0 cannot be started: no answer from multiprocessing"):
+        await workers.start([WorkerStart(0, print, (), {}, None, None, tmp_path / "error")])
+    await workers.aclose()
+    may_start.set()
+    wait_for("a child", lambda: started)
+    assert started[0].wait() == -signal.SIGKILL
