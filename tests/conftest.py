@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from kit import loop_guard
 from kit.effort import EFFORT, examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
@@ -40,6 +41,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The processor time of a test: those without processes run beside others, at low priority.
 CPU = "cpu_s"
 CPU_BEFORE_S = pytest.StashKey[float]()
+
+# No loop of this process, nor of the agents that tests start, may be blocked.
+loop_guard.install()
 
 # Every core of this process states its invariants after each event; agents that tests start do, too (`kit.launching`).
 check_invariants()
@@ -132,6 +136,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         for line in table(took, is_judged=False):
             terminalreporter.write_line(line)
     return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _no_loop_is_blocked() -> Iterator[None]:
+    loop_guard.found.clear()
+    yield
+    assert not loop_guard.found, "\n".join(loop_guard.found)
 
 
 @pytest.fixture(autouse=True, scope="module")

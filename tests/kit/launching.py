@@ -22,6 +22,7 @@ import pytest
 import uvloop
 
 from aelastic.host import proc_table
+from kit import loop_guard
 from kit.effort import EFFORT
 from kit.waiting import DEADLINE_S, events, wait_for
 from kit.warm.interpreters import Warm
@@ -187,6 +188,8 @@ class Job:
             if not name.startswith(("PET_", "AELASTIC_", "TORCHELASTIC_"))
         }
         full = {**base, CHECK: "1", "TMPDIR": str(self.tmp), "XDG_RUNTIME_DIR": str(folder), **env}
+        self.blocked = folder / "blocked-loop"
+        full[loop_guard.REPORT] = str(self.blocked)
         is_read_at_start = any(name.startswith(READ_AT_START) and name != "PYTHON_EXEC" for name in env)
         is_warm = not is_cold and EFFORT == "quick" and not is_read_at_start
         self._texts: dict[str, tuple[tuple[int, int], str]] = {}
@@ -359,6 +362,8 @@ class Launcher:
     def close(self) -> None:
         for job in self.jobs:
             job.kill_all()
+        blocked = [job.blocked.read_text() for job in self.jobs if job.blocked.exists()]
+        assert not blocked, "\n".join(blocked)
 
 
 def signal_name(signum: int) -> str:

@@ -17,6 +17,8 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
+from kit.loop_guard import as_in_a_thread
+
 
 class Deadlock(AssertionError):
     """No task is ready and no timer is armed: all tasks would wait for ever."""
@@ -51,7 +53,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
         """Runs it now: aiofiles goes through here."""
         future = self.create_future()
         try:
-            future.set_result(func(*args))
+            with as_in_a_thread():
+                future.set_result(func(*args))
         except Exception as error:  # noqa: BLE001  handed to the task that awaits it
             future.set_exception(error)
         return future
@@ -65,7 +68,8 @@ async def _run_inline(func: Callable[..., Any], *args: Any, abandon_on_cancel: b
     """Stands in for `anyio.to_thread.run_sync`."""
     await anyio.lowlevel.checkpoint()
     try:
-        return func(*args)
+        with as_in_a_thread():
+            return func(*args)
     except DiskHangs:
         with anyio.CancelScope(shield=not abandon_on_cancel):
             await anyio.sleep_forever()

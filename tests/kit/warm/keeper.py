@@ -23,6 +23,7 @@ import socket
 import sys
 from typing import Any, NoReturn
 
+from kit import loop_guard
 from kit.warm import fork
 from kit.warm.descendants import descendants
 
@@ -143,6 +144,8 @@ def run_and_exit(request: dict[str, Any]) -> NoReturn:
     argv = request["argv"]
     if not request["is_warm"]:
         _execute(argv)
+    if os.environ.get(loop_guard.REPORT):
+        loop_guard.install()
     arguments = argv[1:]
     sys.orig_argv = list(argv)
     if arguments[:2] == ["-m", "aelastic"]:
