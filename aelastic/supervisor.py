@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
     from aelastic.observe.exposition import Exposition
     from aelastic.observe.torch_events import TorchEvents
+    from aelastic.rdzv.torch_handler.lent import LentHandler
     from aelastic.result import RunResult
 
 _log = logging.getLogger(__name__)
@@ -89,6 +91,12 @@ class Supervisor:
         if SYSTEMD_VARIABLES[0] in env:  # a worker that used them would speak in the agent's name
             for name in SYSTEMD_VARIABLES:
                 env.pop(name, None)
+        self._lent: LentHandler | None = None
+        if spec.rdzv_handler is not None:
+            from aelastic.rdzv.torch_handler.lent import lent
+
+            self._lent = lent(spec.rdzv_handler)
+            spec = replace(spec, rdzv_handler=self._lent)
         node_id = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
         self._settings = AgentSettings(spec, given_id or _random_run_id(), node_id, env, backend)
         self._group = WorkerGroup(spec)
@@ -222,6 +230,13 @@ class Supervisor:
             if self._settings.has_agent_store:
                 check_torch()
         try:
+            return await self._run_lent()
+        finally:
+            if self._lent is not None:
+                self._lent.give_back()
+
+    async def _run_lent(self) -> RunResult:
+        try:
             await keep_one()  # before a worker, which may start threads up to the limit
             with self._open_caches():
                 await self._open_torch_events()
@@ -251,7 +266,7 @@ class Supervisor:
             return
         from aelastic.observe.torch_events import TorchEvents
 
-        torch_events = TorchEvents(self.spec, self._settings.run_id)
+        torch_events = TorchEvents(self._settings.spec, self._settings.run_id)
         await torch_events.open()
         self._torch_events = torch_events
         self._observers.add(torch_events)

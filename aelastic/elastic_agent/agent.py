@@ -12,6 +12,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
+from weakref import WeakMethod
 
 import anyio.from_thread
 import anyio.to_thread
@@ -26,6 +27,7 @@ from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.elastic_launch import loop_of
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, as_text, check_entrypoint, numa_fields, signals_in
+from aelastic.rdzv.torch_handler.lent import lent
 from aelastic.result import RunResult
 from aelastic.settings import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from aelastic.spec import WorkerSpec
@@ -44,7 +46,7 @@ _NOT_CALLED = frozenset({
 
 # Fields that torch's spec and ours have in common.
 _SAME = (
-    "role", "local_world_size", "max_restarts", "monitor_interval", "rdzv_handler", "master_addr", "master_port",
+    "role", "local_world_size", "max_restarts", "monitor_interval", "master_addr", "master_port",
     "virtual_local_rank", "event_log_handler",
 )  # fmt: skip
 
@@ -110,7 +112,7 @@ class LocalElasticAgent:
             signals = signals_in(self._environ.get(SIGNALS_VARIABLE, SIGNALS))
             is_watched = self._health_check_server is not None
             supervisor = _HookedSupervisor(
-                self._spec(), self._start, health_check_server=NoHealthCheckServer() if is_watched else None
+                self._spec(), _weakly(self._start), health_check_server=NoHealthCheckServer() if is_watched else None
             )
             self._job = BlockingRun(supervisor, signals, loop_of(self._environ))
             delegate(self._health_check_server, self._job.last_seen_alive)
@@ -177,12 +179,29 @@ class LocalElasticAgent:
             entrypoint=entrypoint,
             args=args,
             **{name: getattr(spec, name) for name in _SAME},
+            rdzv_handler=None if spec.rdzv_handler is None else lent(spec.rdzv_handler),
             duplicate_stdout_filters=tuple(spec.duplicate_stdout_filters or ()),
             duplicate_stderr_filters=tuple(spec.duplicate_stderr_filters or ()),
             env={**self._environ, **({} if timeout is None else {STUCK_VARIABLE: str(timeout)})},
             **numa_fields(spec.numa_options),
             **self._how,
         )
+
+
+def _weakly(method: Starter) -> Starter:
+    """Calls a method of an agent that lives.
+
+    What a run leaves behind is held by cycles until the next collection; it does not hold the agent, whose spec has the
+    handler.
+    """
+    weak = WeakMethod(method)
+
+    async def start(starts: Sequence[WorkerStart], start_all: StartFunction) -> Mapping[int, Any]:
+        living = weak()
+        assert living is not None, "run is a method of the agent"
+        return await living(starts, start_all)
+
+    return start
 
 
 def _command(entrypoint: Any, args: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:

@@ -1,7 +1,6 @@
 """Runs a `Supervisor` synchronously for `elastic_launch`: its loop, the program's signals, and a health check.
 
-The run has a loop of its own, in a thread of its own where the calling thread cannot be used: beside a loop that runs
-already, and in the main thread, where the program's signal handlers run.  When `run` returns, nothing of the run is
+The run has a loop of its own, in a thread of its own.  When `run` returns, nothing of the run is
 left and signal handlers are what they were.
 """
 
@@ -54,7 +53,7 @@ class BlockingRun:
         if threading.current_thread() is threading.main_thread():
             with self._handling_signals():
                 return self._run_in_thread()
-        return self._run_in_thread() if _is_loop_running() else self._run_on_loop()
+        return self._run_in_thread()
 
     def _run_on_loop(self) -> RunResult:
         with asyncio.Runner(loop_factory=self._make_loop) as runner:
@@ -73,6 +72,8 @@ class BlockingRun:
 
         Needed if a loop runs in the calling thread, and in the main thread, where the program's signal handlers run: an
         exception that they raise would surface in the middle of the job's loop (asyncio), or be lost in it (uvloop).
+        In any thread, the frames of the caller, and what they hold, would be held by those of the loop until the next
+        collection: cancelled tasks of anyio are cycles.
         """
         results: list[RunResult] = []
         errors: list[BaseException] = []
@@ -100,7 +101,7 @@ class BlockingRun:
         if interruption is not None:
             raise interruption
         if errors:
-            raise errors[0]
+            raise errors.pop()  # a list that holds it would be in its traceback: a cycle
         return results[0]
 
     def _wait_for(self, has_ended: threading.Event, reader: socket.socket, outer: int) -> BaseException | None:
@@ -189,14 +190,6 @@ def _woken_by_signals(writer: socket.socket) -> Iterator[int]:
         yield before
     finally:
         signal.set_wakeup_fd(before)
-
-
-def _is_loop_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _now() -> int:

@@ -163,9 +163,10 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         policy, files_max = policy_of(spec), files_for_connections(spec)
         return AgentLink(board, settings, around.run_id, node_id, policy, files_max, around.secret)
     from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
+    from aelastic.rdzv.torch_handler.lent import lent
 
-    if (handler := spec.rdzv_handler) is not None:
-        return TorchHandlerLink(lambda: handler, spec, policy_of(spec))
+    if spec.rdzv_handler is not None:
+        return TorchHandlerLink(lent(spec.rdzv_handler).borrowed, spec, policy_of(spec))
     assert settings is not None  # or there would be an in-process coordinator
     opener = handler_opener(settings.backend, settings, around.run_id)
     return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import ReferenceType, ref
 
 import pytest
 from kit.ports import quiet_port
@@ -196,3 +200,42 @@ def test_the_address_in_the_spec_is_what_workers_of_both_get_though_the_handlers
         )  # fmt: skip
         told.append(module.LocalElasticAgent(spec, torchs.DefaultLogsSpecs(), start_method="fork").run().return_values)
     assert told[0] == told[1] == {rank: ["gateway", "2345", "True"] for rank in range(2)}
+
+
+# torch's handlers.
+
+
+@pytest.fixture
+def make_handler() -> Callable[[], Any]:
+    """Makes torch's handler for one node, each time at the same endpoint."""
+    api: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
+    registry: Any = pytest.importorskip("torch.distributed.elastic.rendezvous.registry")
+    where = {"local_addr": "127.0.0.1", "is_host": "1"}
+    parameters = api.RendezvousParameters("c10d", f"127.0.0.1:{quiet_port()}", "job", 1, 1, **where)
+    return partial(registry.get_rendezvous_handler, parameters)
+
+
+@pytest.mark.parametrize("entrypoint", [stories.pids, stories.fail])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_handler_is_let_go_of_with_the_agent_so_that_its_endpoint_is_free_for_the_next(
+    make_handler: Callable[[], Any], entrypoint: Any, in_thread: bool
+) -> None:
+    """torch's store listens for as long as something holds the handler; no collection is needed."""
+    handlers: list[ReferenceType[Any]] = []
+
+    def run() -> None:
+        handlers.append(ref(handler := make_handler()))
+        agent_of(entrypoint, rdzv_handler=handler, max_restarts=0).run()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(2):
+            if in_thread:
+                with ThreadPoolExecutor(1) as threads:
+                    threads.submit(run).result()
+            else:
+                run()
+        assert [handler() for handler in handlers] == [None, None]
+    finally:
+        gc.enable()
