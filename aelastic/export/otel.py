@@ -25,6 +25,7 @@ from aelastic.observe import run_events as ev
 from aelastic.observe.observer import Observer
 
 if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.trace import Span, Tracer
 
@@ -71,18 +72,22 @@ class Traces(Observer):
             self._waiting.append((event, now))
 
     async def run(self) -> None:
-        await run_sync(import_module, _EXPORTER, abandon_on_cancel=True)
-        self._open()
+        self._open(await run_sync(self._load, abandon_on_cancel=True))
 
     async def aclose(self) -> None:
         if self._provider is None:  # a run that was over before
-            await run_sync(import_module, _EXPORTER, abandon_on_cancel=True)
-            self._open()
+            self._open(await run_sync(self._load, abandon_on_cancel=True))
         assert self._provider is not None
         await run_sync(self._provider.shutdown, abandon_on_cancel=True)
 
-    def _open(self) -> None:
+    def _load(self) -> Resource:
+        """In a thread: imports the SDK, and asks its detectors where this process runs, which may take seconds."""
+        import_module(_EXPORTER)
         from opentelemetry.sdk.resources import Resource
+
+        return Resource.create({"service.name": self._service})
+
+    def _open(self, resource: Resource) -> None:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
@@ -94,7 +99,6 @@ class Traces(Observer):
             digest = hashlib.sha256(began.run_id.encode(errors="replace")).digest()
             ids.generate_trace_id = lambda: int.from_bytes(digest[:16])
         # Not the process' own provider: the program around us may have one.
-        resource = Resource.create({"service.name": self._service})
         self._provider = TracerProvider(id_generator=ids, resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(_Exporter()))
         offset_ns = time.time_ns() - int(aio.now() * 1e9)

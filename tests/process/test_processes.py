@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -594,8 +594,13 @@ async def test_a_function_that_multiprocessing_does_not_start_is_given_up(
             started.append(subprocess.Popen(["sleep", "600"]))
             self.pid = started[0].pid
 
+    async def in_late_thread(function: Callable[[], None], *, within_s: float) -> None:
+        assert within_s == procs.FUNCTION_START_S
+        threading.Thread(target=function, daemon=True).start()
+        raise TimeoutError
+
     monkeypatch.setattr(procs, "Function", Slow)
-    monkeypatch.setattr(procs, "FUNCTION_START_S", 0.01)
+    monkeypatch.setattr(procs, "in_thread", in_late_thread)
     workers = procs.LocalWorkers(start_method="forkserver", monitor_interval=0.1, mark="SLOW=1")
     with pytest.raises(HostError, match=r"local rank 0 cannot be started: no answer from multiprocessing"):
         await workers.start([WorkerStart(0, print, (), {}, None, None, tmp_path / "error")])
