@@ -340,7 +340,11 @@ class Supervisor:
             def look() -> AgentFacts:
                 return AgentFacts() if self._run is None else self._run.resources.facts()
 
-            self._exposition = Exposition(is_local=self._settings.is_local, look=look)
+            async def catch_up() -> None:
+                if self._run is not None:
+                    await self._run.resources.progress.look_now()
+
+            self._exposition = Exposition(is_local=self._settings.is_local, look=look, catch_up=catch_up)
             self._observers.add(self._exposition)
         return self._exposition
 

@@ -70,7 +70,7 @@ class Generation:
     async def run(self) -> None:
         """Starts the workers, unless that is cancelled first: none may start once the group has given up on them."""
         held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
-        held.progress.look(is_last=True)
+        await held.progress.end()
         await held.logs.end_attempt()
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
@@ -267,8 +267,7 @@ class Generation:
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
         """Reads what the worker left: its return value, or why it failed."""
         postmortem, note = self._resources.postmortem, exit_.note
-        if exit_.exitcode:
-            await self._resources.progress.catch_up()
+        await self._resources.progress.on_ended(start.local_rank, exit_.exitcode)
         if exit_.exitcode == 0:
             try:
                 # A stop while it is read: the value would be dropped anyhow.

@@ -199,7 +199,7 @@ class Run:
             for run_event in self._event_source.handle(event, now):
                 self._observers.tell(run_event, now)
         await self.resources.finish()
-        self.resources.progress.look(is_last=True)
+        await self.resources.progress.end()
 
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901  one case for each action
         held, node_id = self.resources, self._settings.node_id

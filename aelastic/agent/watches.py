@@ -51,9 +51,8 @@ START_LOOK_PART, START_IDLE_LOOK_PART = 0.1, 1.0
 START_LIMIT_S = 600.0
 START_IDLE_S = 2.0  # at least: a disk that imports wait for holds them up for less, as a rule
 
-# Between two looks at steps, and between two events of progress: the Trainer asks for one status in 5 s at most.
-LOOK_INTERVAL_S = 1.0
-TELL_INTERVAL_S = 5.0
+# Between two looks at steps, while workers write: the status line is drawn once a second.
+LOOK_INTERVAL_S = 0.5
 # What a worker wrote before it failed is searched within milliseconds; a busy pump is not waited for.
 CATCH_UP_S = 0.2
 # Steps per second are those of the last minute, or of the last two steps that were seen if these take longer.
@@ -194,8 +193,9 @@ class Pace:
 class Progress:
     """The progress of one run's workers.
 
-    A look once a second, and only where `--progress` asks for it; `logs.expected_output` finds the steps.  Of the
-    workers of this node the first one that says how far it is speaks for all of them: they step together.
+    `logs.expected_output` finds the steps, where `--progress` asks for it.  They are looked at twice a second while
+    workers write, when one has ended, and when somebody asks.  Of the workers of this node the first one that says how
+    far it is speaks for all of them: they step together.
 
     Args:
         is_on: `--progress` asks for it.
@@ -209,9 +209,10 @@ class Progress:
         self._tell = tell
         self._generation = 0
         self._ranks: Sequence[int] = ()  # by local rank
+        self._ended: set[int] = set()  # local ranks of workers that have ended, and left nothing in a buffer
         self._pace = Pace()
+        self._rate: float | None = None  # steps per second
         self._told = Progressed(0, 0, 0, 0)
-        self._told_at = 0.0
         self._is_behind = False  # workers may have written more steps than were seen
 
     def begin(self, generation: int, ranks: Sequence[int]) -> None:
@@ -221,6 +222,7 @@ class Progress:
             ranks: of its workers, by local rank.
         """
         self._generation, self._ranks, self._pace, self._is_behind = generation, ranks, Pace(), False
+        self._ended, self._rate = set(), None
 
     def step_s(self) -> float | None:
         """The median step of this generation, in seconds; `None` where it is not known yet."""
@@ -233,16 +235,37 @@ class Progress:
                 await self._logs.have_steps()
             self._is_behind = waited.cancelled_caught
 
+    async def look_now(self) -> None:
+        """Somebody asks: emits what has been written by now."""
+        if self._is_on:
+            await self.catch_up()
+            self.look()
+
+    async def on_ended(self, local_rank: int, exitcode: int) -> None:
+        """A worker has ended: its last step counts, however little time it had to tell it."""
+        if exitcode >= 0:  # else a signal has ended it, perhaps between two parts of a number
+            self._ended.add(local_rank)
+        await self.look_now()
+
+    async def end(self) -> None:
+        """All workers of the generation have ended: emits the last step of it."""
+        if self._is_on:
+            await self.catch_up()
+            self._measure()
+            self.look(is_last=True)
+
     def reached(self) -> int:
         """The largest step of this generation, as `Reached` has it."""
         if self._is_behind or self._logs.begin_again:
             return UNKNOWN
-        return max((found.step for found in self._logs.steps().values()), default=NONE)
+        return max((found.step for found in self._logs.steps(self._ended).values()), default=NONE)
 
     async def run(self) -> None:
-        """Looks now and then, until cancelled."""
+        """Looks while workers write, until cancelled."""
         while self._is_on:
+            await self._logs.wait_grown()
             await anyio.sleep(LOOK_INTERVAL_S)
+            self._measure()
             self.look()
 
     def look(self, *, is_last: bool = False) -> None:
@@ -251,18 +274,30 @@ class Progress:
         Args:
             is_last: no more of this generation follows.
         """
-        generation, now = self._generation, aio.now()
-        if not (steps := self._logs.steps()):
+        found = self._find()
+        if found is None:
             return
-        local_rank, (step, total) = next(iter(steps.items()))
-        rate = self._pace.saw(step, now)
-        left = None if total is None or not rate else max(0, total - step) / rate
-        found = Progressed(generation, local_rank, self._ranks[local_rank], step, total, rate, left, is_last)
-        is_new = (generation, step, total) != (self._told.generation, self._told.step, self._told.total)
-        says_more = generation != self._told.generation or (self._told.steps_per_s is None and rate is not None)
-        if is_last or (is_new and (says_more or now - self._told_at >= TELL_INTERVAL_S)):
-            self._told, self._told_at = found, now
-            self._tell(found)
+        local_rank, step, total = found
+        left = None if total is None or not self._rate else max(0, total - step) / self._rate
+        rank = self._ranks[local_rank]
+        now = Progressed(self._generation, local_rank, rank, step, total, self._rate, left, is_last)
+        told = self._told
+        is_new = (now.generation, step, total) != (told.generation, told.step, told.total)
+        if is_new or is_last:
+            self._told = now
+            self._tell(now)
+
+    def _find(self) -> tuple[int, int, int | None] | None:
+        """The worker that speaks for all, its step, and the last one that it names."""
+        steps = self._logs.steps(self._ended).items()
+        return next(((local_rank, step, total) for local_rank, (step, total) in steps), None)
+
+    def _measure(self) -> None:
+        """Measures the pace; looks of those who ask are too close to each other for that."""
+        found = self._find()
+        if found is not None:
+            _, step, _ = found
+            self._rate = self._pace.saw(step, aio.now())
 
 
 class Watches:

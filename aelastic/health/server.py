@@ -306,6 +306,7 @@ class HealthServer(Observer):
         return _text(f"[{sign}]workers: {why}\nreadyz check {end}\n", 200 if is_ready else 503)
 
     async def _say_status(self, _: BaseRequest) -> Response:
+        await self._exposition.catch_up()
         described = describe(self.run_state, aio.now(), datetime.now(UTC), self._exposition.usage())
         agent = usage_of("self")
         described["agent"] = {
@@ -320,6 +321,7 @@ class HealthServer(Observer):
     async def _say_metrics(self, request: BaseRequest) -> Response:
         if self._has_ended and request.method == "GET":
             self._is_over.set()
+        await self._exposition.catch_up()
         is_open = OPEN_METRICS in request.headers.get("Accept", "")
         text = self._exposition.metrics_text(is_open=is_open)
         return _text(text, content_type=OPEN_CONTENT_TYPE if is_open else CONTENT_TYPE)

@@ -95,6 +95,11 @@ class ProgressMatcher:
         are_whole = all(0 <= match.end(group) < len(text) for group in range(1, match.re.groups + 1))
         return (_step_of(match) if are_whole else None) or self._last
 
+    @property
+    def last_step(self) -> Step | None:
+        """The newest step of a worker that has ended and left nothing in a buffer: the end of its last line counts."""
+        return self._step_in(self._tail.decode(errors="replace")) or self._last
+
     def _step_in(self, line: str) -> Step | None:
         match = self._find(line)
         return None if match is None else _step_of(match)

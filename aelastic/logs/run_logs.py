@@ -26,7 +26,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,7 @@ class RunLogs:
         self.root = Path(os.path.abspath(self._log_dir or kept), f"{name_of_run(run_id)}_{mine}")
         self._growth = Growth()
         self._waiting = anyio.CancelScope()  # for growth
+        self._has_grown = anyio.Event()
         out, err = sinks_of(sys.stdout, sys.stderr)
         self._sinks: dict[Std, Sink] = {Std.OUT: out, Std.ERR: err}
         self._pump_of = {Std.OUT: Pump()}
@@ -232,14 +233,28 @@ class RunLogs:
     @staticmethod
     async def _have_searched(followers: Sequence[Follower]) -> None:
         followers = [follower for follower in followers if not follower.is_ended]
+        if not followers:
+            return
         ends = await run_sync(lambda: [follower.size() for follower in followers], abandon_on_cancel=True)
         for follower, end in zip(followers, ends, strict=True):
             while follower.offset < end and not follower.is_ended:  # noqa: ASYNC110  the pump has a thread
                 await anyio.sleep(SEARCH_LOOK_AGAIN_S)
 
-    def steps(self) -> dict[int, Step]:
-        """How far workers of this generation say that they are, by local rank; of those that say so."""
-        said = {rank: [each.step for _, each in searched] for rank, searched in self._opened.progress.items()}
+    async def wait_grown(self) -> None:
+        """Returns when workers have written since the last call."""
+        await self._has_grown.wait()
+        self._has_grown = anyio.Event()
+
+    def steps(self, ended: Collection[int] = ()) -> dict[int, Step]:
+        """How far workers of this generation say that they are, by local rank; of those that say so.
+
+        Args:
+            ended: local ranks of those that have ended, and left nothing in a buffer.
+        """
+        said = {
+            rank: [matcher.last_step if rank in ended else matcher.step for _, matcher in searched]
+            for rank, searched in self._opened.progress.items()
+        }
         return {
             rank: max(filter(None, found), key=lambda found: found.step)
             for rank, found in sorted(said.items())
@@ -312,6 +327,7 @@ class RunLogs:
                 grown: set[int] = set()
                 with anyio.CancelScope() as self._waiting:
                     grown = await self._growth.wait(blind=blind)
+                self._has_grown.set()
                 for pump in self._pumps:
                     pump.wake(grown)
                 before, shown = shown, sum(sink.bytes_taken for sink in self._sinks.values())

@@ -51,7 +51,7 @@ BACKLOG_MAX = 4096
 RETRY_INTERVAL_S = 5.0
 # How much of the end of a killed agent's log is unknown, against a wake-up of a thread and 200 bytes: 280 KiB a day.
 ALIVE_INTERVAL_S = 60.0
-# Progress is told every 5 s, which would be 4 MiB a day.
+# Progress is told twice a second, which would be 50 MiB a day.
 PROGRESS_INTERVAL_S = 60.0
 # An observer's time to close is a little longer.
 FINISH_TIMEOUT_S = CLOSE_TIMEOUT_S - 1

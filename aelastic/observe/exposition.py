@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
 import anyio
+import anyio.lowlevel
 
 import aelastic
 from aelastic import aio
@@ -37,11 +38,19 @@ class Exposition(Observer):
     Args:
         is_local: the workers' ids are pids of this machine.
         look: the facts, now.
+        catch_up: returns once the run state has the steps that workers have written by now.
     """
 
-    def __init__(self, *, is_local: bool, look: Callable[[], AgentFacts] = AgentFacts) -> None:
+    def __init__(
+        self,
+        *,
+        is_local: bool,
+        look: Callable[[], AgentFacts] = AgentFacts,
+        catch_up: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+    ) -> None:
         self._is_local = is_local
         self._look = look
+        self.catch_up = catch_up
         self._epoch: float | None = None
         self.metrics = RunMetrics({"version": aelastic.__version__, "python": sys.version.split()[0]})
         self.lag_s = 0.0

@@ -166,7 +166,7 @@ class Compared(RunEvent):
 
 
 class Progressed(RunEvent):
-    """A worker's output said how far it is (`--progress`): every 5 s at most, and once a generation is over."""
+    """A worker's output said how far it is (`--progress`): twice a second at most, and once a generation is over."""
 
     generation: int
     local_rank: int

@@ -324,8 +324,10 @@ class RunState:
             case ev.Announced("saving" | "called off" as what, text):
                 self.announced = text if what == "saving" else ""
                 self._is_drain = event.verb == "drain"
-            case ev.Progressed():
-                self.last_progress, self.progress = event, (event, now)
+            case ev.Progressed(generation):
+                self._on_progress(event, now)
+                if self.ends and self.ends[-1].generation == generation:  # workers wrote on until they were stopped
+                    self.ends[-1] = self.ends[-1].replace(step=event.step)
             case ev.PhaseTook(name, duration_s, of_rank):
                 self.past.append(PastPhase(name, self.generation, now, duration_s, of_rank))
                 self.took[name] = duration_s
@@ -364,8 +366,14 @@ class RunState:
             failure = self.first_failure[1]
         self.drains += bool(self.announced and self._is_drain and not self.held)
         self.announced = self.held = ""
-        step = None if self.last_progress is None else self.last_progress.step
+        last = self.last_progress
+        step = None if last is None or last.generation != self.generation else last.step
         self.ends.append(GenerationEnd(self.generation, self.formed_at, now, cause, reason, failure, step))
+
+    def _on_progress(self, event: ev.Progressed, now: float) -> None:
+        self.last_progress = event
+        if event.generation >= self.generation:  # else the last of a generation, and the next one is there already
+            self.progress = event, now
 
     def _set(self, local_rank: int, **fields: Any) -> None:
         if local_rank in self.workers:

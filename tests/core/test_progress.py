@@ -86,6 +86,14 @@ def test_a_line_that_is_not_complete_counts_where_its_numbers_are(line: bytes, f
     assert matcher.step == found
 
 
+def test_the_last_line_of_a_worker_that_has_ended_counts_whole() -> None:
+    matcher = ProgressMatcher(r"step (\d+)")
+    matcher.feed(b"step 45\rstep 46")
+    assert [matcher.step, matcher.last_step] == [(45, None), (46, None)]
+    matcher.feed(b" saving\nall is well")
+    assert matcher.step == matcher.last_step == (46, None)
+
+
 def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
     matcher = ProgressMatcher(PATTERN)
     matcher.feed(b"step 3/4 ")
@@ -146,6 +154,19 @@ def test_the_status_line_says_how_far_it_is_until_workers_start_again(event: ev.
     assert text.line(1.0, 200) == f"aelastic | starting | {said}"
     state.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 2.0)
     assert "step" not in text.line(2.0, 200)
+
+
+def test_an_end_has_the_last_step_of_its_generation_and_no_step_of_another() -> None:
+    state = RunState()
+    state.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 1.0)
+    state.tell(AT, 2.0)
+    state.tell(ev.Restarting("failure", "rank 0 failed on n0", 1), 3.0)
+    assert [end.step for end in state.ends] == [250]
+    state.tell(ev.RoundFormed(2, 2, 1, 0, 1, 0, 1, 1), 4.0)
+    state.tell(AT.replace(step=264, is_last=True), 4.0)  # written while it was stopped
+    assert [end.step for end in state.ends] == [264] and state.progress is None
+    state.tell(ev.RunEnded(WorkerState.FAILED, "rank 0 failed on n0"), 5.0)
+    assert [end.step for end in state.ends] == [264, None]
 
 
 def test_the_status_and_the_metrics_have_it() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from kit.launching import Launcher
 from kit.servers.trainer import trainer
+from kit.verbs import told
 from kit.waiting import wait_for
 
 from aelastic.group.worker_env import HEALTH_PORT_VARIABLE
@@ -31,8 +32,16 @@ if rank == 0:
 EAGER = """
 from aelastic.agent import watches
 from aelastic.export import trainer
-watches.LOOK_INTERVAL_S = watches.TELL_INTERVAL_S = trainer.INTERVAL_S = 0.1
+watches.LOOK_INTERVAL_S = trainer.INTERVAL_S = 0.1
 watches.CATCH_UP_S = trainer.REQUEST_TIMEOUT_S = trainer.LAST_TIMEOUT_S = trainer.TrainerStatus.close_timeout_s = 60.0
+"""
+# Each life prints its steps at once, the last of them in a bar that is open, and fails.
+FAILS = """
+first = 10 * restart
+for step in range(first, first + 45):
+    print(f"step {step + 1}/100", flush=True)
+print(f"\\rstep {first + 46}/100", end="", flush=True)
+raise ValueError("odd")
 """
 TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
 
@@ -60,8 +69,17 @@ def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path
         assert {"name": "total_steps", "value": "4"} in last["metrics"]
     (log,) = tmp_path.glob("logs/latest/events.jsonl")
     records = [json.loads(line) for line in log.read_text().splitlines()]
-    told = [(each["step"], each["is_last"]) for each in records if each["event"] == "progressed"]
-    assert (told[0], told[-1]) == ((1, False), (4, True))
+    steps = [(each["step"], each["is_last"]) for each in records if each["event"] == "progressed"]
+    assert (steps[0], steps[-1]) == ((1, False), (4, True))
+
+
+def test_the_step_that_was_printed_last_is_the_step_of_each_end(launch: Launcher, tmp_path: Path) -> None:
+    patient = "from aelastic.agent import watches\nwatches.CATCH_UP_S = 60.0\n"
+    options = "--progress", PATTERN, "--max-restarts", "1", "--log-dir", str(tmp_path / "logs")
+    job = launch(FAILS, *options, wrapper=patient)
+    assert job.wait() == 1
+    for of in ((), (str(tmp_path / "logs"),)):
+        assert [each["step"] for each in told(job.folder, "why", *of, "-n", "9")["why"]] == [56, 46], job.story
 
 
 @pytest.mark.parametrize(

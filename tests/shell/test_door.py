@@ -38,7 +38,7 @@ class Job:
     def status(self) -> dict[str, Any]:
         return {"phase": "running"}
 
-    def why(self) -> list[Any]:
+    async def own_ends(self) -> list[Any]:
         raise LookupError("nobody\nexpected this")
 
     async def ask(self, verb: r.Verb, reason: str, **_: Any) -> r.Answer:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 from kit.virtual_clock import on_virtual_time
@@ -39,7 +40,9 @@ class Line:
         self.is_cut_after = -1  # messages of an answer
         self.other_is_back_at = math.inf  # another node of the round, n2
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
-        held = SimpleNamespace(link=SimpleNamespace(tell=self.tell, coordinates=True), logs=self.logs)
+        link = SimpleNamespace(tell=self.tell, coordinates=True)
+        progress = SimpleNamespace(look_now=anyio.lowlevel.checkpoint)
+        held = SimpleNamespace(link=link, logs=self.logs, progress=progress)
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
         self.state = RunState()
         self.enquiries = Enquiries(cast(Any, settings), cast(Any, held), self.state, self.collect_stacks)

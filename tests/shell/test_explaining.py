@@ -109,3 +109,13 @@ def test_what_another_version_has_left_is_passed_over(tmp_path: Path) -> None:
         assert (said.code, said.err) == (3, "aelastic: no job of yours runs on this machine"), said
     (folder / "n.ended").write_bytes(b'{"run":')
     assert verb(tmp_path, "why").code == 3
+
+
+def test_the_step_of_an_end_is_the_last_that_was_told_though_an_epoch_before_went_further(tmp_path: Path) -> None:
+    for name, step in (("n0", 7), ("n1", 8)):
+        write(
+            tmp_path, name, {"event": "run_began", "max_restarts": 0},
+            of(1, 1, "workers_started"), of(1, 1, "progressed", step=900), of(1, 1, "progressed", step=step),
+            of(1, 1, "run_ended", reason="stopped"),
+        )  # fmt: skip
+    assert [each["step"] for each in read_ends(tmp_path)] == [8]

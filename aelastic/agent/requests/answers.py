@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
@@ -129,15 +129,23 @@ class Answers:
         return {**_code(shown), "nodes": nodes, "silent": [*shown.silent], "refused": {**shown.refused}}
 
     async def _why(self) -> list[Said]:
-        """Why each generation of workers ended; of failures elsewhere, what those nodes know."""
-        ends, known = self._enquiries.why(), dict[str, Said]()
-        if not ends or any(each["failure"] is None for each in ends):
-            shown = await self._enquiries.fetch(r.What.WHY)
-            known = {each["reason"]: each for each in map(json.loads, shown.found.values())}
-        ends = ends or sorted(known.values(), key=lambda each: each["at"], reverse=True)  # this node is younger
-        for each in ends:
-            if each["failure"] is None and (told := known.get(each["reason"])) is not None:
-                each.update({name: told[name] for name in ("symptom", "failure", "blame")})
+        """Why each generation of workers ended; of failures and steps elsewhere, what those nodes know."""
+        ends = await self._enquiries.own_ends()
+        if ends and not any(each["failure"] is None for each in ends) and not self._enquiries.has_steps_elsewhere:
+            return ends
+        shown = await self._enquiries.fetch(r.What.WHY)
+        of_node: dict[str, list[Said]] = {}
+        for (node_id, _), text in shown.found.items():
+            if node_id not in shown.silent:  # else it may be a part
+                of_node.setdefault(node_id, []).append(json.loads(text))
+        known = [each for told in of_node.values() for each in zip(_keys(told), told, strict=True)]
+        if not ends:  # this node is younger
+            return sorted(dict(known).values(), key=lambda each: each["at"], reverse=True)
+        for key, end in zip(_keys(ends), ends, strict=True):
+            for told in (told for of, told in known if of == key):
+                if end["failure"] is None and told["failure"] is not None:
+                    end.update({name: told[name] for name in ("symptom", "failure", "blame")})
+                end["step"] = max((each["step"] for each in (end, told) if each["step"] is not None), default=None)
         return ends
 
     async def _log(self, command: Command) -> AsyncIterator[Said]:
@@ -218,6 +226,12 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
                 return
             case _:
                 pass
+
+
+def _keys(ends: Sequence[Said]) -> list[tuple[str, int]]:
+    """Identifies the ends of one node, the latest first, on all nodes: by reason, and how many later ones share it."""
+    reasons = [each["reason"] for each in ends]
+    return [(reason, reasons[:number].count(reason)) for number, reason in enumerate(reasons)]
 
 
 def _code(shown: Shown) -> Said:

@@ -158,6 +158,7 @@ class Enquiries:
     async def _shown(self, fetch: r.Fetch) -> AsyncIterator[tuple[str, str]]:
         match fetch.what:
             case r.What.STATUS:
+                await self._held.progress.look_now()
                 yield "", json.dumps(self.status())
             case r.What.STACKS:
                 taken = await self._collect_stacks("asked")
@@ -166,9 +167,10 @@ class Enquiries:
                 for local_rank, source in sorted(taken.source.items()):
                     yield str(first + local_rank), texts.get(local_rank, "") or source
             case r.What.WHY:
-                for number, end in enumerate(self.why()):
+                for number, end in enumerate(await self.own_ends()):
                     if (failure := end["failure"]) is not None:
                         del failure["traceback"], failure["stack"]
+                    if failure is not None or end["step"] is not None:
                         yield str(number), json.dumps(end)
             case r.What.LOG:
                 formed = self._state.formed
@@ -185,6 +187,17 @@ class Enquiries:
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
         return {**status, "coordinates": self._held.link.coordinates}
+
+    async def own_ends(self) -> list[dict[str, Any]]:
+        """As `why`, with the step that workers have written by now."""
+        await self._held.progress.look_now()
+        return self.why()
+
+    @property
+    def has_steps_elsewhere(self) -> bool:
+        """Whether workers of other nodes may be the only ones, or the first, to write a step."""
+        formed, spec = self._state.formed, self._settings.spec
+        return spec.progress is not None and formed is not None and formed.group_world_size > 1
 
     def why(self) -> list[dict[str, Any]]:
         """Why each generation of workers ended, the latest first."""

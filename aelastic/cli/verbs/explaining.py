@@ -38,6 +38,7 @@ class Round:
         self.number, self.began, self.ended = number, began, 0.0
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
+        self._last_steps: dict[str, int] = {}  # by node
         self._ends: dict[bool, tuple[str, float]] = {}  # the first that was told of a restart, and of the job's end
         self.failures: dict[int, ProcessFailure] = {}  # by rank
         self.hosts: set[str] = set()
@@ -55,7 +56,9 @@ class Round:
             case "worker_ended" if record.get("failure"):
                 self.failures.setdefault(entry.number("rank"), _failure_in(record["failure"]))
             case "progressed":
-                self.step = max(self.step, entry.number("step"))
+                step = entry.number("step")
+                self.step = max(self.step, step)
+                self._last_steps[entry.text("node")] = step
             case "restarting" | "job_ended" | "run_ended" as event:
                 if record.get("failure"):
                     failure = _failure_in(record["failure"])
@@ -84,7 +87,7 @@ class Round:
     def end(self, again: float | None) -> GenerationEnd:
         """As an agent that lives says it; `again`: when workers ran again."""
         failure = self.cause.failure or next(iter(self.failures.values()), None)
-        step = None if self.step == NONE else self.step
+        step = max(self._last_steps.values(), default=None)
         return GenerationEnd(self.generation, self.began, self.ended, "end", self.reason, failure, step, again)
 
 

@@ -45,8 +45,10 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     head = [first["run"]["run_id"], phase, _since(first, first["run"]["began"]), counts]
     if whole := sum(first["spent"].values()):
         head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
-    if first["progress"] is not None:
-        progress = first["progress"]
+    # Of most scripts one rank writes steps, wherever it runs.
+    told = [each["progress"] for each in nodes if each["progress"] is not None]
+    if told:
+        progress = max(told, key=lambda each: int(each["step"]))
         head.append(f"step {progress['step']}" + (f" of {progress['total']}" if progress.get("total") else ""))
     is_one_host = len({each["run"]["host"] for each in nodes}) < len(nodes)
     rows = []
