@@ -25,12 +25,13 @@ _OF_STOPS = {Outcome.STOPPED, Outcome.KILLED, Outcome.SAVED}
 class RunResult:
     """How a run ended, all or nothing (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
 
-    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all succeeded.
-    `failures` holds the failure that ended the job, first and on every node, and then those of this node's workers, in
-    the order they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because
-    the agent asked them to, `raised` those that had raised an exception of their own by then; they are in none of the
-    others.  `stacks` says of workers that had to be killed where they were.  `is_drained`: this node has left in order,
-    since it was about to go; the same command may go on elsewhere.  `is_stopped`: somebody asked the whole job to end.
+    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all succeeded.  `failures`
+    holds the failure that ended the job, first and on every node, and then those of this node's workers, in the order
+    they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because the agent
+    asked them to, `raised` those that had raised an exception of their own by then; they are in none of the others.
+    `reason` says in one line why the run ended, of a failure with its cause.  `stacks` says of workers that had to be
+    killed where they were.  `is_drained`: this node has left in order, since it was about to go; the same command may
+    go on elsewhere.  `is_stopped`: somebody asked the whole job to end.
     """
 
     state: WorkerState
@@ -94,13 +95,20 @@ def result_of(
         return_values={rank_of[local]: values[local] for local in sorted(values)},
         failures=failures,
         victims=tuple(sorted(rank_of[local] for local, raised in group.exits.stopped.items() if raised is None)),
-        reason=group.reason,
+        reason=_reason(group, failures.get(cause) if cause is not None else next(iter(failures.values()), None)),
         stacks=stacks,
         cause=cause,
         raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
         is_drained=group.is_drained,
         is_stopped=verdict is not None and verdict.outcome in _OF_STOPS,
     )
+
+
+def _reason(group: WorkerGroup, failure: ProcessFailure | None) -> str:
+    """Why the run ended; of a failure, what failed, too."""
+    if group.state is not WorkerState.FAILED or failure is None or failure.headline in group.reason:
+        return group.reason
+    return f"{group.reason}; cause: {failure.headline}"
 
 
 def _failures(

@@ -47,7 +47,8 @@ class WorkerSpec:
         args: the arguments; `${local_rank}` in a string becomes the worker's local rank.
         role: name shared by workers that do the same job; it may be empty.
         local_world_size: workers on this node, at least 1.
-        max_restarts: how often the job may restart its workers after a failure.
+        max_restarts: how often the job may restart its workers after a failure.  3 is torchelastic's default for a
+            spec; on the command line it is 0, as with torchrun.
         restart_policy: rules that say which failures are restarted, stopped, or not charged, as `--restart-policy` has
             them; `None`: `drained: ignore; same-error: stop; *: restart`.
         monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its

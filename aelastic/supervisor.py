@@ -226,7 +226,7 @@ class Supervisor:
         self._has_run = True
         check_devices(self.spec, self._settings.env)
         if self._settings.is_local:
-            check_program(self.spec.entrypoint, self._settings.env)
+            check_program(self.spec.entrypoint, self._settings.env, self.spec.args)
             if self._settings.has_agent_store:
                 check_torch()
         try:

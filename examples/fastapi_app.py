@@ -58,8 +58,6 @@ class Job(Observer):
         try:
             result = await self.supervisor.run()
             self.end = result.reason or result.state.name
-            if result.cause is not None:
-                self.end += f"; cause: {result.failures[result.cause].message}"
         except AelasticError as error:
             self.end = str(error)
 

@@ -72,7 +72,8 @@ class LaunchConfig:
         rdzv_backend: as `--rdzv-backend`.
         rdzv_configs: as `--rdzv-conf`; `static` takes this node's rank from `rank`.
         rdzv_timeout: seconds; another way to say `timeout` in `rdzv_configs`.
-        max_restarts: how often all workers may be restarted after a failure.
+        max_restarts: how often all workers may be restarted after a failure.  3 is torch's default for a config; on
+            the command line it is 0, as with torchrun.
         monitor_interval: seconds between two checks of a worker if the kernel cannot report its exit.
         start_method: how `multiprocessing` starts a function.
         log_line_prefix_template: prefix of teed lines, of `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`

@@ -10,11 +10,14 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from typing import Any
 
 from aelastic.errors import InputError
+from aelastic.forkserver.command import parse
 from aelastic.spec import WorkerSpec
 
 # Of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous (26).
@@ -29,29 +32,65 @@ FILES_PER_EXIT = 1
 FILES_PER_OUTPUT = 2
 
 
-def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) -> None:
-    """Refuses a program that is not on this machine.
+def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str], args: Sequence[Any] = ()) -> None:
+    """Refuses a program that is not on this machine; and of a Python, a script or a module.
 
     Args:
         entrypoint: the workers'.
         env: that they start from.
+        args: the entrypoint's.
 
     Raises:
-        InputError: no such program, or it cannot be executed.
+        InputError: no such program, or it cannot be executed; no such script or module.
     """
+    _check_executable(entrypoint, env)
+    if isinstance(entrypoint, str):
+        command = parse(entrypoint, [os.fsdecode(arg) for arg in args])
+        if command is not None and command.kind == "script":
+            _check_script(command.target)
+        elif command is not None and command.kind == "module" and entrypoint == sys.executable:
+            _check_module(command.target, env)
+
+
+def _check_script(script: str) -> None:
+    if "${local_rank}" in script:
+        return  # another file for each worker
+    if not os.path.exists(script):
+        folder = "a working folder that was deleted"
+        with suppress(FileNotFoundError):
+            folder = os.getcwd()
+        raise InputError(f"script {script} not found from {folder}: check the path")
+    if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
+        raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
+    if not os.access(script, os.R_OK):
+        raise InputError(f"script {script} cannot be read: check its permissions")
+
+
+def _check_module(module: str, env: Mapping[str, str]) -> None:
+    """Looks for the top-level name only: to find a submodule imports its parents, perhaps torch."""
+    top = module.partition(".")[0]
+    if top in sys.modules or not top.isidentifier() or find_spec(top) is not None:
+        return
+    # Workers look in the working folder, and where their own environment says.
+    if PathFinder.find_spec(top, ["", *env.get("PYTHONPATH", "").split(os.pathsep)]) is None:
+        raise InputError(f"module {top} not found: install it, set PYTHONPATH, or leave out -m for a script")
+
+
+def _check_executable(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) -> None:
     # As `subprocess` looks for it: in the PATH of the child (`os.get_exec_path`).
     if not isinstance(entrypoint, str) or shutil.which(entrypoint, path=env.get("PATH", os.defpath)) is not None:
         return
-    if os.path.dirname(entrypoint):
-        there = os.path.exists(entrypoint)
-        problem = "cannot be executed: check its permissions" if there else "does not exist: check the path"
-        raise InputError(f"entrypoint {entrypoint} {problem}")
-    if entrypoint.endswith(".py"):
-        raise InputError(
-            f"entrypoint {entrypoint} is not a program in PATH: for a script use entrypoint=sys.executable, "
-            f"args=({entrypoint!r}, ...)"
-        )
-    raise InputError(f"entrypoint {entrypoint} is not a program in PATH: check its name, or give its path")
+    as_script = f"for a script use entrypoint=sys.executable, args=({entrypoint!r}, ...)"
+    is_script = entrypoint.endswith(".py")
+    if not os.path.dirname(entrypoint):
+        remedy = as_script if is_script else "check its name, or give its path"
+        raise InputError(f"entrypoint {entrypoint} is not a program in PATH: {remedy}")
+    if not os.path.exists(entrypoint):
+        raise InputError(f"entrypoint {entrypoint} does not exist: check the path")
+    if os.path.isdir(entrypoint):
+        raise InputError(f"entrypoint {entrypoint} is a folder: name a program in it")
+    remedy = as_script if is_script else "check its permissions"
+    raise InputError(f"entrypoint {entrypoint} cannot be executed: {remedy}")
 
 
 def check_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -148,10 +149,39 @@ def test_a_program_that_is_not_there_is_refused_before_anything_starts(tmp_path:
         check_program("/no/such", path)
     with pytest.raises(InputError, match=rf"entrypoint {here} cannot be executed: check its permissions"):
         check_program(str(here), path)
+    with pytest.raises(InputError, match=f"entrypoint {tmp_path} is a folder: name a program in it"):
+        check_program(str(tmp_path), path)
+    script = tmp_path / "train.py"
+    script.touch()
+    with pytest.raises(InputError, match=r"cannot be executed: for a script use entrypoint=sys\.executable, args="):
+        check_program(str(script), path)
     here.chmod(0o755)
     check_program("here", path)
     check_program(str(here), path)
     check_program(print, {})
+
+
+def test_a_script_or_a_module_that_is_not_there_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    python, env = sys.executable, dict(os.environ)
+    for args, words in (
+        (("train.py",), f"script train.py not found from {tmp_path}: check the path"),
+        (("-u", "-X", "dev", b"train.py"), f"script train.py not found from {tmp_path}: check the path"),
+        ((str(tmp_path),), f"script {tmp_path} is a folder without __main__.py: name a file in it"),
+        (("-m", "nosuch.part"), "module nosuch not found: install it, set PYTHONPATH, or leave out -m for a script"),
+    ):
+        with pytest.raises(InputError, match=re.escape(words)):
+            check_program(python, env, args)
+    (tmp_path / "nosuch").mkdir()
+    (tmp_path / "train.py").touch()
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "other").mkdir(parents=True)
+    for args in (
+        ("train.py", "absent.py"), ("rank${local_rank}.py",), ("-m", "nosuch.part"), ("-c", "absent.py"), ("-V",), ("-",),
+    ):  # fmt: skip
+        check_program(python, env, args)
+    check_program(python, {**env, "PYTHONPATH": f"/absent:{elsewhere}"}, ("-m", "other"))
+    check_program("true", env, ("absent.py",))
 
 
 def test_a_python_without_torch_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -443,21 +443,28 @@ def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     if sys.version_info >= (3, 14):
         words = "module '__main__' has no attribute 'train'"
     assert failure.message.startswith(f"AttributeError: {words}") and "start_method='fork'" in failure.message
-    assert failure.exitcode == 1 and result.reason.endswith("; each restart would fail in the same way")
+    assert failure.exitcode == 1 and "; each restart would fail in the same way; cause: " in result.reason
     assert capfd.readouterr().err.count(words) == 1
 
 
 @pytest.mark.parametrize(
-    "entrypoint, words",
+    "entrypoint, args, words",
     [
-        ("nosuch", "entrypoint nosuch is not a program in PATH"),
-        (lambda: 0, "define it at the top of a module"),
+        ("nosuch", (), "entrypoint nosuch is not a program in PATH"),
+        (sys.executable, ("-u", "nosuch.py"), r"script nosuch\.py not found from /\S+: check the path$"),
+        (lambda: 0, (), "define it at the top of a module"),
     ],
-    ids=["a program that is not there", "a function that cannot be sent to a worker"],
+    ids=["a program that is not there", "a script that is not there", "a function that cannot be sent to a worker"],
 )
-def test_what_cannot_be_started_is_refused(entrypoint: Any, words: str) -> None:
+def test_what_cannot_be_started_is_refused(entrypoint: Any, args: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        run("uvloop", Supervisor(WorkerSpec(entrypoint=entrypoint)).run())
+        run("uvloop", Supervisor(WorkerSpec(entrypoint=entrypoint, args=args)).run())
+
+
+def test_the_reason_of_a_run_that_failed_has_the_cause() -> None:
+    spec = WorkerSpec(entrypoint=sys.executable, args=("-c", "raise ValueError('odd')"), max_restarts=0)
+    result = run("uvloop", Supervisor(spec).run())
+    assert re.fullmatch(r"rank 0 failed on \S+; .*; cause: ValueError: odd.*", result.reason)
 
 
 @on_each_loop
