@@ -29,6 +29,7 @@ from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
+from aelastic.rdzv.other_secret import OtherSecret
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
 from aelastic.rdzv.restart_policy import RestartPolicy
@@ -86,7 +87,7 @@ class AgentLink:
         self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble, settings.endpoint_note))
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._port: HeldPort | None = None  # that our next candidacy names
-        self._greeted = ""  # the token of the last one that was not trusted
+        self._other_secret = OtherSecret()
         self._local_addresses: list[str] = []  # of the name that others are told
         self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
         self._campaigned_at = 0.0
@@ -234,28 +235,30 @@ class AgentLink:
             if not isinstance(answer, ev.BoardFailed):
                 self._tell_ballots(BoardSaid())
             return answer
-        except (RendezvousError, InputError, TimeoutError) as error:
+        except (RendezvousError, InputError, TimeoutError) as caught:
+            error = caught
             if isinstance(error, NotTrustedError) and error.candidate is not None:
                 await self._greet(error.candidate)
+                error = self._other_secret.judge(error, self._board.name, aio.now())
             if isinstance(error, RefusedError):
                 self._tell_ballots(BoardSilent(aio.now(), is_refused=True))
             self._is_reached = False
             if isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch:
-                raise  # there is no hope
+                raise error from None  # there is no hope
             silence = f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
             return ev.BoardFailed(str(error) or silence)
 
     async def _greet(self, candidate: Candidate) -> None:
         """Connects to what is not trusted, once: both ends say what differs."""
-        if candidate.token == self._greeted:
+        if not self._other_secret.is_new(candidate.token, aio.now()):
             return
-        self._greeted = candidate.token
         with anyio.move_on_after(self._member.leader.lease_s), suppress(NoConnectionError):
             stream = await connect(candidate.addresses, candidate.port, self._new_stream, self._look_up_s)
             try:
                 await stream.is_proved.wait()
             finally:
                 stream.abort()
+            self._other_secret.take(stream.distrust)
 
     # Elections.
 

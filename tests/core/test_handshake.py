@@ -9,7 +9,14 @@ import pytest
 
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, UPWARD, Decoder, OtherProtocolError, encode
-from aelastic.rdzv.secret.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Handshake, ProofError, Tags
+from aelastic.rdzv.secret.handshake import (
+    NONCE_BYTES,
+    UNPROVED_BYTES_MAX,
+    Handshake,
+    OtherSecretError,
+    ProofError,
+    Tags,
+)
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 
@@ -64,6 +71,18 @@ def test_another_secret_is_named_on_both_sides_and_no_proof_is_given() -> None:
         f"it has another secret (key {there} there, {OTHER.id[:4]} here in /etc/secret)",
         f"it has another secret (key {OTHER.id[:4]} there, {there} here in /etc/secret)",
     )
+
+
+def test_two_secrets_at_either_end_are_being_changed() -> None:
+    for of_client, of_server, may_be_changed in (
+        ([OTHER], [NEW, OLD], True),
+        ([NEW, OLD], [OTHER], True),
+        ([OTHER], [NEW], False),
+    ):
+        client, server = end(*of_client, is_client=True), end(*of_server, is_client=False)
+        with pytest.raises(OtherSecretError) as caught:
+            server.feed(client.begin())
+        assert caught.value.may_be_changed == may_be_changed
 
 
 def test_another_run_id_is_told_from_another_secret() -> None:

@@ -53,6 +53,20 @@ class ProofError(Exception):
         super().__init__(words)
 
 
+class OtherSecretError(ProofError):
+    """The other end has another secret.
+
+    Attributes:
+        keys: the beginnings of their hashes, and where ours are from.
+        may_be_changed: an end has two of them, so they are being changed on the nodes of the job, one after the other.
+    """
+
+    def __init__(self, theirs: tuple[str, ...], ours: tuple[str, ...], source: str, answer: bytes) -> None:
+        self.keys = f"key {shown(theirs)} there, {shown(ours)} here{source}"
+        self.may_be_changed = len(theirs) > 1 or len(ours) > 1
+        super().__init__(f"it has another secret ({self.keys})", answer)
+
+
 class Tagger:
     """Tags of the frames in one direction, in their order."""
 
@@ -166,20 +180,14 @@ class Handshake:
         offered, had = (self._own, theirs) if self._is_client else (theirs, self._own)
         common = next((each for each in offered.keys if each in had.keys), None)
         answer = b"" if self._is_client else _frame(self._said)
-        if problem := self._difference(theirs, common):
-            raise ProofError(problem, answer)
+        if theirs.protocol != self._own.protocol:
+            raise ProofError(_other_protocol(theirs.protocol, self._own.protocol), answer)
+        if common is None:
+            raise OtherSecretError(theirs.keys, self._own.keys, self._source, answer)
+        if theirs.run != self._own.run:
+            raise ProofError("it is of another run id: use the same --rdzv-id on all nodes", answer)
         self._key = next(each for each in self._keys if each.id == common)
         return answer if self._is_client else answer + _frame(self._key.made_of(b"aelastic proof", self._both)[1])
-
-    def _difference(self, theirs: _Greeting, common: str | None) -> str:
-        if theirs.protocol != self._own.protocol:
-            return _other_protocol(theirs.protocol, self._own.protocol)
-        if common is None:
-            own = f"{shown(self._own.keys)} here{self._source}"
-            return f"it has another secret (key {shown(theirs.keys)} there, {own})"
-        if theirs.run != self._own.run:
-            return "it is of another run id: use the same --rdzv-id on all nodes"
-        return ""
 
     def _read_greeting(self, body: bytes) -> _Greeting:
         if found := _IS_GREETING.fullmatch(body):

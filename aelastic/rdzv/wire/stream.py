@@ -63,6 +63,7 @@ class Stream(asyncio.Protocol):
     Attributes:
         is_proved: set when both ends are proved, or it is closed.
         refusal: why they are not.
+        distrust: the same, of an end that has said something else than a proof.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Stream(asyncio.Protocol):
         self._is_paused = False
         self.is_proved, self.closed = anyio.Event(), anyio.Event()
         self.refusal = ""
+        self.distrust: ProofError | None = None
         self.is_reset = False  # it broke; else one of its ends has closed it
         self.conn = 0  # its owner's number for it
 
@@ -198,7 +200,7 @@ class Stream(asyncio.Protocol):
 
     def _refuse(self, error: ProofError) -> None:
         """The other end is not trusted, or no more."""
-        self.refusal = str(error)
+        self.refusal, self.distrust = str(error), error
         self.is_reset = self._is_deaf = True
         with self._ends_alone():
             self._listener.on_garbage(self, error)

@@ -1,0 +1,54 @@
+"""A coordinator that has another secret than this agent: whether there is hope that they will have the same."""
+
+from __future__ import annotations
+
+from aelastic.errors import InputError
+from aelastic.rdzv.boards.writing import NotTrustedError
+from aelastic.rdzv.secret.handshake import OtherSecretError, ProofError
+
+# While the secret of a job is changed, a node has the new file within this: a kubelet brings it in some 90 s.
+SECRET_CHANGE_S = 120.0
+
+
+class OtherSecret:
+    """What is known of the coordinator that the board names, and that no agent with this secret has written there.
+
+    A record alone says nothing: it may be what an earlier job has left.  One whose coordinator lives, and has another
+    secret, is of the job that is meant.
+    """
+
+    def __init__(self) -> None:
+        self._token = ""  # of the coordinator that was greeted last
+        self._since = 0.0
+        self._distrust: ProofError | None = None  # what it said
+
+    def is_new(self, token: str, now: float) -> bool:
+        """Whether that coordinator has not been greeted yet; it is from now on."""
+        if token == self._token:
+            return False
+        self._token, self._since, self._distrust = token, now, None
+        return True
+
+    def take(self, distrust: ProofError | None) -> None:
+        """It has answered the greeting."""
+        self._distrust = distrust
+
+    def judge(self, error: NotTrustedError, board: str, now: float) -> NotTrustedError | InputError:
+        """The error of a look at the board, by what the greeting has shown; an `InputError` where there is no hope."""
+        other = self._distrust
+        if not isinstance(other, OtherSecretError):
+            return error
+        if not other.may_be_changed:
+            return InputError(
+                f"{board}: its agents have another secret ({other.keys}): give this one the same --secret-file"
+            )
+        waited_s = now - self._since
+        if waited_s < SECRET_CHANGE_S:
+            return NotTrustedError(
+                f"{board}: its agents have another secret ({other.keys}), which may be changing: waiting up to "
+                f"{SECRET_CHANGE_S:g} s for this one to have it"
+            )
+        return InputError(
+            f"{board}: its agents have another secret ({other.keys}), for {waited_s:.0f} s now: give this one the same "
+            "--secret-file"
+        )
