@@ -28,7 +28,6 @@ from aelastic.settings import (
     RestartGrace,
     StartMethod,
     Streams,
-    are_texts,
     in_words,
 )
 from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place
@@ -174,12 +173,15 @@ class WorkerSpec:
         if self.preload != "auto":
             object.__setattr__(self, "preload", tuple(self.preload))
         if isinstance(self.entrypoint, str):
-            strange = [arg for arg in self.args if not _is_for_exec(arg)]
-            _check(not strange, f"args holds {strange[:1]}: a command's arguments are strings without NUL")
-        env = self.env or {}
-        odd = [name for name in env if not (are_texts([name, env[name]]) and _is_for_exec(name + env[name], name))]
-        texts = "the names and values of variables are strings without NUL, and names without ="
-        _check(not odd, f"env holds {odd[:1]}: {texts}")  # values may be secret
+            for place, arg in enumerate(self.args):
+                what = f"args[{place}] is {in_words(arg)} ({type(arg).__name__})"
+                _check(_is_for_exec(arg), f"{what}: every argument of a program must be a str without NUL")
+        env: Mapping[Any, Any] = self.env or {}
+        for name, value in env.items():  # values may be secret
+            is_name = isinstance(name, str) and _is_for_exec(name, name)
+            _check(is_name, f"env has the name {in_words(name)}: use a str without NUL and =")
+            is_value = isinstance(value, str) and _is_for_exec(value)
+            _check(is_value, f"env[{name!r}] is a {type(value).__name__}: every value must be a str without NUL")
         self._check_together()
 
     def _check_together(self) -> None:

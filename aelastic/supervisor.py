@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aelastic.agent.calls import check, check_observers
 from aelastic.agent.resources import AgentSettings, Asked
 from aelastic.agent.run import Run, first_of
 from aelastic.aio import Mailbox, keep_one
@@ -68,6 +69,9 @@ class Supervisor:
         observers: get what happens, as run events.
         health_check_server: a server of torch's kind, or what makes one, in the place of our own; started and
             stopped here.
+
+    Raises:
+        InputError: an argument is of another type; so for each method.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Supervisor:
         observers: Sequence[Observer] = (),
         health_check_server: HealthCheckServer | HealthCheckServerFactory | None = None,
     ) -> None:
+        check(spec=spec, backend=backend, health_check_server=health_check_server)
+        check_observers(observers)
         self.spec = spec
         given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
         env = dict(os.environ) if spec.env is None else dict(spec.env)
@@ -125,6 +131,7 @@ class Supervisor:
 
         Asked a second time, they are killed now.  Never blocks; safe in a signal handler of the loop.
         """
+        check(signum=signum)
         self._mailbox.post(StopRequested(signum))
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
@@ -144,6 +151,7 @@ class Supervisor:
             deadline_s: seconds until the node is gone.
             reason: said in logs.
         """
+        check(deadline_s=deadline_s, reason=reason)
         self._asked.post(Asked(deadline_s, reason))
 
     def cancel_drain(self) -> None:
@@ -183,6 +191,7 @@ class Supervisor:
         return events_of(self._observers)
 
     async def _ask(self, verb: r.Verb, reason: str, at_save_s: float | None) -> None:
+        check(reason=reason, at_save_s=at_save_s)
         answer = None
         if self._run is not None:
             fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
@@ -192,6 +201,7 @@ class Supervisor:
 
     def send_signal(self, signum: int) -> None:
         """Passes a signal on to the workers of this node that have a handler for it; the job goes on."""
+        check(signum=signum)
         if self._run is not None:
             self._run.send_signal(signum)
 
@@ -206,6 +216,7 @@ class Supervisor:
         Args:
             why: said beside the stacks.
         """
+        check(why=why)
         return StacksTaken(0, why, {}, "") if self._run is None else await self._run.collect_stacks(why)
 
     async def run(self) -> RunResult:

@@ -11,7 +11,8 @@
 - `requests`: what is asked of a job that runs
 - `stuck_workers`: workers that hang, or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
   `places` says where they are
+- `calls`: what a program may pass to a `Supervisor`
 - `health_gate`: whether this node is fit
 """
 
-__all__ = ["error_rules", "resources", "run"]
+__all__ = ["calls", "error_rules", "resources", "run"]

@@ -6,9 +6,11 @@ the back ends that use each; with another back end a key is without effect, what
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
+from numbers import Integral, Real
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from aelastic.core.record import Record
@@ -51,6 +53,17 @@ KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("store_type", "use_libuv"), ("c10d",)),
     "ttl": ("etcd-v3",),
     "rank": ("static",),
+}
+# What each field is, and what to use instead of anything else.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    **dict.fromkeys(("backend", "endpoint", "endpoint_from"), (str, "use a str")),
+    "local_addr": ((str, NoneType), "use a str, or None"),
+    "secret_file": ((str, os.PathLike, NoneType), "use a path, or None"),
+    **dict.fromkeys(("min_nodes", "max_nodes"), (Integral, "use an int")),
+    "node_rank": ((Integral, NoneType), "use an int, or None"),
+    **dict.fromkeys(("drain_wait_s", "admit_s"), (Real, "use seconds, as a number")),
+    "config": (Mapping, "use a dict"),
+    **dict.fromkeys(("bind_all", "remote_verbs"), (bool, "use a bool")),
 }
 # For a back end of another package, too: they are the agent's.
 _TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
@@ -143,6 +156,7 @@ class RendezvousSettings(Record):
             self._check()
 
     def _check(self) -> None:  # noqa: C901  one case for each back end
+        self._check_types()
         if not 1 <= self.min_nodes <= self.max_nodes:
             raise InputError(
                 f"nodes are {self.min_nodes}:{self.max_nodes}: use MIN:MAX, at least 1 and the smaller number first"
@@ -155,7 +169,7 @@ class RendezvousSettings(Record):
         # `torch:c10d` meets by the same rules.
         backend = self.backend.removeprefix("torch:")
         if backend in KEYS["endpoints"] and "endpoints" in self.config:
-            self._check_count(self.config["endpoints"])
+            self._check_count(str(self.config["endpoints"]))
         match backend:
             case "static":
                 self._check_static()
@@ -180,6 +194,16 @@ class RendezvousSettings(Record):
     def secret_path(self) -> str | None:
         """Of the file that holds the job's secret."""
         return self.config.get("secret_file") if self.secret_file is None else self.secret_file
+
+    def _check_types(self) -> None:
+        for name, (kind, remedy) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InputError(f"{name} is {value!r}: {remedy}")
+        keys: list[Any] = list(self.config)
+        for key in keys:
+            if not isinstance(key, str):
+                raise InputError(f"config has the key {key!r}: use a str")
 
     def _check_count(self, text: str) -> None:
         if self.backend not in {"c10d", "static"}:
@@ -337,7 +361,7 @@ class RendezvousSettings(Record):
             return default
         try:
             value = float(text)
-        except ValueError:
+        except (TypeError, ValueError):
             value = -1.0
         if not (0 < value < float("inf") or (is_zero_fine and value == 0)):
             least = "of 0 or more" if is_zero_fine else "above 0"

@@ -416,8 +416,8 @@ def test_a_forked_worker_of_one_supervisor_does_not_hold_up_the_end_of_another(
     "spec, words",
     [
         ({"args": "train.py"}, "args is 'train.py': use a tuple or list of arguments"),
-        ({"args": ("-c", 3)}, "strings without NUL"),
-        ({"args": ("a\0b",)}, "strings without NUL"),
+        ({"args": ("-c", 3)}, "must be a str without NUL"),
+        ({"args": ("a\0b",)}, "must be a str without NUL"),
     ],
 )
 def test_arguments_that_no_command_takes_are_refused(spec: dict[str, Any], words: str) -> None:
