@@ -26,6 +26,7 @@ from aelastic.group.backend import WorkerBackend, WorkerStart
 from aelastic.group.events import Event
 from aelastic.group.worker_env import common_env, has_agent_store, own_variables
 from aelastic.group.worker_group import WorkerGroup
+from aelastic.host.process_states import ProcessStates
 from aelastic.host.sockets import doors_folder, is_loopback
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observers
@@ -133,6 +134,7 @@ class Resources:
                 mark_env = self.sockets.mark_env(env)
                 self.gate = HealthGate(spec.health_check, mark_env, self.sockets.mark, self.logs.root)
                 made.callback(self.gate.close)
+            self.process_states = ProcessStates()
             self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
             seen = self.logs.count_matches, self.progress.step_s, partial(self._waiting, group)
             self.watches = Watches(spec, env, scratch, *seen, on_found)

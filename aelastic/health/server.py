@@ -292,14 +292,14 @@ class HealthServer(Observer):
     async def _livez(self, request: BaseRequest) -> Response:
         if "verbose" not in request.query:
             return _text("ok\n")
-        name, why = request.path.strip("/"), readiness(self.run_state)[1]
+        name, why = request.path.strip("/"), readiness(self.run_state, self._exposition.kernel_states())[1]
         return _text(
             f"[+]loop ok: {self._exposition.lag_s * 1000:.1f} ms late when last measured\n"
             f"[ ]workers are not part of it: {why}\n{name} check passed\n"
         )
 
     async def _readyz(self, request: BaseRequest) -> Response:
-        is_ready, why = readiness(self.run_state)
+        is_ready, why = readiness(self.run_state, self._exposition.kernel_states())
         if is_ready and "verbose" not in request.query:
             return _text("ok\n")
         sign, end = ("+", "passed") if is_ready else ("-", "failed")
@@ -307,7 +307,8 @@ class HealthServer(Observer):
 
     async def _say_status(self, _: BaseRequest) -> Response:
         await self._exposition.catch_up()
-        described = describe(self.run_state, aio.now(), datetime.now(UTC), self._exposition.usage())
+        used, kernel = self._exposition.usage(), self._exposition.kernel_states()
+        described = describe(self.run_state, aio.now(), datetime.now(UTC), used, kernel)
         agent = usage_of("self")
         described["agent"] = {
             "version": aelastic.__version__,

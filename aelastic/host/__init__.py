@@ -1,6 +1,7 @@
 """This machine, as the kernel shows it.
 
 - `proc_table`: the process table, the one place that reads it
+- `process_states`: which processes live and do not run on; `kernel_states`: what that is called
 - `usage`: CPU time and memory of processes, what the kernel refuses and why, and whether it killed for want of memory
 - `session_activity`: what sessions write and compute
 - `children`: starts helper processes, waits for child processes, and reaps them; `signals`: what helpers ignore
@@ -11,6 +12,6 @@
 """
 
 __all__ = [
-    "children", "files", "names", "patterns", "proc_table", "programs", "session_activity", "signals", "sockets",
-    "usage",
+    "children", "files", "kernel_states", "names", "patterns", "proc_table", "process_states", "programs",
+    "session_activity", "signals", "sockets", "usage",
 ]  # fmt: skip

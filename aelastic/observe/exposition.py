@@ -14,6 +14,8 @@ import anyio.lowlevel
 import aelastic
 from aelastic import aio
 from aelastic.core.record import Record
+from aelastic.host.kernel_states import KernelState
+from aelastic.host.process_states import ProcessStates
 from aelastic.host.usage import usage_of, usage_of_leaders
 from aelastic.observe.metrics import RunMetrics
 from aelastic.observe.observer import Observer
@@ -52,6 +54,7 @@ class Exposition(Observer):
         self._look = look
         self.catch_up = catch_up
         self._epoch: float | None = None
+        self._process_states = ProcessStates()
         self.metrics = RunMetrics({"version": aelastic.__version__, "python": sys.version.split()[0]})
         self.lag_s = 0.0
 
@@ -81,6 +84,7 @@ class Exposition(Observer):
             self.run_state,
             agent=None if agent is None else (agent.cpu_s, agent.rss_bytes),
             workers=self.usage(),
+            kernel=self.kernel_states(),
             common=common,
             now=aio.now(),
             epoch=self._epoch or 0.0,
@@ -94,3 +98,9 @@ class Exposition(Observer):
         if not self._is_local:
             return {}
         return usage_of_leaders(self.run_state.running)
+
+    def kernel_states(self) -> dict[int, KernelState]:
+        """What the kernel says of workers that live and do not run on, by local rank."""
+        if not self._is_local:
+            return {}
+        return self._process_states.look(self.run_state.running, aio.now())

@@ -15,6 +15,7 @@ from typing import Any, get_args
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WatchName, WorkerState
 from aelastic.group.phases import Phase
+from aelastic.host.kernel_states import KERNEL_STATES
 from aelastic.observe import run_events as ev
 from aelastic.observe.prometheus import Registry
 from aelastic.observe.run_state import RunState
@@ -141,6 +142,8 @@ class RunMetrics:
         text = "CPU time of a worker's own process; begins again with each generation."
         self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", text, *whose)
         self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
+        text = "1 for what the kernel says of a worker that lives and does not run on, 0 for others."
+        self._worker_kernel = gauge("aelastic_worker_kernel_state", text, *whose, "state")
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")
         self._is_starting = False
@@ -196,6 +199,7 @@ class RunMetrics:
         *,
         agent: tuple[float, int] | None = None,
         workers: Mapping[int, tuple[float, int]] = MappingProxyType({}),
+        kernel: Mapping[int, str] = MappingProxyType({}),
         common: Mapping[str, str] = MappingProxyType({}),
         now: float = 0.0,
         epoch: float = 0.0,
@@ -209,6 +213,7 @@ class RunMetrics:
             state: of the run.
             agent: its CPU seconds and bytes of memory.
             workers: the same of workers that live, by local rank.
+            kernel: what the kernel says of those that do not run on, by local rank.
             common: labels of every series.
             now: as events have it.
             epoch: what `now` is ahead of the seconds since 1970.
@@ -231,9 +236,12 @@ class RunMetrics:
             self._agent_rss.set(agent[1])
         self._worker_cpu.clear()
         self._worker_rss.clear()
+        self._worker_kernel.clear()
         for local_rank, (cpu_s, rss_bytes) in sorted(workers.items()):
             self._worker_cpu.set(cpu_s, local_rank, state.role)
             self._worker_rss.set(rss_bytes, local_rank, state.role)
+        for local_rank, each in itertools.product(sorted({*workers, *kernel}), KERNEL_STATES):
+            self._worker_kernel.set(kernel.get(local_rank) == each, local_rank, state.role, each)
         return self.registry.expose(common, is_open=is_open)
 
     def _look(self, state: RunState) -> None:

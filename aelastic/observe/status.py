@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
+from aelastic.host.kernel_states import told as told_of
 from aelastic.observe.run_events import NAME_OF, Progressed
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.restart_policy import blame_of, otherwise
@@ -32,15 +34,30 @@ _NOT_READY: dict[Phase, str] = {
 }
 
 
-def readiness(state: RunState) -> tuple[bool, str]:
-    """Whether workers of a complete round run on this node; if not, why."""
+_NONE: Mapping[int, str] = MappingProxyType({})
+
+
+def readiness(state: RunState, kernel: Mapping[int, str] = _NONE) -> tuple[bool, str]:
+    """Whether workers of a complete round run on this node; if not, why.
+
+    Args:
+        state: of the run.
+        kernel: what the kernel says of workers that live and do not run on, by local rank.
+    """
     if state.phase is not Phase.RUNNING:
         why = _NOT_READY[state.phase]
         return False, f"{why}: {state.waited}" if state.waited and state.phase is Phase.JOINING else why
-    return True, f"{len(state.running)} of {len(state.workers)} workers run"
+    halted = told_of({state.workers[local].rank: word for local, word in kernel.items() if local in state.workers})
+    return True, "; ".join(filter(None, [f"{len(state.running)} of {len(state.workers)} workers run", halted]))
 
 
-def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tuple[float, int]]) -> dict[str, Any]:
+def describe(
+    state: RunState,
+    now: float,
+    wall: datetime,
+    usage: Mapping[int, tuple[float, int]],
+    kernel: Mapping[int, str] = _NONE,
+) -> dict[str, Any]:
     """All of it, for JSON.
 
     Args:
@@ -48,12 +65,13 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
         now: as events have it.
         wall: this moment on the wall clock.
         usage: CPU seconds and bytes of memory of workers that live, by local rank.
+        kernel: as `readiness` has it.
     """
 
     def at(moment: float) -> str:
         return (wall - timedelta(seconds=now - moment)).astimezone(UTC).isoformat(timespec="milliseconds")
 
-    is_ready, why = readiness(state)
+    is_ready, why = readiness(state, kernel)
     run, failure, takes = state.began, state.first_failure, NAME_OF.get(state.phase)
     formed, told = state.formed, state.compared
     last = next((end for end in reversed(state.ends) if end.cause != "end"), None)
@@ -96,7 +114,10 @@ def describe(state: RunState, now: float, wall: datetime, usage: Mapping[int, tu
             for past in state.past
         ],
         "fork_server": None if state.fork_server is None else _fields(state.fork_server),
-        "workers": [_describe_worker(each, usage.get(each.local_rank), at) for each in state.workers.values()],
+        "workers": [
+            _describe_worker(each, usage.get(each.local_rank), kernel.get(each.local_rank), at)
+            for each in state.workers.values()
+        ],
     }
 
 
@@ -130,11 +151,14 @@ def _symptom(failure: ProcessFailure | None) -> str:
     return f"rank {failure.rank} on {failure.host} {how}"
 
 
-def _describe_worker(worker: WorkerNow, usage: tuple[float, int] | None, at: Callable[[float], str]) -> dict[str, Any]:
+def _describe_worker(
+    worker: WorkerNow, usage: tuple[float, int] | None, kernel: str | None, at: Callable[[float], str]
+) -> dict[str, Any]:
     return {
         **_fields(worker, "id", "note", "started_at"),
         "pid": worker.pid,
         "id": None if worker.id is None else str(worker.id),
+        "kernel": kernel,
         "started": None if worker.started_at is None else at(worker.started_at),
         "cpu_s": None if usage is None else usage[0],
         "rss_bytes": None if usage is None else usage[1],

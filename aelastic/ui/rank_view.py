@@ -10,6 +10,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aelastic.host.kernel_states import WORDS
+from aelastic.host.process_states import ProcessStates
 from aelastic.host.usage import usage_of
 from aelastic.logs.terminal import LIVE_SHARE
 from aelastic.observe.run_state import WorkerNow
@@ -40,6 +42,7 @@ class RankView:
     def __init__(self, text: StatusText) -> None:
         self._text = text
         self._used: dict[int, tuple[float, float]] = {}  # pid to CPU time, and when that was
+        self._process_states = ProcessStates()
 
     def frame(self, now: float, columns: int, rows: int) -> Frame:
         picture = self._text.picture(now)
@@ -79,10 +82,12 @@ class RankView:
         table = Table(box=None, pad_edge=False, header_style="dim")
         for heading in _HEADINGS:
             table.add_column(heading, no_wrap=True, justify="left" if heading == "state" else "right")
+        kernel = self._process_states.look({each.rank: each.pid for each in ranks if each.state == "running"}, now)
         for each in ranks:
-            words = cut(f"{each.state}: {each.note}" if each.note else each.state, NOTE_COLUMNS)
+            halted = WORDS[kernel[each.rank]] if each.rank in kernel else ""
+            words = cut(": ".join(filter(None, [halted or each.state, each.note])), NOTE_COLUMNS)
             cpu, memory = self._usage(each, now)
-            state = Text(words, _STYLES.get(each.state, ""))
+            state = Text(words, _STYLES.get("stopped" if halted else each.state, ""))
             table.add_row(str(each.rank), str(each.local_rank), str(each.pid or ""), state, cpu, memory)
         return table
 

@@ -226,6 +226,14 @@ def test_of_workers_only_those_that_live_are_told() -> None:
     assert (read["aelastic_agent_cpu_seconds_total"], read["aelastic_agent_resident_memory_bytes"]) == (0.5, 1000)
 
 
+def test_what_the_kernel_says_of_a_worker_that_does_not_run_on_is_one_of_its_states() -> None:
+    name = 'aelastic_worker_kernel_state{{local_rank="{}",role="trainer",state="{}"}}'
+    read = exposed(told(BEGAN), workers={0: (1, 100), 1: (1, 200)}, kernel={1: "stopped", 2: "zombie"})
+    held = {key for key in read if key.startswith("aelastic_worker_kernel_state") and read[key]}
+    assert held == {name.format(1, "stopped"), name.format(2, "zombie")}
+    assert read[name.format(0, "stopped")] == read[name.format(1, "traced")] == 0
+
+
 def test_one_state_and_one_phase_hold_at_a_time() -> None:
     read = exposed(told(BEGAN, spawning()))
     chosen = {name for name in read if name.startswith(("aelastic_state{", "aelastic_phase{")) and read[name]}

@@ -13,6 +13,7 @@ from aelastic.observe.status_text import Picture, StatusText
 
 pytest.importorskip("rich")
 
+from aelastic.host.process_states import ProcessStates
 from aelastic.ui.rank_view import RankView
 
 
@@ -95,6 +96,13 @@ def test_cpu_is_that_since_the_last_look_and_a_process_that_is_gone_has_none(mon
     used[41] = 13.0
     assert rows(shown, view=view, now=102.0)[3].split() == ["0", "0", "41", "running", "150%", "3", "MiB"]
     assert rows(shown, view=view, now=104.0)[4].split() == ["1", "1", "42", "running"]
+
+
+def test_a_worker_that_the_kernel_does_not_let_run_on_is_not_said_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessStates, "look", lambda _, pids, now: {rank: "stopped" for rank in pids if rank == 1})
+    shown = picture(rank(0, id=1 << 22), rank(1, id=(1 << 22) + 1, note="no output for 60 s"), rank(2, state="failed"))
+    words = "stopped by a signal (SIGCONT continues it): no output for..."
+    assert [row.split(maxsplit=3)[3] for row in rows(shown, columns=120)[3:5]] == ["running", words]
 
 
 def test_endpoints_have_a_row_below_the_ranks() -> None:

@@ -50,6 +50,17 @@ def described(status: RunState, now: float, **usage: tuple[float, int]) -> Any:
     return json.loads(json.dumps(describe(status, now, NOON, {int(key[1:]): value for key, value in usage.items()})))
 
 
+def test_workers_that_do_not_run_on_are_told_beside_those_that_run() -> None:
+    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
+    said = json.loads(json.dumps(describe(status, 9.0, NOON, {}, {1: "stopped"})))
+    assert [worker["kernel"] for worker in said["workers"]] == [None, "stopped"]
+    words = "2 of 2 workers run; rank 3 is stopped by a signal (SIGCONT continues it)"
+    assert (said["ready"], said["readiness"]) == (True, words)
+    assert readiness(status) == (True, "2 of 2 workers run")
+    both = readiness(status, {0: "zombie", 1: "zombie"})[1]
+    assert both.endswith("; ranks 2, 3 are in zombie state: the main thread has ended")
+
+
 def test_before_anything_happens_it_says_so() -> None:
     said = described(RunState(), 0.0)
     assert (said["phase"], said["state"], said["ready"], said["run"], said["round"]) == (
@@ -109,6 +120,7 @@ def test_workers_that_run_are_ready_with_pid_cpu_and_memory() -> None:
         "state": "running",
         "pid": 10,
         "id": "10",
+        "kernel": None,
         "started": "2026-11-21T11:59:54.000+00:00",
         "cpu_s": 1.5,
         "rss_bytes": 4096,

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
 import struct
 import sys
@@ -23,10 +24,11 @@ import anyio
 import pytest
 from kit.agents import FINISH, Agent, c10d, team_of
 from kit.backends import FakeBackend, Plan, StoreStandIn
-from kit.launching import Job, Launcher, cmdline, on_each_loop, run
+from kit.launching import Job, Launcher, cmdline, on_each_loop, run, stand_still
 from kit.metrics_text import DOCS, values
 from kit.ports import quiet_port
 from kit.this_process import descriptors, python, threads, until
+from kit.verbs import verb
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic import HealthCheckServer, InputError, Supervisor, WorkerSpec, WorkerState
@@ -201,6 +203,12 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert (read["aelastic_coordinates"], read["aelastic_worker_silence_max_seconds"]) == (1, 600)
     assert 0 <= read['aelastic_worker_silence_seconds{local_rank="1"}'] <= time.monotonic() - began_s
     assert began_at <= read["aelastic_phase_start_time_seconds"] <= time.time()
+    stopped = said["workers"][1]["pid"]
+    stand_still(stopped)
+    assert [worker["kernel"] for worker in ask(f"{url}/status").json()["workers"]] == [None, "stopped"]
+    assert "rank 1 is stopped by a signal" in ask(f"{url}/readyz?verbose").text
+    assert "rank 1 is stopped by a signal" in verb(job.folder, "status").out
+    os.kill(stopped, signal.SIGCONT)
     is_open = ask(f"{url}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0, text/plain;q=0.5"})
     assert is_open.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
     assert is_open.text.endswith("# EOF\n")

@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent.requests.enquiries import ANSWER_S, COMING_S, Enquiries
+from aelastic.host.process_states import ProcessStates
 from aelastic.observe.run_events import RoundFormed, StacksTaken
 from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol import requests as r
@@ -42,7 +43,7 @@ class Line:
         self.logs = SimpleNamespace(file_of=lambda rank, is_stderr: folder / f"{rank}-{is_stderr}")
         link = SimpleNamespace(tell=self.tell, coordinates=True)
         progress = SimpleNamespace(look_now=anyio.lowlevel.checkpoint)
-        held = SimpleNamespace(link=link, logs=self.logs, progress=progress)
+        held = SimpleNamespace(link=link, logs=self.logs, progress=progress, process_states=ProcessStates())
         settings = SimpleNamespace(node_id="n1", is_local=True, spec=SimpleNamespace(rdzv=None))
         self.state = RunState()
         self.enquiries = Enquiries(cast(Any, settings), cast(Any, held), self.state, self.collect_stacks)

@@ -14,11 +14,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
+
 from aelastic import aio
 from aelastic.agent.requests.user_names import UserNames
 from aelastic.aio import Mailbox, described, run_sync
 from aelastic.core.record import Record
 from aelastic.health.stacks_endpoint import texts_of
+from aelastic.host.process_states import SETTLED_S
 from aelastic.host.usage import usage_of_leaders
 from aelastic.observe.run_events import StacksTaken
 from aelastic.observe.run_state import RunState
@@ -159,7 +162,11 @@ class Enquiries:
         match fetch.what:
             case r.What.STATUS:
                 await self._held.progress.look_now()
-                yield "", json.dumps(self.status())
+                status = self.status()
+                if self._held.process_states.may_be_new:
+                    await anyio.sleep(SETTLED_S)
+                    status = self.status()
+                yield "", json.dumps(status)
             case r.What.STACKS:
                 taken = await self._collect_stacks("asked")
                 first = 0 if (formed := self._state.formed) is None else formed.first_rank
@@ -182,7 +189,8 @@ class Enquiries:
     def status(self) -> dict[str, Any]:
         """This node's, as `/status` has it, without what is long."""
         used = usage_of_leaders(self._state.running) if self._settings.is_local else {}
-        status = describe(self._state, aio.now(), datetime.now(UTC), used)
+        kernel = self._held.process_states.look(self._state.running, aio.now()) if self._settings.is_local else {}
+        status = describe(self._state, aio.now(), datetime.now(UTC), used, kernel)
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]

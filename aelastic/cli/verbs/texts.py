@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from aelastic.host.kernel_states import told as told_of
 from aelastic.observe.status_text import counted, duration
 
 Said = Mapping[str, Any]
@@ -58,7 +59,9 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
         at = _ranks(round_["first_rank"], len(each["workers"])) if running else "-"
         name = run["node_id"] if is_one_host else run["host"]
         note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
-        rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note or ""))
+        halted = told_of({one["rank"]: one["kernel"] for one in each["workers"] if one["kernel"]})
+        note = "; ".join(filter(None, [halted, note]))
+        rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note))
     rows += [(each, "silent", "-", "-", "has not answered") for each in silent]
     rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
     return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
