@@ -103,6 +103,7 @@ class Cause:
         file: where it was raised (the last frame), or "".
         line: the line in `file`, from 1, or 0.
         is_from_top: it was raised on from the program's first line, as one that is not caught.
+        is_dump: no exception: where the process was when it crashed.
     """
 
     headline: str
@@ -110,6 +111,12 @@ class Cause:
     file: str = ""
     line: int = 0
     is_from_top: bool = field(default=False, compare=False)
+    is_dump: bool = field(default=False, compare=False)
+
+    @property
+    def is_uncaught(self) -> bool:
+        """Whether the interpreter printed it as it ended."""
+        return self.is_from_top and not self.is_dump
 
 
 def describe_exit(exitcode: int) -> str:
@@ -142,7 +149,8 @@ def last_exception(text: str) -> Cause | None:
     if best is None:
         return None
     is_from_top = best.is_from_top is True
-    return Cause(best.headline[:HEADLINE_CHARS], "\n".join(best.lines), best.file, best.line, is_from_top)
+    traceback = "\n".join(best.lines)
+    return Cause(best.headline[:HEADLINE_CHARS], traceback, best.file, best.line, is_from_top, best.is_dump)
 
 
 def may_be_uncaught(exitcode: int) -> bool:
@@ -163,6 +171,7 @@ class _Block:
     line: int = 0
     weight: int = 2
     is_from_top: bool | None = None  # `None`: no frame was seen
+    is_dump: bool = False
 
     def see_frame(self, match: re.Match[str]) -> None:
         if self.is_from_top is None:
@@ -347,7 +356,7 @@ def _read_group(lines: _Lines, at: int) -> tuple[_Block | None, int]:
 
 def _read_fatal(lines: _Lines, at: int) -> tuple[_Block, int]:
     """Reads a faulthandler dump, most recent call first; without a Python frame it explains little."""
-    block = _Block([lines[at][0]], headline=lines[at][0].strip(), weight=0)
+    block = _Block([lines[at][0]], headline=lines[at][0].strip(), weight=0, is_dump=True)
     end = at + 1
     is_current = False
     while end < len(lines) and _FAULT_LINE.match(lines[end][0]):
@@ -366,7 +375,7 @@ def _read_fatal(lines: _Lines, at: int) -> tuple[_Block, int]:
 
 def _read_terminate(lines: _Lines, at: int, name: str) -> tuple[_Block, int]:
     """Reads what the C++ runtime says of an uncaught exception."""
-    block = _Block([lines[at][0]], headline=name, weight=0)
+    block = _Block([lines[at][0]], headline=name, weight=0, is_dump=True)
     if at + 1 < len(lines) and (what := lines[at + 1][0].strip()).startswith("what():"):
         block.headline = f"{name}: {what.removeprefix('what():').strip()}"
         block.lines.append(lines[at + 1][0])

@@ -251,6 +251,9 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:
         return words, ""
+    # What aborts a process whose interpreter is ending follows from why that ends.
+    if name == "SIGABRT" and cause.is_uncaught and not note:
+        return f"{cause.headline} (the process then aborted: SIGABRT)", cause.traceback
     if note or is_own_doing:
         return f"{words}; its last words: {cause.headline}", cause.traceback
     return cause.headline, cause.traceback

@@ -238,6 +238,33 @@ def test_a_traceback_at_the_end_is_found_whatever_came_before(before: str) -> No
     assert found(f"{before}\n\n\n\n\nstarting over\n" + PLAIN).headline == "ValueError: batch is empty"
 
 
+HANDLED = PLAIN.replace(" in <module>", " in train")
+DUMP = (
+    'Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  File "t.py", line 4 in <module>\n'
+)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        (PLAIN, "ValueError: batch is empty (the process then aborted: SIGABRT)"),
+        (PLAIN + "terminate called without an active exception\n", "ValueError: batch is empty (the process then"),
+        (
+            PLAIN + "Fatal Python error: Aborted\n\n<no Python frame>\n",
+            "ValueError: batch is empty (the process then",
+        ),
+        # It was handled, or may have been: the interpreter still ran code of the script.
+        (HANDLED, "killed by signal 6 (SIGABRT): the process aborted itself"),
+        (PLAIN + DUMP, "killed by signal 6 (SIGABRT): the process aborted itself"),
+        ("terminate called without an active exception\n", "killed by signal 6 (SIGABRT): the process aborted itself"),
+    ],
+)
+def test_a_process_that_aborts_as_its_interpreter_ends_has_failed_of_the_exception(text: str, words: str) -> None:
+    assert ProcessFailure(0, 1, -6, "", stderr_tail=text).message.startswith(words)
+    noted = ProcessFailure(0, 1, -6, "", stderr_tail=text, note="known better")
+    assert noted.message.startswith("known better")
+
+
 # What moves the cursor, rings, hides or turns around; and what no stream can print.
 STIRS = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
@@ -251,6 +278,8 @@ def test_whatever_was_printed_an_exit_that_no_exception_causes_is_told_by_its_co
     words, cause = describe_exit(code), last_exception(text)
     if code in {1, 120} and cause is not None:
         assert failure.message == printable(cause.headline)
+    elif code == -6 and cause is not None and cause.is_uncaught:
+        assert failure.message == printable(f"{cause.headline} (the process then aborted: SIGABRT)")
     elif failure.message != words:  # a signal that native code raises, or a shell that passes one on
         assert failure.message.startswith(f"{words}; its last words: ") and (code < 0 or code > 128)
     assert not STIRS.search(failure.message + failure.traceback + printable(last_line(text)))
