@@ -23,7 +23,7 @@ from aelastic.host import sockets
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.codec import PROTOCOL
+from aelastic.rdzv.protocol.codec import PROTOCOL, encode
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),
@@ -168,6 +168,9 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> 
         talk(conn, data)
 
     say()
+    # A node that says that it hangs up lives: for as long as a lease, the job waits for it to hear how it ends.
+    farewell = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
+    talk(farewell, encode(hello) + encode(m.Ready(node)) + encode(m.Left("stranger", "bye")))
     job.assert_undisturbed()
 
 
