@@ -140,3 +140,13 @@ def test_deepspeeds_launcher_of_one_node_is_aelastic(folder: Path) -> None:
     done = under(folder, "-m", "deepspeed.launcher.launch", f"--world_info={info}", *options, "train.py", "--x", "1")
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == [f"rank {n} ['--local_rank={n}', '--x', '1'] False" for n in (0, 1)]
+
+
+def test_a_program_may_start_more_launchers_than_its_socket_holds_messages(folder: Path) -> None:
+    held = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    (folder / "sweep.py").write_text(
+        f"import os, aelastic.launcher.run\nfor _ in range({held + 2}):\n    if not os.fork():\n"
+        "        import torch.distributed.run\n        os._exit(0)\n    os.wait()\n"
+    )
+    done = under(folder, "sweep.py")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -198,11 +198,11 @@ def _tell_program() -> None:
         return
     import socket
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as told:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as told:
         try:
             told.sendto(b"!", "\0" + name)
         except OSError:
-            pass  # the program has ended, or is in another container
+            pass  # it has heard of as many as its queue holds, or has ended, or is in another container
 
 
 def _is_there() -> bool:
