@@ -88,7 +88,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
     """
     chosen = read_options(argv, environ, groups)
     entrypoint, args = command_of(chosen, environ)
-    if argv[:1] == [chosen.script]:
+    is_script = not chosen["module"] and not chosen["no_python"]
+    if is_script and argv and argv[0] == chosen.script:
         check_word(chosen.script)
     check_command(chosen, environ)
     grace, limit_s = chosen["restart_grace"], chosen["shutdown_timeout"]

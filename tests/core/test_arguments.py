@@ -83,6 +83,11 @@ def test_a_flag_variable_is_one_zero_or_empty(value: str, is_module: bool) -> No
     assert ("-m" in invoke(__file__ if not is_module else "json.tool", PET_MODULE=value).spec.args) is is_module
 
 
+def test_a_module_or_a_program_by_a_variable_may_have_a_name_like_that_of_a_command() -> None:
+    assert "timeit" in invoke("timeit", PET_MODULE="1").spec.args  # as in timeline
+    assert invoke("stat", PET_NO_PYTHON="1").spec.entrypoint == "stat"  # as in status
+
+
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option.variables], ids=lambda option: option.dest)
 def test_an_empty_variable_counts_as_unset(script: str, option: Any) -> None:
     unset, empty = read_options([script], {}), read_options([script], {option.variables[0]: ""})
