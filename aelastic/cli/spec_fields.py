@@ -47,7 +47,7 @@ _OF_THE_AGENT = (
 def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str, Any]:
     """Back end, address, port and run id.
 
-    - `--standalone`: a single node, whatever else is given; torchrun drops its run id, too.
+    - `--standalone`: a single node, whatever else is given; it keeps its run id, which torchrun drops.
     - `static` under a scheduler: what it says of nodes and ranks, where the command line does not.
     - One node, `static`: its workers meet at the port or endpoint given, else at a free port.
     - One node, `c10d`, no endpoint or a private one: a single node, with its run id.

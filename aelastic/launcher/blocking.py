@@ -1,7 +1,7 @@
 """Runs a `Supervisor` synchronously for `elastic_launch`: its loop, the program's signals, and a health check.
 
-The run has a loop of its own, in a thread of its own.  When `run` returns, nothing of the run is
-left and signal handlers are what they were.
+The run has a loop of its own, in a thread of its own.  When `run` returns, nothing of the run is left and signal
+handlers are what they were.
 """
 
 from __future__ import annotations
