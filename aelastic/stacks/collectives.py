@@ -17,8 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
+from anyio.abc import SocketStream
 
 from aelastic.aio import in_thread, run_sync
+from aelastic.host import names
 
 FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 # torch's, also by older names: where one is set, the user has chosen.
@@ -93,13 +95,21 @@ async def ras_line(env: Mapping[str, str]) -> str:
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16
     if env.get("NCCL_RAS_ENABLE") == "0" or not is_port:
         return ""
-    ends = OSError, UnicodeError, anyio.EndOfStream, anyio.BrokenResourceError  # a host may be no name
-    with anyio.move_on_after(TIMEOUT_S), suppress(*ends):
-        async with await anyio.connect_tcp(host.strip("[]") or "localhost", int(port)) as stream:
+    with anyio.move_on_after(TIMEOUT_S), suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
+        async with await _connect(host.strip("[]") or "localhost", int(port)) as stream:
             await stream.send(b"VERBOSE STATUS\n")
             while len(answer) < ANSWER_BYTES_MAX:
                 answer += await stream.receive()
     return summary_of_ras(answer.decode(errors="replace"))
+
+
+async def _connect(host: str, port: int) -> SocketStream:
+    """Connects to the first address of a host that answers; a look-up of anyio's would hold up the agent's end."""
+    *others, last = await names.look_up(host, TIMEOUT_S)
+    for each in others:
+        with suppress(OSError):
+            return await anyio.connect_tcp(each.host, port)
+    return await anyio.connect_tcp(last.host, port)
 
 
 def summary_of_ras(answer: str) -> str:

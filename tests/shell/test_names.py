@@ -20,6 +20,7 @@ from aelastic.host import names
 from aelastic.rdzv.boards.endpoints import Endpoint, addresses_of, local_addresses_of
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
+from aelastic.stacks import collectives
 
 SOON_S = 0.01  # as long as a look-up may take that has no answer
 
@@ -238,3 +239,13 @@ async def test_a_host_that_has_moved_is_found_by_its_name(servers: NameServers, 
     servers.speak.set()
     wait_for("the look-up has ended", lambda: not names._look_ups)
     (await connect(["node0"], port, new_stream, DEADLINE_S)).abort()
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_host_of_nccl_that_no_name_server_tells_holds_up_no_end(
+    loop: str, servers: NameServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers.silent.add("node0")
+    monkeypatch.setattr(collectives, "TIMEOUT_S", SOON_S)
+    assert run(loop, collectives.ras_line({collectives.RAS_VARIABLE: "node0:28028"})) == ""
+    assert servers.asked["node0"] == 1
