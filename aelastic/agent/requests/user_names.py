@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 import pwd
 import threading
+from concurrent.futures import Future
 
-from aelastic import aio
+import anyio
 
 WITHIN_S = 1.0  # a request waits no longer for a name that stands in its reason
 
 
 class UserNames:
-    """Looks names up, and starts no second thread for one that hangs."""
+    """Looks names up, and starts no second thread for one that takes long.
+
+    The threads are daemons, and none of anyio's: the interpreter's end does not wait for a look-up that hangs.
+    """
 
     def __init__(self) -> None:
-        self._late: dict[int, threading.Event] = {}  # look-ups that took too long, by user: set once they have ended
+        self._late: dict[int, Future[str]] = {}  # look-ups that took too long, by user
 
     async def of(self, user: int) -> str:
         """A user's name; its number where nobody knows the name, or nobody says it in time."""
-
-        def look_up() -> str:
-            try:
-                return pwd.getpwuid(user).pw_name
-            finally:
-                has_ended.set()
-
-        if user in self._late and not self._late[user].is_set():
+        if user in self._late and not self._late[user].done():
             return str(user)
-        has_ended = threading.Event()
+        answer: Future[str] = Future()
+        answer.set_running_or_notify_cancel()  # who gives up does not cancel it
         try:
-            return await aio.in_thread(look_up, within_s=WITHIN_S)
-        except KeyError:
+            threading.Thread(target=_look_up, args=(user, answer), name=f"user {user}", daemon=True).start()
+        except RuntimeError:  # the host refuses another thread
             return str(user)
-        except TimeoutError:
-            self._late[user] = has_ended
-            return str(user)
+        with anyio.move_on_after(WITHIN_S):
+            return await asyncio.wrap_future(answer)
+        self._late[user] = answer
+        return str(user)
+
+
+def _look_up(user: int, answer: Future[str]) -> None:
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = str(user)
+    answer.set_result(name)
