@@ -71,7 +71,7 @@ class Supervisor:
             stopped here.
 
     Raises:
-        InputError: an argument is of another type; so for each method.
+        InputError: an argument cannot be used; each method raises it as well.
     """
 
     def __init__(

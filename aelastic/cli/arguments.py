@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -173,9 +172,11 @@ def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
     Raises:
         InputError: it is not there.
     """
+    from aelastic.workers.requirements import check_module, check_script
+
     script, python = chosen.script, _python(environ)
     if chosen["run_path"]:
-        _check_script(script)
+        check_script(script)
         return
     if chosen["no_python"]:
         _check_program(script, environ, f"program {script}")
@@ -184,23 +185,11 @@ def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
         _check_program(python, environ, f"PYTHON_EXEC={python}")
     if not chosen["module"]:
         if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
-            _check_script(script)
+            check_script(script)
     elif python == sys.executable:  # another Python may see other modules
-        _check_module(script)
-
-
-def _check_script(script: str) -> None:
-    if "${local_rank}" in script:
-        return  # another file for each worker
-    if not _exists(script):
-        folder = "a working folder that was deleted"
-        with suppress(FileNotFoundError):
-            folder = os.getcwd()
-        raise InputError(f"script {script} not found from {folder}: check the path, or use -m for a module")
-    if Path(script).is_dir() and not _exists(f"{script}/__main__.py"):
-        raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
-    if not os.access(script, os.R_OK):
-        raise InputError(f"script {script} cannot be read: check its permissions")
+        if script.startswith(".") or os.sep in script:
+            raise InputError(f"{script} is not a module name: use package.module, or leave out -m for a path")
+        check_module(script, environ)
 
 
 def _check_program(program: str, environ: Mapping[str, str], source: str) -> None:
@@ -213,21 +202,6 @@ def _check_program(program: str, environ: Mapping[str, str], source: str) -> Non
     if not _exists(program):
         raise InputError(f"{source} not found: check the path")
     raise InputError(f"{source} is not an executable file: use chmod +x, or leave out --no-python for a Python script")
-
-
-def _check_module(module: str) -> None:
-    """Looks for the top-level name only: to find a submodule imports its parents, perhaps torch."""
-    import importlib.util
-    from importlib.machinery import PathFinder
-
-    top = module.partition(".")[0]
-    if not top or os.sep in module:
-        raise InputError(f"{module} is not a module name: use package.module, or leave out -m for a path")
-    if top in sys.modules or importlib.util.find_spec(top) is not None:
-        return
-    # `python -m` finds modules of the working folder, where the `aelastic` script does not look.
-    if PathFinder.find_spec(top, [""]) is None:
-        raise InputError(f"module {top} not found: install it, set PYTHONPATH, or leave out -m for a script")
 
 
 def _exists(path: str) -> bool:

@@ -47,29 +47,42 @@ def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str], 
     if isinstance(entrypoint, str):
         command = parse(entrypoint, [os.fsdecode(arg) for arg in args])
         if command is not None and command.kind == "script":
-            _check_script(command.target)
+            check_script(command.target)
         elif command is not None and command.kind == "module" and entrypoint == sys.executable:
-            _check_module(command.target, env)
+            check_module(command.target, env)
 
 
-def _check_script(script: str) -> None:
+def check_script(script: str) -> None:
+    """Refuses a script that is not on this machine.
+
+    Raises:
+        InputError: it is not there, or cannot be read.
+    """
     if "${local_rank}" in script:
         return  # another file for each worker
     if not os.path.exists(script):
         folder = "a working folder that was deleted"
         with suppress(FileNotFoundError):
             folder = os.getcwd()
-        raise InputError(f"script {script} not found from {folder}: check the path")
+        raise InputError(f"script {script} not found from {folder}: check the path, or use -m for a module")
     if os.path.isdir(script) and not os.path.exists(os.path.join(script, "__main__.py")):
         raise InputError(f"script {script} is a folder without __main__.py: name a file in it")
     if not os.access(script, os.R_OK):
         raise InputError(f"script {script} cannot be read: check its permissions")
 
 
-def _check_module(module: str, env: Mapping[str, str]) -> None:
-    """Looks for the top-level name only: to find a submodule imports its parents, perhaps torch."""
+def check_module(module: str, env: Mapping[str, str]) -> None:
+    """Refuses a module that is not on this machine.
+
+    Looks for the top-level name only: to find a submodule imports its parents, perhaps torch.
+
+    Raises:
+        InputError: it is not there.
+    """
     top = module.partition(".")[0]
-    if top in sys.modules or not top.isidentifier() or find_spec(top) is not None:
+    if not top or os.sep in top:
+        return  # no name of a module, as Python says better
+    if top in sys.modules or find_spec(top) is not None:
         return
     # Workers look in the working folder, and where their own environment says.
     if PathFinder.find_spec(top, ["", *env.get("PYTHONPATH", "").split(os.pathsep)]) is None:

@@ -451,7 +451,11 @@ def test_a_function_that_workers_cannot_find_fails_once_and_says_so(
     "entrypoint, args, words",
     [
         ("nosuch", (), "entrypoint nosuch is not a program in PATH"),
-        (sys.executable, ("-u", "nosuch.py"), r"script nosuch\.py not found from /\S+: check the path$"),
+        (
+            sys.executable,
+            ("-u", "nosuch.py"),
+            r"script nosuch\.py not found from /\S+: check the path, or use -m for a module$",
+        ),
         (lambda: 0, (), "define it at the top of a module"),
     ],
     ids=["a program that is not there", "a script that is not there", "a function that cannot be sent to a worker"],
