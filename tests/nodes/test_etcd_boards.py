@@ -60,6 +60,11 @@ async def test_garbage_over_the_record_of_a_coordinator_is_replaced(
         PUT[backend](server, f"/aelastic/{run_id}/coordinator", b"hello", lease=lease)
         renewed = await board.renew(record)
         assert record.is_same_term(renewed) and await board.read() == renewed
+    PUT[backend](server, f"/aelastic/{run_id}/coordinator", b"hello", lease=True)
+    assert await board.publish(record, "over")
+    assert (await board.read()).verdict == "over"  # type: ignore[union-attr]
+    PUT[backend](server, f"/aelastic/{run_id}/coordinator", b"hello", lease=True)
+    await board.resign(record)
 
 
 async def test_a_directory_in_the_key_is_reported_with_the_key(etcds: EtcdServers, closing: Closing) -> None:

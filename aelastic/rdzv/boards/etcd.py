@@ -99,11 +99,8 @@ class EtcdBoard(Board):
         with self._etcd.within_lease():
             entry = await self._etcd.get(self._key)
             now = self._seen_by_leader(entry)
-            if entry.value and now is None:  # no agent of this job has written that over our record
-                floor = self._floor_key, await self._etcd.get(self._floor_key), None
-                written = await self._etcd.claim(self._key, entry, self._bytes_of(record), floor)
-                now = None if written is None else self._record_of(written)
-                return now if record.is_same_term(now) else None
+            if entry.value and now is None:
+                return await self._write_again(record, entry)
             if not record.is_same_term(now):
                 return None
             if await self._etcd.keep(self._key, entry):
@@ -112,10 +109,21 @@ class EtcdBoard(Board):
             _, now = await self._look()
             return now if record.is_same_term(now) else None
 
+    async def _write_again(self, record: LeaderRecord, entry: Entry) -> LeaderRecord | None:
+        """Puts a record in the place of what no agent of this job has written over it."""
+        floor = self._floor_key, await self._etcd.get(self._floor_key), None
+        written = await self._etcd.claim(self._key, entry, self._bytes_of(record), floor)
+        now = None if written is None else self._record_of(written)
+        return now if record.is_same_term(now) else None
+
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._etcd.within_lease():
             for _ in range(MAX_LOOKS):
-                entry, now = await self._look()
+                entry = await self._etcd.get(self._key)
+                now = self._seen_by_leader(entry)
+                if entry.value and now is None:
+                    await self._write_again(record, entry)
+                    continue
                 if now is None or not record.is_same_term(now):
                     return False
                 if now.verdict == verdict:
@@ -127,7 +135,8 @@ class EtcdBoard(Board):
     async def resign(self, record: LeaderRecord) -> None:
         with self._etcd.within_lease():
             for _ in range(MAX_LOOKS):
-                entry, now = await self._look()
+                entry = await self._etcd.get(self._key)
+                now = self._seen_by_leader(entry)
                 if not record.is_same_term(now) or await self._etcd.forget(self._key, entry):
                     return
         raise self._conflict()
