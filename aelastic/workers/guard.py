@@ -165,7 +165,8 @@ def wait_for_end(agent: int, control: int, told: Told, silence: Silence) -> None
             return
         elif silence.is_frozen() and told.sessions:
             silence.tell(agent)  # first: it is to know of that when it sees its workers end
-            sweep(told.sessions, b"")
+            left = sweep(told.sessions, b"")
+            told.sessions &= {entry.session for entry in left}  # other processes may have these numbers later
 
 
 def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) -> None:
