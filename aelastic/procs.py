@@ -237,17 +237,22 @@ class LocalWorkers(WorkerBackend):
             return Function(start, self._start_method)
         started: list[Function] = []
         is_late = threading.Event()
+        deciding = threading.Lock()
 
         def start_child() -> None:
-            started.append(Function(start, self._start_method))
-            if is_late.is_set():
-                proc_table.kill(started[0].pid)
+            child = Function(start, self._start_method)
+            with deciding:
+                if not is_late.is_set():
+                    started.append(child)
+                    return
+            proc_table.kill(child.pid)
 
         with anyio.CancelScope(shield=True):  # a child that has begun to start is followed
             try:
                 await in_thread(start_child, within_s=FUNCTION_START_S)
             except TimeoutError:
-                is_late.set()
+                with deciding:
+                    is_late.set()
         if not started:
             why = f"no answer from multiprocessing ({self._start_method}) within {FUNCTION_START_S:g} s"
             raise HostError(f"the worker of local rank {start.local_rank} cannot be started: {why}")
