@@ -76,7 +76,7 @@ class Door:
     async def _serve_one(self, serve: Serve, conn: socket.socket) -> None:
         try:
             await serve(conn)
-        except* OSError:
+        except* (ConnectionError, TimeoutError):
             pass  # the client is gone, or has said nothing
         except* Exception as failed:  # noqa: BLE001  whatever a client has said, it ends neither this agent nor the job
             self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=aio.now())
