@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from aelastic.ui.commands import seconds
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
 WATCH_S = 1.0
+RANK = re.compile("[0-9]{1,9}")
 
 
 def _count(text: str) -> int:
@@ -218,7 +220,7 @@ class _Asking:
         """
         args, parser = self._args, _parser(self._verb)
         ranks = [args.rank] if self._verb == "logs" else args.ranks if self._verb == "stacks" else []
-        wrong = [each for each in ranks if not each.isdecimal()]
+        wrong = [each for each in ranks if not RANK.fullmatch(each)]
         nodes = [args.node] if self._verb in OF_NODES and args.node else []
         if self._verb in {*OF_RANKS, *OF_NODES} and not args.job and (words := [*wrong, *nodes, *args.more]):
             here = [here["run"] for _, here in self._jobs.agents()]
