@@ -97,8 +97,14 @@ class ProgressMatcher:
 
     @property
     def last_step(self) -> Step | None:
-        """The newest step of a worker that has ended and left nothing in a buffer: the end of its last line counts."""
-        return self._step_in(self._tail.decode(errors="replace")) or self._last
+        """The newest step of a worker that has ended by itself: the end of its last line counts.
+
+        Not if it is below the step before: `os._exit` leaves the rest of a number in its buffer.
+        """
+        found = self._step_in(self._tail.decode(errors="replace"))
+        if found is None or (self._last is not None and found.step < self._last.step):
+            return self._last
+        return found
 
     def _step_in(self, line: str) -> Step | None:
         match = self._find(line)

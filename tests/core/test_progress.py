@@ -94,6 +94,12 @@ def test_the_last_line_of_a_worker_that_has_ended_counts_whole() -> None:
     assert matcher.step == matcher.last_step == (46, None)
 
 
+def test_the_last_line_of_a_worker_that_has_ended_is_cut_off_if_it_goes_back() -> None:
+    matcher = ProgressMatcher(r"step (\d+)")
+    matcher.feed(b"step 1249\nstep 12")
+    assert matcher.step == matcher.last_step == (1249, None)
+
+
 def test_of_a_line_without_end_no_more_than_a_piece_is_kept() -> None:
     matcher = ProgressMatcher(PATTERN)
     matcher.feed(b"step 3/4 ")
