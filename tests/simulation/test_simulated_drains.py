@@ -187,7 +187,7 @@ def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
             simulation.break_one()
         case "node dies":
             bystander.crash(FIN)
-        case "worker fails" if bystander.alive:
+        case "worker fails" if bystander.alive and bystander.has_spawned:
             bystander.fail_now()
         case "board down":
             simulation.take_board_down()
@@ -215,26 +215,36 @@ def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, b
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fault: str, begin: int) -> None:
     for seed in range(begin, min(begin + SEEDS_IN_A_TEST, DRAIN_SEEDS)):
-        dice = random.Random(f"{fault} {seed} all")
-        simulation = Drained(seed, dice.choice([2, 3, 4]), is_leased=dice.random() < 0.5)
-        asker, before = dice.choice(simulation.living), simulation.training
-        verb, at_save = dice.choice([Verb.RESTART, Verb.STOP, Verb.KILL]), dice.random() < 0.5
-        rounds = len(simulation.world.trainings)
-        asker.holds.ask(verb, DEADLINE_S if at_save else 0.0, at_save=at_save and verb is not Verb.KILL)
-        strike(simulation, fault, dice)
-        try:
-            if verb is Verb.RESTART:
-                simulation.wait(partial(_is_done, simulation, asker, before))
-                most = 1 if fault in {"nothing", "connection breaks", "board down"} else 3
-                assert len(simulation.world.trainings) - rounds <= most, "asked again, it is not done again"
-            else:
-                simulation.wait(partial(_is_gone, asker))
-            simulation.look_for_splits()
-        except Exception as error:
-            raise AssertionError(f"{fault}, {verb}, seed {seed}: {error}\n{simulation.story(60)}") from error
-        if fault == "nothing" and verb is not Verb.RESTART:
-            outcomes = {agent.group.verdict.outcome for agent in simulation.agents if agent.group.verdict is not None}
-            assert outcomes == {Outcome.KILLED if verb is Verb.KILL else Outcome.SAVED if at_save else Outcome.STOPPED}
+        ask_of_all(fault, seed)
+
+
+def test_a_worker_that_has_not_begun_yet_does_not_fail() -> None:
+    """No other worker knows it, or could fail of it."""
+    ask_of_all("worker fails", 43011945)
+
+
+def ask_of_all(fault: str, seed: int) -> None:
+    """A restart, a stop or a kill is asked for, and a fault strikes."""
+    dice = random.Random(f"{fault} {seed} all")
+    simulation = Drained(seed, dice.choice([2, 3, 4]), is_leased=dice.random() < 0.5)
+    asker, before = dice.choice(simulation.living), simulation.training
+    verb, at_save = dice.choice([Verb.RESTART, Verb.STOP, Verb.KILL]), dice.random() < 0.5
+    rounds = len(simulation.world.trainings)
+    asker.holds.ask(verb, DEADLINE_S if at_save else 0.0, at_save=at_save and verb is not Verb.KILL)
+    strike(simulation, fault, dice)
+    try:
+        if verb is Verb.RESTART:
+            simulation.wait(partial(_is_done, simulation, asker, before))
+            most = 1 if fault in {"nothing", "connection breaks", "board down"} else 3
+            assert len(simulation.world.trainings) - rounds <= most, "asked again, it is not done again"
+        else:
+            simulation.wait(partial(_is_gone, asker))
+        simulation.look_for_splits()
+    except Exception as error:
+        raise AssertionError(f"{fault}, {verb}, seed {seed}: {error}\n{simulation.story(60)}") from error
+    if fault == "nothing" and verb is not Verb.RESTART:
+        outcomes = {agent.group.verdict.outcome for agent in simulation.agents if agent.group.verdict is not None}
+        assert outcomes == {Outcome.KILLED if verb is Verb.KILL else Outcome.SAVED if at_save else Outcome.STOPPED}
 
 
 def _is_done(simulation: Drained, asker: Agent, before: Training | None) -> bool:

@@ -74,7 +74,7 @@ class Fault:
         if self.kind == "break":
             job._break(agent)
         elif self.kind == "fail":
-            if agent.alive and agent.has_spawned:  # before that, workers do not know each other, nor die of each other
+            if agent.alive and agent.has_spawned:
                 agent.fail_now()
         elif self.kind == "freeze":
             job.freeze(agent, self.seconds)

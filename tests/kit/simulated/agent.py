@@ -352,7 +352,7 @@ class Agent(SimulatedProcess):
 
     def fail_now(self, why: str = "killed") -> None:
         """A worker fails."""
-        assert self.alive
+        assert self.alive and self.has_spawned, "a worker that has not begun knows no other, and has no victims"
         self._fail(self.alive, why)
 
     def succeed_now(self) -> None:
