@@ -34,6 +34,12 @@ def test_a_victim_is_named_where_the_culprits_node_is_switched_off_before_it_cou
     Path(35000216, size, ((failed_at, Fault("fail", "node1")), (off_at, Fault("dark", "node1")))).run()
 
 
+def test_a_failure_ends_the_job_where_nobody_hears_in_time_that_a_connection_broke_after_it() -> None:
+    size = Size(nodes=3, min_nodes=3, max_nodes=3, max_restarts=0)
+    failed_at, broke_at = 4.389656491175515, 4.5368
+    Path(44000074, size, ((failed_at, Fault("fail", "node2")), (broke_at, Fault("break", "node2")))).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

@@ -29,7 +29,7 @@ class Fault:
         to: for a way, the other end.
         node_id: the agent.
         is_certain: a round that it has a part in has lost it.
-        is_dark: no kernel tells so.
+        is_dark: no kernel tells so; of a connection, before one of its ends writes.
     """
 
     kind: str
@@ -120,6 +120,12 @@ class Charges:
         breaks = [each.since for each in self.faults if each.kind == "break" and each.node_id == end.node_id]
         failures = [at for at, host, _ in last.failures if host == end.host and end.is_dark]
         return any(0 <= end.since - at <= self.slack_s for at in breaks + failures)
+
+    def has_silent_break(self, last: Any) -> bool:
+        """Whether a connection of a round has broken since its first failure, and neither end hears of it before it writes."""
+        first = min((at for at, _, _ in last.failures), default=math.inf) - self.slack_s
+        breaks = [fault for fault in self.faults if fault.kind == "break" and fault.is_dark]
+        return any(fault.node_id in last.heard and fault.since >= first for fault in breaks)
 
     def _concerns(self, fault: Fault, last: Any, next_: Any) -> bool:
         """Whether a round's end may have to do with a fault."""

@@ -335,14 +335,18 @@ class Checks:
     def _check_last_failure(self, agent: Agent, leader: Leader, verdict: m.Ended) -> None:
         """The job has failed: the restart that it could not pay would have been charged.
 
-        It is for good, a grace after the failure: where words are late, or a machine was switched off without one, a loss
-        may be heard of after that.
+        It is for good, a grace after the failure: where words are late, or a machine was switched off or a connection broke
+        without one, a loss may be heard of after that.
         """
         if self.verdict_at is not None or verdict.outcome is not m.Outcome.FAILED:
             return
         last = max(self.rounds.values(), key=_FENCE)
         are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
-        if are_dark or self.charges.legal_names(last, agent.node_id, self._world.now) is None:
+        if (
+            are_dark
+            or self.charges.has_silent_break(last)
+            or self.charges.legal_names(last, agent.node_id, self._world.now) is None
+        ):
             return
         token = leader.sessions.token
         after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
@@ -427,10 +431,12 @@ class Checks:
             if is_peer and not self._world.is_cut(agent.host, peer.host):
                 self._world.after(self._world.random.uniform(0.02, 0.05), partial(peer.lose_peer, peer.alive))
 
-    def broke(self, agent: Agent) -> None:
+    def broke(self, agent: Agent, *, is_silent: bool) -> None:
         """A connection of its node breaks; if no agent has the other end any more, it was of no use before."""
         now, is_certain = self._world.now, agent.stream is not None and agent.stream.peer.is_open
-        self.charges.add("break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain)
+        self.charges.add(
+            "break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_silent
+        )
 
     def ends(self, agent: Agent, *, is_dark: bool = False) -> None:
         """A node crashes, or is asked to leave."""

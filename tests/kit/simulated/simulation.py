@@ -317,8 +317,8 @@ class Simulation:
     def _break(self, agent: Agent | None) -> None:
         if agent is not None and agent.stream is not None and agent.stream.is_open:
             self.world.note("NETWORK", f"breaks the connection of {agent}")
-            self.checks.broke(agent)
-            agent.stream.break_off()
+            is_noticed = agent.stream.break_off()
+            self.checks.broke(agent, is_silent=not is_noticed)
 
     def freeze(self, agent: Agent, seconds: float | None = None) -> None:
         agent.freeze()

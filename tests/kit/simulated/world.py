@@ -221,8 +221,10 @@ class End:
             self._transmit(how)
         self.is_open = False
 
-    def break_off(self, *, is_heard: bool | None = None) -> None:
+    def break_off(self, *, is_heard: bool | None = None) -> bool:
         """Something on the way breaks the connection; either end may hear of it only when it writes.
+
+        Gives whether one of them hears of it at once.
 
         Args:
             is_heard: whether this end hears of it now, and the other does not, or the other way round; by default, chance.
@@ -230,10 +232,13 @@ class End:
         for end in (self, self.peer):
             end.is_broken = True
             end._drop_wire()
+        is_noticed = False
         for end in (self, self.peer):
             is_told = self._world.random.random() < 0.8 if is_heard is None else (end.peer is self) is is_heard
             if is_told:
                 end._transmit_reset()
+                is_noticed = True
+        return is_noticed
 
     def _drop_wire(self) -> None:
         self._wire.clear()
