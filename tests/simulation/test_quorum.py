@@ -21,6 +21,10 @@ def test_whatever_happens_to_stores_the_history_is_linearizable(first: int) -> N
     _simulate_all(range(first, min(first + SEEDS_IN_A_TEST, QUORUM_SEEDS)))
 
 
+def test_no_store_forgets_once_all_is_calm() -> None:
+    simulate(44000264)
+
+
 @pytest.mark.all
 def test_the_worlds_are_bad_enough() -> None:
     worlds = [simulate(seed) for seed in range(20)]

@@ -138,6 +138,8 @@ class World(world.World):
         self.tell("store", index, "freezes until", round(self.stores[index].frozen_until, 3))
 
     def forget(self) -> None:
+        if self.is_calm:
+            return
         index = self.random.randrange(self.size)
         store, is_safe = self.stores[index], may_forget(self.stores, index)
         if not is_safe:
