@@ -949,6 +949,11 @@ def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool
     assert sum(world.awaits_dead for world in worlds) < 0.25 * len(worlds)
 
 
+def test_a_node_that_returns_to_a_coordinator_that_was_replaced_may_hear_that_its_round_was_cut_off() -> None:
+    """Without that node it was blocked, and has ended the round; with it, it is not, and begins no other."""
+    simulate(44001972)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)

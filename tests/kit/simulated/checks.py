@@ -13,7 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from aelastic.rdzv.coordinator.coordinator_events import ALONE
+from aelastic.rdzv.coordinator.coordinator_events import ALONE, CUT_OFF
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
@@ -109,7 +109,8 @@ class Checks:
                     round_ := self._round_that_ends(leader, node_id, message.round)
                 ) and round_.ended_at < 1e9
                 is_news = not (is_told_again or message.went_on)
-                if is_news and not leader.is_blocked and message.reason != ALONE:  # else it begins no round
+                begins_none = leader.is_blocked or message.reason in {ALONE, CUT_OFF}  # a round
+                if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
             case m.Ended():
