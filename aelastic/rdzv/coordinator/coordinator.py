@@ -151,9 +151,8 @@ class Coordinator(Machine[ev.Event, Send]):
             was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
             return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
         if not is_running:  # it has workers of the last round, which is over; it may be told with the others
-            over = f"round {past.round} has ended; rejoining"
             is_told = node_id not in self.forming.end.untold
-            return [self.forming.interrupted(node_id, past.round, over)] if is_told else self._form(now)
+            return [self.forming.ended(node_id, past.round)] if is_told else self._form(now)
         match past.standing:  # in the round that runs
             case Standing.BUSY:
                 return departed

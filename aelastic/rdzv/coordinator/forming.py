@@ -148,7 +148,7 @@ class Forming:
     restart_count: int = 0
     bench: Bench = field(default_factory=Bench)
     end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
-    reason: str = ""  # of that, as nodes read it
+    reason: str = ""  # of that, as nodes read it; empty until one does
     is_charged: bool = False  # as nodes have heard
     is_corrected: bool = False  # they have heard another one before
     verdict: m.Ended | None = None  # if the job cannot pay for it
@@ -256,6 +256,10 @@ class Forming:
 
     def interrupted(self, node_id: str, round_: int, reason: str, *, went_on: bool = False) -> Send:
         return Send(node_id, m.Interrupted(round_, reason, self.next_count, went_on))
+
+    def ended(self, node_id: str, round_: int, reason: str = "") -> Send:
+        """Its round is over for a node that returns."""
+        return self.interrupted(node_id, round_, reason or f"round {round_} has ended; rejoining")
 
     def went_on(self, stray: m.Node, round_: int) -> Send:
         text = f"round {round_} went on without this node; rejoining"
@@ -389,6 +393,7 @@ class Forming:
         self.end = RoundEnd(size, self.restart_count, hosts=set(hosts))
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = self.is_charged = False
+        self.reason = ""
 
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since

@@ -252,10 +252,10 @@ class Leader(Machine[ev.Event, ev.Action]):
             return []  # or another coordinator may have taken that round over
         if past.fence < core.roster.fence:
             return [ev.Say(conn, forming.went_on(hello.node, past.round).message)]
-        is_over = core.phase is CoordinatorPhase.FORMING and forming.reason and not forming.end.untold
+        is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
         if not is_over or past.fence > core.roster.fence:
             return []
-        return [ev.Say(conn, forming.interrupted(hello.node.node_id, past.round, forming.reason).message)]
+        return [ev.Say(conn, forming.ended(hello.node.node_id, past.round, forming.reason).message)]
 
     def _ask_nodes(self, now: float) -> list[ev.Action]:
         """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""

@@ -139,7 +139,8 @@ class Told:
     def greeting(self, name: str, rank: int | None, options: dict[str, str]) -> m.Hello:
         past, group = m.Past(m.Standing.READY), self.rules.get("running", "ab")
         if (standing := next((each for each in m.Standing if each.value in options), None)) is not None:
-            past = m.Past(standing, 1, 0, group.index(name), len(group), epoch=EPOCH)
+            round_, restarts = int(options.get("round", 1)), int(options.get("restarts", 0))
+            past = m.Past(standing, round_, restarts, group.index(name), len(group), epoch=EPOCH)
             if standing is m.Standing.FAILED:
                 past = past.replace(failure=FAILURE, failure_age_s=float(options["failed"] or 0.01))
             if "alone_s" in options:
