@@ -57,6 +57,7 @@ class NodeState:
     ended: str = ""  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     alone_since: float | None = None  # without a coordinator
+    ended_alone_since: float | None = None  # the same, when this node ended that round by itself
     departed: set[int] = field(default_factory=set[int])  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
@@ -95,7 +96,9 @@ class NodeState:
     def past_at(self, now: float) -> m.Past:
         """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
-        alone_s = 0.0 if self.alone_since is None else now - self.alone_since
+        # Workers of other nodes died when this node ended its round, whatever coordinator it has found and lost since.
+        alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
+        alone_s = 0.0 if alone_since is None else now - alone_since
         past = self.past
         ledger = past.ledger.aged(now - self.assigned_at)
         return past.replace(failure_age_s=failure_age_s, alone_s=alone_s, ledger=ledger)
@@ -189,6 +192,7 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, "", False, None, now
+        self.ended_alone_since = None
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
         return True
@@ -216,7 +220,10 @@ class NodeState:
     def interrupt(self, reason: str) -> m.Interrupted | None:
         """This node ends the round by itself, for a reason; `None` without one."""
         interrupted = m.Interrupted(self.round, reason, self.restart_count)
-        return interrupted if reason and self.on_interrupted(interrupted) else None
+        if not reason or not self.on_interrupted(interrupted):
+            return None
+        self.ended_alone_since = self.alone_since
+        return interrupted
 
     def on_welcome(self, *, is_new: bool) -> None:
         """A coordinator has taken this node in; `is_new`: another one, or in another epoch."""
