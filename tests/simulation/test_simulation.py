@@ -954,6 +954,11 @@ def test_a_node_that_returns_to_a_coordinator_that_was_replaced_may_hear_that_it
     simulate(44001972)
 
 
+def test_a_node_beside_a_board_that_was_wiped_has_as_long_again_to_stop() -> None:
+    """It took the leader for gone, and campaigned against a record that the wipe had taken away."""
+    simulate(44006642)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)

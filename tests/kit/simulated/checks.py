@@ -481,8 +481,8 @@ class Checks:
         """An agent that can read the board stops its workers a lease and a second after a newer round has begun.
 
         Its coordinator may have given it up a lease before it could know: until then it heard the coordinator, which
-        did not hear it.  A new leader gives it as long again; and a coordinator learns of one when it asks the board to
-        renew, and then reads who it is.
+        did not hear it.  A new leader gives it as long again, and so does a board that was wiped, where it begins to look for
+        one; and a coordinator learns of one when it asks the board to renew, and then reads who it is.
         """
         running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
         rounds = list(running.values())
@@ -507,7 +507,7 @@ class Checks:
             if agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none)):
                 self._beside_since.pop(agent.node_id, None)
                 continue
-            elected_at = board.elections[-1][0]
+            elected_at = max(board.elections[-1][0], board.wiped_at)
             since = self._beside_since.setdefault(agent.node_id, now)
             renews_s = self.lease_s / 3 * 1.02 if round_.leader_id == agent.node_id else 0.0
             if now - max(since, elected_at) > within_s + renews_s:
