@@ -21,6 +21,10 @@ def test_whatever_happens_to_endpoints_one_coordinator_decides_and_there_is_one_
     _simulate_all(range(first, first + SEEDS_IN_A_TEST))
 
 
+def test_a_job_waits_for_a_store_that_forgot_just_when_another_was_taken_in_again() -> None:
+    simulate(44003535, endpoints=3)
+
+
 def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)

@@ -47,8 +47,13 @@ class Stores(Board):
 
     @property
     def needed_hosts(self) -> Sequence[str]:
-        """A candidate may have died with a first vote half made: what remembers none and is there may be too little."""
-        return () if self._newest else self.hosts
+        """All, where the stores that are there may be too few.
+
+        A candidate may have died with a first vote half made.  Or a store that had come back was just taken in, a second one
+        forgot, and a try that had begun before took the first in anew, under a life that no vote names.
+        """
+        is_known = self._newest and quorum.remembering(self.stores) is not None
+        return () if is_known else self.hosts
 
     def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
         self._clients += 1
