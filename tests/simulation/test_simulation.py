@@ -959,6 +959,10 @@ def test_a_node_beside_a_board_that_was_wiped_has_as_long_again_to_stop() -> Non
     simulate(44006642)
 
 
+def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome_came() -> None:
+    simulate(44008143)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)

@@ -14,11 +14,12 @@ from aelastic.rdzv.protocol.codec import PROTOCOL
 class Outbox:
     unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
     heartbeat_at: float = 0.0
+    _greeted_end: str = ""  # of the last round, as `Hello` has said it
 
     def greet(self, terms: m.Terms, to: LeaderRecord, state: NodeState, epoch: int, now: float) -> m.Hello:
         """All that is known of this node, and the newest epoch that it knows."""
         assert state.node is not None, "a node that connects is ready for a round, or has been"
-        self.unsent = None
+        self.unsent, self._greeted_end = None, state.ended
         state.on_coordinator_lives(to.candidate.node_id)  # it listens
         ended = tuple(sorted(state.ended_nodes))
         return m.Hello(PROTOCOL, terms, to.candidate.token, state.node, state.past_at(now), epoch, state.seats, ended)
@@ -30,6 +31,10 @@ class Outbox:
         is_all = isinstance(message, m.Ready) or isinstance(self.unsent, m.Prepared | None)
         assert is_all, "between Hello and Welcome one message says all that follows"
         self.unsent = message
+
+    def is_outdated(self, state: NodeState) -> bool:
+        """Whether this node has ended its round by itself since `Hello`, which says how that came and when."""
+        return state.ended != self._greeted_end
 
     def take_unsent(self) -> m.NodeMessage | None:
         unsent, self.unsent = self.unsent, None
