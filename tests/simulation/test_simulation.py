@@ -963,6 +963,10 @@ def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome
     simulate(44008143)
 
 
+def test_the_order_of_failures_is_lost_where_they_are_told_again_much_later() -> None:
+    simulate(44009208)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulation = simulation_of(seed)
