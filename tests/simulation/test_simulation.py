@@ -959,6 +959,11 @@ def test_a_node_beside_a_board_that_was_wiped_has_as_long_again_to_stop() -> Non
     simulate(44006642)
 
 
+def test_a_round_that_is_being_taken_over_ends_where_others_may_begin_another_without_it() -> None:
+    """Its coordinator is cut off from the board, and from most nodes, before all have come back to it."""
+    simulate(44008657)
+
+
 def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome_came() -> None:
     simulate(44008143)
 

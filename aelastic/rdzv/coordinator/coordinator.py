@@ -53,6 +53,10 @@ class Coordinator(Machine[ev.Event, Send]):
     def is_closed(self) -> bool:
         return self.phase is Phase.CLOSED
 
+    @property
+    def runs_round(self) -> bool:
+        return self.phase is Phase.RUNNING
+
     def is_due(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
@@ -94,10 +98,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 self.forming.on_confirmed(losses)
                 return self._form(now) if self.phase is Phase.FORMING else []  # the round may begin
             case ev.CutOff(reason):  # the next round waits for the board
-                if self.phase is not Phase.RUNNING:
-                    return self._form(now) if self.phase is Phase.FORMING else []  # no round is cut off
-                self.forming.await_confirmation()
-                return self._end_round(now, reason)
+                return self._on_cut_off(reason, now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
@@ -244,6 +245,22 @@ class Coordinator(Machine[ev.Event, Send]):
                 return told + (self._drain(None, now) if self.drain.is_on else [])
             case Phase.RUNNING:  # ends the round for free
                 return self._end_round(now)
+            case Phase.CLOSED:
+                return []  # the job is over
+            case _:
+                assert_never(self.phase)
+
+    def _on_cut_off(self, reason: str, now: float) -> list[Send]:
+        match self.phase:
+            case Phase.FORMING:  # no round is cut off
+                return self._form(now)
+            case Phase.TAKING_OVER:  # seats that no node has taken are given up
+                self.forming.await_confirmation()
+                told = self._end_takeover(now, if_complete=False)
+                return told + (self._end_round(now, reason) if self.runs_round else [])
+            case Phase.RUNNING:
+                self.forming.await_confirmation()
+                return self._end_round(now, reason)
             case Phase.CLOSED:
                 return []  # the job is over
             case _:

@@ -286,8 +286,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
         inbox, core = self.sessions.inbox, self.coordinator
         actions = self._ask_nodes(now)
-        is_doubtful = self.phase is Phase.DOUBTFUL and core.phase is CoordinatorPhase.RUNNING
-        if is_doubtful and self.is_blocked:  # others may go on, without this side: its round is over
+        has_round = core.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.TAKING_OVER}
+        # Others may go on, without this side: its round is over.
+        if self.phase is Phase.DOUBTFUL and has_round and self.is_blocked:
             actions += self._tell_coordinator(CutOff(), now)
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:
