@@ -11,7 +11,6 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +124,26 @@ class Sent:
 
 
 def talk(sock: socket.socket, data: bytes, *, half_closes: bool = True) -> bytes:
-    """Says it all, and hears what comes until the other end closes; or until it has said something."""
+    """Says it all, and hears what comes until the other end closes; or until it has said something.
+
+    Raises:
+        TimeoutError: it does neither.
+    """
     heard = b""
-    with sock, suppress(OSError):
+    with sock:
         sock.settimeout(DEADLINE_S)
-        sock.sendall(data)
-        if half_closes:
-            sock.shutdown(socket.SHUT_WR)
-        while received := sock.recv(1 << 16):
-            heard += received
-            if not half_closes:
-                break
+        try:
+            sock.sendall(data)
+            if half_closes:
+                sock.shutdown(socket.SHUT_WR)
+            while received := sock.recv(1 << 16):
+                heard += received
+                if not half_closes:
+                    break
+        except TimeoutError:
+            raise
+        except OSError:
+            pass  # the other end has reset the connection
     return heard
 
 
