@@ -40,6 +40,7 @@ from aelastic.health.page import PAGE, POLICY
 from aelastic.health.stacks_endpoint import StacksEndpoint
 from aelastic.health_check_server import HealthCheckServer as HealthCheckServer  # noqa: PLC0414  for its users
 from aelastic.health_check_server import HealthCheckServerFactory
+from aelastic.host.sockets import is_address
 from aelastic.host.usage import usage_of
 from aelastic.observe.exposition import TICK_S, Exposition
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
@@ -99,7 +100,7 @@ async def open_health(
     address = read_address(where)
     if find_spec("aiohttp") is None:
         raise InputError(f"{HEALTH_PORT_VARIABLE}={where} needs aiohttp: pip install aiohttp, or unset the variable")
-    if _is_address(address.host):
+    if is_address(address.host):
         listener = listen_at(address)
     else:  # a name server may take its time
         listener = await run_sync(listen_at, address)
@@ -278,7 +279,7 @@ class HealthServer(Observer):
             # A page's own name may lead here (DNS rebinding); an address does not.
             host = urlsplit(f"//{request.headers['Host']}").hostname or ""
             host = host.rstrip(".")  # as some resolvers write it
-            return host in self._hosts or host.endswith(".localhost") or _is_address(host)
+            return host in self._hosts or host.endswith(".localhost") or is_address(host)
         return False
 
     async def _index(self, request: BaseRequest) -> Response:
@@ -356,11 +357,3 @@ def _text(text: str, status: int = 200, content_type: str = TEXT_TYPE) -> Respon
     from aiohttp.web import Response
 
     return Response(body=text.encode(errors="replace"), status=status, headers={"Content-Type": content_type})
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
