@@ -97,8 +97,7 @@ class EtcdBoard(Board):
 
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
         with self._etcd.within_lease():
-            entry = await self._etcd.get(self._key)
-            now = self._seen_by_leader(entry)
+            entry, now = await self._look_as_leader()
             if entry.value and now is None:
                 return await self._write_again(record, entry)
             if not record.is_same_term(now):
@@ -119,8 +118,7 @@ class EtcdBoard(Board):
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         with self._etcd.within_lease():
             for _ in range(MAX_LOOKS):
-                entry = await self._etcd.get(self._key)
-                now = self._seen_by_leader(entry)
+                entry, now = await self._look_as_leader()
                 if entry.value and now is None:
                     await self._write_again(record, entry)
                     continue
@@ -135,8 +133,7 @@ class EtcdBoard(Board):
     async def resign(self, record: LeaderRecord) -> None:
         with self._etcd.within_lease():
             for _ in range(MAX_LOOKS):
-                entry = await self._etcd.get(self._key)
-                now = self._seen_by_leader(entry)
+                entry, now = await self._look_as_leader()
                 if not record.is_same_term(now) or await self._etcd.forget(self._key, entry):
                     return
         raise self._conflict()
@@ -162,16 +159,17 @@ class EtcdBoard(Board):
         entry = await self._etcd.get(self._key)
         return entry, self._record_of(entry) if entry.modified else None
 
-    def _seen_by_leader(self, entry: Entry) -> LeaderRecord | None:
-        """As `_look` has it; what no agent wrote over the record of this one counts as nothing."""
+    async def _look_as_leader(self) -> tuple[Entry, LeaderRecord | None]:
+        """As `_look`; there is no record where another program has written over that of this agent."""
+        entry = await self._etcd.get(self._key)
         try:
-            return self._record_of(entry) if entry.modified else None
+            return entry, self._record_of(entry) if entry.modified else None
         except RendezvousStateError as error:
             if not self._has_led:
                 raise
             what = str(error).partition(" (")[0]
             _log.warning("%s, over the record of this coordinator: registering it again", what)
-            return None
+            return entry, None
 
     @property
     def _where(self) -> str:
