@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -235,28 +235,24 @@ class LocalWorkers(WorkerBackend):
         """
         if self._start_method == "fork":
             return Function(start, self._start_method)
-        started: list[Function] = []
-        is_late = threading.Event()
-        deciding = threading.Lock()
+        started: Future[Function] = Future()  # cancelled: nobody waits for it any more
 
         def start_child() -> None:
             child = Function(start, self._start_method)
-            with deciding:
-                if not is_late.is_set():
-                    started.append(child)
-                    return
-            proc_table.kill(child.pid)
+            if started.set_running_or_notify_cancel():
+                started.set_result(child)
+            else:
+                proc_table.kill(child.pid)
 
         with anyio.CancelScope(shield=True):  # a child that has begun to start is followed
             try:
                 await in_thread(start_child, within_s=FUNCTION_START_S)
             except TimeoutError:
-                with deciding:
-                    is_late.set()
-        if not started:
+                started.cancel()
+        if started.cancelled():
             why = f"no answer from multiprocessing ({self._start_method}) within {FUNCTION_START_S:g} s"
             raise HostError(f"the worker of local rank {start.local_rank} cannot be started: {why}")
-        return started[0]
+        return started.result()
 
     def _forked_child(self, start: WorkerStart, launch: Launch) -> Child:
         from aelastic.forkserver.children import ForkedProgram, forked_context
