@@ -16,10 +16,12 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
+from aelastic.host import daemon_threads
 from aelastic.host.sockets import is_address
 
 # How long to wait where there is something else to try.  A name server that is near answers within this, and then a
@@ -57,13 +59,11 @@ class NoAnswerError(socket.gaierror):
         super().__init__(socket.EAI_AGAIN, reason)
 
 
-class _LookUp:
+class _LookUp(NamedTuple):
     """A look-up that is under way."""
 
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.answer: Future[list[Address]] = Future()
-        self.answer.set_running_or_notify_cancel()  # a caller that gives up does not take it from the others
+    began: float
+    answer: Future[list[Address]]
 
 
 _lock = threading.Lock()
@@ -122,32 +122,27 @@ def _begin(host: str) -> Future[list[Address]]:
             return _look_ups[host].answer
         if len(_look_ups) >= LOOK_UPS_MAX:
             raise NoAnswerError(f"{LOOK_UPS_MAX} other names have had no answer yet")
-        pending = _LookUp()
-        thread = threading.Thread(target=_run, args=(host, pending), name=f"look up {host}", daemon=True)
         try:
-            thread.start()
+            answer = daemon_threads.begin(partial(_run, host), f"look up {host}")
         except RuntimeError:
             raise NoAnswerError("no more threads can be started on this host (ulimit -u, pids.max)") from None
-        _look_ups[host] = pending
-        return pending.answer
+        _look_ups[host] = _LookUp(time.monotonic(), answer)
+        return answer
 
 
-def _run(host: str, pending: _LookUp) -> None:
+def _run(host: str) -> list[Address]:
+    found: list[Address] | None = None
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError as error:
-        _end(host)
-        pending.answer.set_exception(error)
-    except ValueError:  # UnicodeError, mostly
-        _end(host)
-        pending.answer.set_exception(InvalidNameError())
-    else:
         found = list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in infos))
+    except ValueError:  # UnicodeError, mostly
+        raise InvalidNameError from None
+    finally:
         _end(host, found)
-        pending.answer.set_result(found)
+    return found
 
 
-def _end(host: str, found: list[Address] | None = None) -> None:
+def _end(host: str, found: list[Address] | None) -> None:
     with _lock:
         del _look_ups[host]
         if found is not None:

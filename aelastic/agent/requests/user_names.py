@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import pwd
-import threading
 from concurrent.futures import Future
+from functools import partial
 
 import anyio
+
+from aelastic.host import daemon_threads
 
 WITHIN_S = 1.0  # a request waits no longer for a name that stands in its reason
 
 
 class UserNames:
-    """Looks names up, and starts no second thread for one that takes long.
-
-    The threads are daemons, and none of anyio's: the interpreter's end does not wait for a look-up that hangs.
-    """
+    """Looks names up, and starts no second thread for one that takes long."""
 
     def __init__(self) -> None:
         self._late: dict[int, Future[str]] = {}  # look-ups that took too long, by user
@@ -25,10 +24,8 @@ class UserNames:
         """A user's name; its number where nobody knows the name, or nobody says it in time."""
         if user in self._late and not self._late[user].done():
             return str(user)
-        answer: Future[str] = Future()
-        answer.set_running_or_notify_cancel()  # who gives up does not cancel it
         try:
-            threading.Thread(target=_look_up, args=(user, answer), name=f"user {user}", daemon=True).start()
+            answer = daemon_threads.begin(partial(_look_up, user), f"user {user}")
         except RuntimeError:  # the host refuses another thread
             return str(user)
         with anyio.move_on_after(WITHIN_S):
@@ -37,9 +34,8 @@ class UserNames:
         return str(user)
 
 
-def _look_up(user: int, answer: Future[str]) -> None:
+def _look_up(user: int) -> str:
     try:
-        name = pwd.getpwuid(user).pw_name
+        return pwd.getpwuid(user).pw_name
     except KeyError:
-        name = str(user)
-    answer.set_result(name)
+        return str(user)
