@@ -133,13 +133,19 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
         assert not client.messages, "it is deaf"
 
 
+async def connect_and_break(port: int, server: Heard, client: Heard, streams: list[Stream]) -> Stream:
+    """A client's stream, which the server has aborted."""
+    stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
+    stream.send(encode(m.Alive()))
+    await server.wait(1)
+    streams[0].abort()
+    return stream
+
+
 async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises_nothing() -> None:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
-        stream.send(encode(m.Alive()))
-        await server.wait(1)
-        streams[0].abort()
+        stream = await connect_and_break(port, server, client, streams)
         await server.wait(2)
         stream.hang_up()
         with anyio.fail_after(DEADLINE_S):
@@ -174,10 +180,7 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
 async def test_an_aborted_connection_is_a_reset_at_both_ends() -> None:
     server, client, streams = Heard(), Heard(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
-        stream = await connect(["127.0.0.1"], port, lambda: Stream(client, DOWNWARD), DEADLINE_S)
-        stream.send(encode(m.Alive()))
-        await server.wait(1)
-        streams[0].abort()
+        await connect_and_break(port, server, client, streams)
         await client.wait(1)
         assert client.resets == server.resets == [True]
         streams[0].abort()  # and again: nothing
