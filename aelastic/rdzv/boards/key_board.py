@@ -159,7 +159,7 @@ class KeyBoard(Board):
         raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._where}")
 
     def _seen_by_leader(self, text: bytes) -> KeyState:
-        """What the text says; what no agent wrote over the record of this one counts as nothing."""
+        """What the text says; nothing if another program has written it over the record of this agent."""
         try:
             return self._state_of(text)
         except RendezvousStateError as error:
