@@ -91,7 +91,9 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
     for address in candidate.addresses:
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROOF_TIMEOUT_S):
-                reader, writer = await _open_connection(address, candidate.port)
+                reader, writer = await names.connect(
+                    address, PROOF_TIMEOUT_S, lambda host: asyncio.open_connection(host, candidate.port)
+                )
                 try:
                     writer.write(proof.begin())
                     while proof.tags is None and (data := await reader.read(UNPROVED_BYTES_MAX)):
@@ -102,12 +104,3 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
                     writer.close()
                 return f"it has key {shown(proof.other_keys)}"
     return "it cannot be reached: is its host up, and its firewall open?"
-
-
-async def _open_connection(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects to the first address of a host that answers; asyncio's own look-ups would outlive their time limit."""
-    *others, last = await names.look_up(host, PROOF_TIMEOUT_S)
-    for each in others:
-        with suppress(OSError):
-            return await asyncio.open_connection(each.host, port)
-    return await asyncio.open_connection(last.host, port)

@@ -15,9 +15,11 @@ import asyncio
 import socket
 import threading
 import time
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import anyio
 
@@ -31,6 +33,9 @@ HEAD_START_S = 0.05
 LOOK_UPS_MAX = 32
 # Names whose addresses are remembered.
 KNOWN_MAX = 1024
+
+
+T = TypeVar("T")
 
 
 class Address(NamedTuple):
@@ -100,6 +105,24 @@ async def look_up(host: str, within_s: float) -> list[Address]:
     if known is None:
         raise NoAnswerError(f"no answer within {within_s:g} s" if within_s else "no answer yet")
     return known
+
+
+async def connect(host: str, within_s: float, to: Callable[[str], Awaitable[T]]) -> T:
+    """Connects to the first address of a host that answers; the loop's own look-up would outlive its caller.
+
+    Args:
+        host: a name or an address.
+        within_s: as `look_up` has it.
+        to: connects to an address.
+
+    Raises:
+        OSError: there is no address, or the last one does not answer.
+    """
+    *others, last = await look_up(host, within_s)
+    for each in others:
+        with suppress(OSError):
+            return await to(each.host)
+    return await to(last.host)
 
 
 def forget() -> None:

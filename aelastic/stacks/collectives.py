@@ -17,7 +17,6 @@ from contextlib import suppress
 from pathlib import Path
 
 import anyio
-from anyio.abc import SocketStream
 
 from aelastic.aio import in_thread, run_sync
 from aelastic.host import names
@@ -96,20 +95,12 @@ async def ras_line(env: Mapping[str, str]) -> str:
     if env.get("NCCL_RAS_ENABLE") == "0" or not is_port:
         return ""
     with anyio.move_on_after(TIMEOUT_S), suppress(OSError, anyio.EndOfStream, anyio.BrokenResourceError):
-        async with await _connect(host.strip("[]") or "localhost", int(port)) as stream:
+        host, number = host.strip("[]") or "localhost", int(port)
+        async with await names.connect(host, TIMEOUT_S, lambda address: anyio.connect_tcp(address, number)) as stream:
             await stream.send(b"VERBOSE STATUS\n")
             while len(answer) < ANSWER_BYTES_MAX:
                 answer += await stream.receive()
     return summary_of_ras(answer.decode(errors="replace"))
-
-
-async def _connect(host: str, port: int) -> SocketStream:
-    """Connects to the first address of a host that answers; a look-up of anyio's would hold up the agent's end."""
-    *others, last = await names.look_up(host, TIMEOUT_S)
-    for each in others:
-        with suppress(OSError):
-            return await anyio.connect_tcp(each.host, port)
-    return await anyio.connect_tcp(last.host, port)
 
 
 def summary_of_ras(answer: str) -> str:
