@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,6 +51,28 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
     waited_for.add(popen.pid)
     helpers.add(popen.pid)
     return popen
+
+
+def start_program(files: Sequence[str], words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Starts a helper whose program is the text of some files, one behind the other, as its standard input.
+
+    It starts without the package, whatever lies in its folder, and `pkill -f aelastic` does not find it.
+
+    Args:
+        files: of modules that import the standard library alone, or what the files before them have.
+        words: its arguments.
+        options: of `subprocess.Popen`.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with open(os.memfd_create("program"), "w+b", buffering=0) as program:
+        for path in files:
+            with open(path, "rb") as file:
+                program.write(file.read() + b"\n\n")
+        program.seek(0)
+        command = [sys.executable, "-I", "-S", "-", *words]
+        return start_helper(command, stdin=program, cwd="/", **options)  # in no folder that it would keep busy
 
 
 class ForkedHelper:

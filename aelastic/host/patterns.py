@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 
 import anyio
 
 from aelastic.host import pattern_program, signals
-from aelastic.host.children import start_helper, wait_ended, waited_for
+from aelastic.host.children import start_program, wait_ended, waited_for
 from aelastic.host.pattern_program import FOUND, LIMIT_S, TOO_LONG
 
 _log = logging.getLogger(__name__)
@@ -53,17 +51,14 @@ class PatternSearch:
         # Each message arrives whole, and none without the others: `SOCK_SEQPACKET` in unix(7).
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            with theirs, open(os.memfd_create("search"), "w+b", buffering=0) as program:
-                program.write(_program())
-                program.seek(0)
-                self._popen = start_helper(
-                    [sys.executable, "-I", "-S", "-", str(theirs.fileno())],
-                    stdin=program,
+            with theirs:
+                self._popen = start_program(
+                    [signals.__file__, pattern_program.__file__],
+                    [str(theirs.fileno())],
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                     pass_fds=(theirs.fileno(),),
                     env=self._env,
-                    cwd="/",  # no file system is kept busy
                 )
         except BaseException:
             ours.close()
@@ -125,12 +120,3 @@ class PatternSearch:
         if self._socket is not None:
             self._socket.close()
         self._popen = self._socket = None
-
-
-def _program() -> bytes:
-    """The text of the program, for an interpreter that is started with `-I -S -`."""
-    texts = []
-    for path in (signals.__file__, pattern_program.__file__):
-        with open(path, "rb") as file:
-            texts.append(file.read())
-    return b"\n\n".join(texts)

@@ -12,9 +12,8 @@ What belongs to an agent:
   function worker forks and that never exec: theirs is the environment the agent was started with);
 - every descendant of one of these.  A nested agent, its guard and its workers, say.
 
-Nothing else is ever signalled.  The program is the text of `host.proc_table`, of `host.signals` and of this file, one
-behind the other (`program`), fed to an interpreter as its standard input: it starts without the package, and
-`pkill -f aelastic` does not find it.
+Nothing else is ever signalled.  The program is the text of `host.proc_table`, of `host.signals` and of this file
+(`host.children.start_program`).
 """
 
 import os
@@ -22,7 +21,6 @@ import select
 import sys
 
 if __name__ != "__main__":  # the program has these in its own text, above
-    from aelastic.host import proc_table, signals
     from aelastic.host.proc_table import Process, carries, kill, kill_group, processes, with_descendants
     from aelastic.host.signals import ignore_signals
 
@@ -37,15 +35,6 @@ NAME = "guards-the-workers-of"
 # An agent is silent if it was so at as many looks one after the other.  If the whole machine is frozen, the guard is,
 # too: that is one look, however long it takes, and then the agent has the time of the others to speak.
 SILENT_LOOKS = 4
-
-
-def program() -> bytes:
-    """The text of the program, for an interpreter that is started with `-I -S -`."""
-    texts = []
-    for path in (proc_table.__file__, signals.__file__, __file__):
-        with open(path, "rb") as file:
-            texts.append(file.read())
-    return b"\n\n".join(texts)
 
 
 def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
 from aelastic.aio import run_sync
-from aelastic.host.children import start_helper, wait_ended, waited_for
+from aelastic.host import proc_table, signals
+from aelastic.host.children import start_program, wait_ended, waited_for
 from aelastic.host.usage import shortage_of
 from aelastic.workers import guard
 
@@ -76,16 +76,12 @@ class GuardProcess:
         paths = [os.fsencode(path).hex() for path in (self._mark, str(self._scratch or ""))]
         silence_fds = [] if self._silence_s is None else [self._signs, self._killed]
         silence = [] if self._silence_s is None else [*map(str, silence_fds), str(self._silence_s)]
-        with open(os.memfd_create("guard"), "w+b", buffering=0) as program:
-            program.write(guard.program())
-            program.seek(0)
-            return start_helper(
-                [sys.executable, "-I", "-S", "-", guard.NAME, str(os.getpid()), *paths, str(control), *silence],
-                stdin=program,
-                stdout=subprocess.DEVNULL,
-                pass_fds=(control, *silence_fds),
-                cwd="/",  # no file system is kept busy
-            )
+        return start_program(
+            [proc_table.__file__, signals.__file__, guard.__file__],
+            [guard.NAME, str(os.getpid()), *paths, str(control), *silence],
+            stdout=subprocess.DEVNULL,
+            pass_fds=(control, *silence_fds),
+        )
 
     async def run(self) -> None:
         """Gives the guard signs of life, and replaces it should it die.  Runs until cancelled."""

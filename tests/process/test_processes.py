@@ -334,7 +334,7 @@ import os, signal, subprocess
 from aelastic.workers import guard_process
 from aelastic.workers.guard_process import GuardProcess
 
-def start_and_die(*args, start=guard_process.start_helper, **options):
+def start_and_die(*args, start=guard_process.start_program, **options):
     start(*args, **options)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -342,7 +342,7 @@ worker = subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subpr
 print(worker.pid, flush=True)
 guard = GuardProcess("no mark", None)
 guard.tell("+", worker.pid)
-guard_process.start_helper = start_and_die
+guard_process.start_program = start_and_die
 guard.ensure()
 """
 

@@ -96,7 +96,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
 async def test_a_guard_that_has_done_its_work_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard_program, "sweep", lambda *_: pytest.fail("its work is done a second time"))
     killed = SimpleNamespace(pid=PID, poll=lambda: 0, kill=lambda: pytest.fail("killed"))
-    monkeypatch.setattr(guard_process, "start_helper", lambda *_, **__: killed)
+    monkeypatch.setattr(guard_process, "start_program", lambda *_, **__: killed)
     guard = GuardProcess("mark", None)
     guard.ensure()
     await guard.aclose()
