@@ -230,7 +230,7 @@ class RareWarnings:
 
 
 def described(error: BaseException) -> str:
-    """An exception that nobody expected, and where it was raised, in one line."""
+    """An unexpected exception, and where it was raised, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__) or [("?", 0, "", "")]

@@ -49,7 +49,7 @@ def check(**passed: Any) -> None:
     """Refuses arguments that cannot work.
 
     Raises:
-        InputError: names the argument, and says what to use.
+        InputError: names the argument and the value to use.
     """
     for name, value in passed.items():
         if remedy := RULES[name](value):
@@ -57,10 +57,10 @@ def check(**passed: Any) -> None:
 
 
 def check_observers(observers: Any) -> None:
-    """Refuses what is no list of observers.
+    """Refuses anything but a list of observers.
 
     Raises:
-        InputError: names the first that is none.
+        InputError: names the first that is not an observer.
     """
     check(observers=observers)
     for place, each in enumerate(observers):

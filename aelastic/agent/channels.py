@@ -78,7 +78,7 @@ class Door:
             await serve(conn)
         except* (ConnectionError, TimeoutError):
             pass  # the client is gone, or has said nothing
-        except* Exception as failed:  # noqa: BLE001  whatever a client has said, it ends neither this agent nor the job
+        except* Exception as failed:  # noqa: BLE001  no client may end this agent or the job
             self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=aio.now())
         finally:
             conn.close()
@@ -144,7 +144,7 @@ class NoticePages:
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
 
     def waiting(self, now: float, *, are_ending: bool) -> Collection[int]:
-        """Local ranks that wait because their agent wants them to: that is no hang before the time for it is over.
+        """Local ranks that their agent has told to wait, and that do not count as hanging until their time is up.
 
         Args:
             now: the time.

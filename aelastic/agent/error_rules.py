@@ -31,7 +31,7 @@ class ErrorRules:
     def prepare(self) -> None:
         """Starts what searches, so that the first failure does not wait for that."""
         if self._places:
-            with suppress(OSError):  # the next one tries again, and says so
+            with suppress(OSError):  # the first search tries again, and logs what fails
                 self._search.start()
 
     async def matched_by(self, failure: ProcessFailure) -> ProcessFailure:

@@ -19,7 +19,7 @@ def run_command(
     Args:
         argv: the command, one of `COMMANDS`, and what follows.
         groups: the options of a job.
-        complain: takes what is wrong.
+        complain: called with what is wrong.
 
     Raises:
         InputError: what follows cannot be read.

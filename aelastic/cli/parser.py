@@ -90,7 +90,7 @@ def read_options(
 
     Args:
         groups: the options there are.
-        own_help: what `--help` prints, where it is not all of these.
+        own_help: what `--help` prints, if not these options.
 
     Raises:
         InputError: an unknown option, a value that cannot be read, no script.
@@ -214,7 +214,7 @@ def _find(argv: Sequence[str], groups: Groups, own_help: str) -> dict[str, Any]:
 
 
 def unknown_option(name: str, groups: Groups) -> str:
-    """What is said of an option that there is not."""
+    """The message for an unknown option."""
     from difflib import get_close_matches  # only a misspelled command line pays for it
 
     known = ["--version", "--help", *(name for option in _options(groups) for name in option.names)]

@@ -242,7 +242,7 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     words = note or (f"{USAGE}: {usage[-1]}" if usage else words)
     ended_by = name or signal_name(exitcode - 128)  # a shell passes its child's signal on as a code
     aborting = _ABORTING.findall(stderr_tail) if ended_by == "SIGABRT" else []
-    if aborting:  # whatever exceptions it had printed before
+    if aborting:  # even if it printed exceptions before
         return f"{words}; its last words: {aborting[-1]}", ""
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.

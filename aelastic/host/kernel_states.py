@@ -16,7 +16,7 @@ WORDS: Mapping[str, str] = {
 
 
 def told(states: Mapping[int, str]) -> str:
-    """What is said of ranks that do not run on, in a sentence; empty if all do.
+    """A sentence about the ranks that do not run on; empty if all do.
 
     Args:
         states: by rank.

@@ -77,7 +77,7 @@ _known: dict[str, list[Address]] = {}  # the one that was looked up last comes l
 
 
 async def look_up(host: str, within_s: float) -> list[Address]:
-    """The addresses of a host, at least one; the address itself where it is one, which costs no thread.
+    """The addresses of a host, at least one.  An address is its own, and costs no thread.
 
     Args:
         host: a name or an address.

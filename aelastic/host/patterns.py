@@ -19,7 +19,7 @@ from aelastic.host.pattern_program import FOUND, LIMIT_S, TOO_LONG
 
 _log = logging.getLogger(__name__)
 
-# Of all patterns together: a failure is reported then, whatever is known.
+# For all patterns together: then the failure is reported with what is known.
 ALL_S = 1.0
 ANSWER_BYTES_MAX = 64
 # A killed process is gone at once, or not soon.

@@ -29,10 +29,10 @@ class ProcessStates:
         return bool(self._since)
 
     def look(self, pids: Mapping[int, Any], now: float) -> dict[int, KernelState]:
-        """The states of processes that lead their sessions, as workers do; of those that do not run on.
+        """The states of session leaders, such as workers, that do not run on.
 
         Args:
-            pids: by any key; what is no number is left out.
+            pids: by any key; values that are not numbers are ignored.
             now: monotonic, in seconds.
         """
         before, self._since = self._since, {}

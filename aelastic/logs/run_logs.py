@@ -246,7 +246,7 @@ class RunLogs:
         self._has_grown = anyio.Event()
 
     def steps(self, ended: Collection[int] = ()) -> dict[int, Step]:
-        """How far workers of this generation say that they are, by local rank; of those that say so.
+        """The steps that workers of this generation have reported, by local rank.
 
         Args:
             ended: local ranks of those that have ended, and left nothing in a buffer.

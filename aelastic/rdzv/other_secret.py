@@ -1,4 +1,4 @@
-"""A coordinator that has another secret than this agent: whether there is hope that they will have the same."""
+"""A coordinator whose secret differs from this agent's: is it worth waiting for them to agree?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OtherSecret:
         self._distrust = distrust
 
     def judge(self, error: NotTrustedError, board: str, now: float) -> NotTrustedError | InputError:
-        """The error of a look at the board, by what the greeting has shown; an `InputError` where there is no hope."""
+        """The error to raise for a read of the board, given the greeting: an `InputError` if waiting cannot help."""
         other = self._distrust
         if not isinstance(other, OtherSecretError):
             return error

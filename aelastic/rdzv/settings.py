@@ -347,7 +347,7 @@ class RendezvousSettings(Record):
 
     @property
     def guard_timeout_s(self) -> float | None:
-        """Seconds without a sign of life of an agent after which its guard kills its workers; `None`: it never does."""
+        """How many seconds an agent may be silent before its guard kills its workers; `None`: for ever."""
         default = self.lease_s + GUARD_MORE_S if self.max_nodes > 1 else 0.0
         timeout_s = self._seconds("guard_timeout", default, is_zero_fine=True)
         if 0 < timeout_s < self.lease_s:

@@ -1,4 +1,4 @@
-"""What the fields of a record in an event log may be: those of one name have one kind, whatever the record."""
+"""The types of the fields in an event log: a name has the same type in every record."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _FLAGS = frozenset(("is_early", "is_final", "is_last", "is_signalled", "is_stopp
 
 
 def check(record: Mapping[str, Any]) -> None:
-    """Looks at each field that has a name that is known; `null` is what is not known.
+    """Checks the type of each known field; `null` is always allowed.
 
     Raises:
-        ValueError: one is of another kind than agents write.
+        ValueError: a field has another type than agents write.
     """
     for name, value in record.items():
         if name == "failure" and isinstance(value, dict):

@@ -33,7 +33,7 @@ FILES_PER_OUTPUT = 2
 
 
 def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str], args: Sequence[Any] = ()) -> None:
-    """Refuses a program that is not on this machine; and of a Python, a script or a module.
+    """Refuses a program that is not on this machine, or a Python without its script or module.
 
     Args:
         entrypoint: the workers'.

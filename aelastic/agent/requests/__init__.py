@@ -2,7 +2,7 @@
 
 - `notices`: what this node does about an interruption that is announced; `notice_sources`: where that is heard of
 - `enquiries`: what this node asks of the job, and shows of itself to others
-- `answers`: what is answered at the door (`agent.channels`); `commands`: what may be said there; `user_names`: by whom
+- `answers`: answers requests at the door (`agent.channels`); `commands`: reads them; `user_names`: names the users
 """
 
 __all__ = ["answers", "commands", "enquiries", "notice_sources", "notices", "user_names"]

@@ -10,14 +10,14 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.sense import COUNT_MAX, NAME_MAX, SECONDS_MAX
 
 LINE_BYTES_MAX = 1 << 16
-SAVE_S = 120.0  # that ranks have to save in, where nobody says so
+SAVE_S = 120.0  # for ranks to save in, unless the request gives a deadline
 QUERIES = ("here", "status", "stacks", "why", "logs")
 VERBS = (*QUERIES, *r.Verb)
 NO_OBJECT = "a request is a JSON object in one line"
 
 
 class CommandError(ValueError):
-    """It is no command; says why."""
+    """A line is not a valid command; the message says why."""
 
 
 class Command(Record):
@@ -36,10 +36,10 @@ class Command(Record):
 
 
 def command_of(line: bytes) -> Command:
-    """The command in a line of JSON; fields that nobody knows are passed over.
+    """The command in a line of JSON; unknown fields are ignored.
 
     Raises:
-        CommandError: it is none.
+        CommandError: the line is not a valid command.
     """
     try:
         return _checked(json.loads(line))

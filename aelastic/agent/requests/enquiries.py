@@ -154,7 +154,7 @@ class Enquiries:
                         self._say(shown.replace(is_continued=begin > 0))
             except (OSError, LookupError) as error:
                 refusal = str(error) or type(error).__name__
-            except Exception as error:  # noqa: BLE001  whatever another node has asked, it does not end this agent
+            except Exception as error:  # noqa: BLE001  no other node may end this agent
                 refusal = f"this node failed to answer: {described(error)}"
         self._say(r.Fetched(node_id, fetch.node_id, fetch.ask_id, "", refusal, is_refused=bool(refusal)))
 

@@ -21,7 +21,7 @@ class UserNames:
         self._late: dict[int, Future[str]] = {}  # look-ups that took too long, by user
 
     async def of(self, user: int) -> str:
-        """A user's name; its number where nobody knows the name, or nobody says it in time."""
+        """A user's name, or its number if the name is unknown or takes too long to look up."""
         if user in self._late and not self._late[user].done():
             return str(user)
         try:

@@ -108,7 +108,7 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     Args:
         argv: the verb, and what follows.
         environ: says where agents can be spoken to.
-        complain: takes what is wrong.
+        complain: called with what is wrong.
     """
     try:
         if argv[0] not in VERBS:
@@ -195,7 +195,7 @@ class _Asking:
         argv: the verb, and what follows.
         args: what that says.
         folder: with the doors of agents.
-        complain: takes what is wrong.
+        complain: called with what is wrong.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class _Asking:
         return code
 
     def _check_words(self) -> None:
-        """Looks for what is no rank, for the name of a job in the place of one or of a node, and for words too many.
+        """Refuses an invalid rank, a job's name given instead of a rank or a node, and extra words.
 
         Raises:
             NoAnswerError: there are such.
@@ -337,7 +337,7 @@ class _Asking:
         raise AssertionError("the last answer ends it")
 
     def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, Said]:
-        """An agent of the job that is meant; where its own node is meant, the only one.
+        """An agent of the job; if the verb is about its own node, the only one.
 
         Raises:
             NoAnswerError: there are several.

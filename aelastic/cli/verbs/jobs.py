@@ -29,7 +29,7 @@ _GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NoAnswerError(Exception):
-    """Nobody is asked: no job, or more than one, is meant, or the command is wrong; says what to do."""
+    """No agent can be asked: the command is wrong, or names no job, or more than one; says what to do."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -51,7 +51,7 @@ class Jobs:
         self._is_silent = False  # an agent, that lives
 
     def answers(self, door: str, **asked: Any) -> Iterator[Said]:
-        """What an agent answers, one after the other; at the end, if it has said nothing that ends it, that."""
+        """The messages of an agent's answer; the last one is `NO_ANSWER` if the agent stops before the end."""
         if (conn := sockets.connect_to_door(self._folder, door, ANSWER_S)) is not None:
             with conn, conn.makefile("r", encoding="utf-8") as lines, suppress(OSError, ValueError):
                 conn.sendall(json.dumps(asked).encode() + b"\n")
@@ -68,15 +68,15 @@ class Jobs:
         return next(self.answers(door, **asked))
 
     def agents(self) -> list[tuple[str, Said]]:
-        """The agents that answer, whatever their job: their doors, and what they are."""
+        """All agents that answer, with their doors."""
         answers = [(door, self.answer(door, verb="here")) for door in sockets.doors_in(self._folder)]
         return [(door, here) for door, here in answers if here["code"] == "ok" and here["phase"] != "done"]
 
     def named(self) -> list[tuple[str, Said]]:
-        """Those of the job that is named, if one is.
+        """The agents of the named job, or all if the command names none.
 
         Raises:
-            NoAnswerError: there is none.
+            NoAnswerError: there are none.
         """
         job = self._job
         found = [each for each in self.agents() if each[1]["run"]["run_id"].startswith(job)]
@@ -96,10 +96,10 @@ class Jobs:
         return found
 
     def meant(self) -> list[tuple[str, Said]]:
-        """The agents of the job that is meant.
+        """The agents of the one job that the command is about.
 
         Raises:
-            NoAnswerError: there is none, more than one, or one that may not be meant.
+            NoAnswerError: there is no such job, there are several, or it may be somebody else's.
         """
         agents = self.named()
         here = [said["run"]["run_id"] for _, said in agents if _is_this_folder(said.get("folder", ""))]
@@ -122,11 +122,11 @@ class Jobs:
     # Jobs that have ended.
 
     def ended(self) -> list[Said]:
-        """What agents have left that have ended, the latest first; of what this version understands."""
+        """The records that ended agents have left, the latest first, if this version can read them."""
         return [said for said in map(_left, sockets.left_at_doors(self._folder)) if said is not None]
 
     def ended_as(self, job: str) -> list[Said]:
-        """Of these, those of a job of that name, else of names that begin so; of none: none."""
+        """The records of ended jobs of that name, or else of names that begin with it."""
         ended = self.ended() if job else []
         same = [each for each in ended if each["run"]["run_id"] == job]
         return same or [each for each in ended if each["run"]["run_id"].startswith(job)]
@@ -140,7 +140,7 @@ def _is_this_folder(folder: str) -> bool:
 
 
 def _left(data: bytes) -> Said | None:
-    """What an agent has left to be read; `None` where that cannot be shown: another version may have written it."""
+    """The record that an agent has left; `None` if it cannot be shown, since another version wrote it."""
     try:
         said: Said = json.loads(data)
         if not said.get("run"):

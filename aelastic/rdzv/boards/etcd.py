@@ -109,7 +109,7 @@ class EtcdBoard(Board):
             return now if record.is_same_term(now) else None
 
     async def _write_again(self, record: LeaderRecord, entry: Entry) -> LeaderRecord | None:
-        """Puts a record in the place of what no agent of this job has written over it."""
+        """Writes a record again that another program has overwritten."""
         floor = self._floor_key, await self._etcd.get(self._floor_key), None
         written = await self._etcd.claim(self._key, entry, self._bytes_of(record), floor)
         now = None if written is None else self._record_of(written)

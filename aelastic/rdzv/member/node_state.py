@@ -96,7 +96,7 @@ class NodeState:
     def past_at(self, now: float) -> m.Past:
         """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
-        # Workers of other nodes died when this node ended its round, whatever coordinator it has found and lost since.
+        # Workers of other nodes died when this node ended its round, even if it has found and lost a coordinator since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
         alone_s = 0.0 if alone_since is None else now - alone_since
         past = self.past

@@ -51,7 +51,7 @@ async def local_addresses(settings: RendezvousSettings) -> list[str]:
 
 
 async def local_addresses_told(host: str, within_s: float) -> list[str]:
-    """Of this host, those of a name that others are told; none where that says nothing here."""
+    """The addresses of this host behind a name that others are told; none if the name leads nowhere here."""
     with suppress(RendezvousError, InputError):  # it may be no name at all: others have told of it
         return told_elsewhere(await local_addresses_of(Endpoint(host, 0), within_s))
     return []

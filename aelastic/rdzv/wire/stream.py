@@ -274,7 +274,7 @@ class Stream(asyncio.Protocol):
     def _ends_alone(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  whatever a peer has said, it ends neither this agent nor the job
+        except Exception as error:  # noqa: BLE001  no peer may end this agent or the job
             self._listener.on_failure(self, error)
             self.abort()
 

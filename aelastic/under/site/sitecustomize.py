@@ -177,7 +177,7 @@ def _hear_of_launchers() -> None:
     os.environ[_HEARS] = f"aelastic.under {pid} {os.urandom(8).hex()}"
     try:
         hears.bind("\0" + os.environ[_HEARS])
-    except OSError:  # a sandbox has no such sockets: then nothing is said
+    except OSError:  # a sandbox without such sockets: there is no message then
         del os.environ[_HEARS]
         return
 
