@@ -11,14 +11,14 @@ SECONDS_MAX = WHOLE_MAX / 1e9
 # As `docs/reference/event-log.schema.json` has them.
 _INTEGERS = frozenset(
     ("count", "exitcode", "first_rank", "generation", "group_rank", "group_world_size", "local_rank",
-     "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "pid", "rank", "restart_count",
-     "round", "save_at", "signum", "step", "timestamp_s", "total", "world_size")
+     "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "parked", "pid", "pss_bytes", "rank",
+     "restart_count", "round", "save_at", "signum", "step", "timestamp_s", "total", "world_size")
 )  # fmt: skip
 _NUMBERS = frozenset(("duration_s", "remaining_s", "steps_per_s"))
 _TEXTS = frozenset(
     ("before", "by", "cause", "endpoint", "entrypoint", "event", "found_by", "host", "kind", "log_file", "message",
      "name", "node", "note", "oom", "otherwise", "outcome", "path", "phase", "rdzv_backend", "reason", "role",
-     "run_id", "stack", "state", "text", "time", "traceback", "trouble", "what", "why")
+     "run_id", "stack", "state", "text", "time", "traceback", "trouble", "verb", "what", "why")
 )  # fmt: skip
 _FLAGS = frozenset(("is_early", "is_final", "is_last", "is_signalled", "is_stopped"))
 
