@@ -311,10 +311,15 @@ async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -
 
 
 def _guard_timeout_s(spec: WorkerSpec) -> float | None:
-    rdzv = spec.rdzv
-    if rdzv is None or spec.rdzv_handler is not None or rdzv.backend not in names():
-        return None  # no other round can begin; or torch's handler says when
-    return rdzv.guard_timeout_s
+    """How long the agent may be silent before its guard kills the workers; `None`: for ever."""
+    if spec.rdzv is None or _has_torchs_handler(spec):
+        return None  # without a rendezvous no other round can begin, and torch's have no lease
+    return spec.rdzv.guard_timeout_s
+
+
+def _has_torchs_handler(spec: WorkerSpec) -> bool:
+    """Whether one of torch's rendezvous handlers begins the rounds, and says where the workers meet."""
+    return spec.rdzv_handler is not None or (spec.rdzv is not None and spec.rdzv.backend not in names())
 
 
 def _loopback_of(spec: WorkerSpec) -> str:
@@ -327,8 +332,8 @@ def _loopback_of(spec: WorkerSpec) -> str:
 def _address_of(spec: WorkerSpec) -> tuple[str, int]:
     """The address and port for the workers to meet at, if this node becomes group rank 0; port 0 is a free one."""
     rdzv = spec.rdzv
-    if spec.rdzv_handler is not None or (rdzv is not None and rdzv.backend not in names()):
-        return "", 0  # torch's handler says where the workers meet, and has that port
+    if _has_torchs_handler(spec):
+        return "", 0  # it has that port
     if rdzv is None:
         return spec.master_addr or "localhost", spec.master_port or 0
     if rdzv.backend == "static":
