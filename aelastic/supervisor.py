@@ -10,8 +10,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +249,7 @@ class Supervisor:
     async def _run_lent(self) -> RunResult:
         try:
             await keep_one()  # before a worker, which may start threads up to the limit
-            with self._open_caches():
+            async with self._open_caches():
                 await self._open_torch_events()
                 self._run = await self._open()
                 return await self._watch_over(self._run)
@@ -258,15 +258,15 @@ class Supervisor:
                 raise HostError(f"the agent cannot go on: {shortage}") from error
             raise
 
-    @contextmanager
-    def _open_caches(self) -> Iterator[None]:
+    @asynccontextmanager
+    async def _open_caches(self) -> AsyncIterator[None]:
         """Has workers keep what they compile in a folder, if there is to be one."""
         if self.spec.cache_dir is None or not self._settings.is_local:
             yield
             return
-        from aelastic.workers.caches import CacheFolder
+        from aelastic.workers.caches import open_cache
 
-        with closing(CacheFolder(self.spec.cache_dir)) as caches:
+        with closing(await open_cache(self.spec.cache_dir)) as caches:
             env = {**self._settings.env, **caches.env(self._settings.env)}
             self._settings = self._settings.replace(env=env, cache_folder=caches.folder)
             yield

@@ -14,9 +14,11 @@ import stat
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from aelastic.errors import InputError
+from aelastic.aio import in_thread
+from aelastic.errors import HostError, InputError
 from aelastic.host.files import text_of
 
 # What reads which variable: torch.compile, Triton, the CUDA driver, torch.utils.cpp_extension.
@@ -28,11 +30,14 @@ FOLDERS = {
 }
 # Python's.  It replaces what lies beside the modules, so it is only for installations that have nothing there.
 BYTE_CODE = "PYTHONPYCACHEPREFIX"
+OPEN_TIMEOUT_S = 60.0
 _DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 
 
 class CacheFolder:
     """The part of a cache folder that fits this machine.  Held open while it is in use.
+
+    Its disk may be slow, and another agent may hold its lock for a moment: a loop opens it in a thread (`open_cache`).
 
     Args:
         folder: what the user named; made if it is not there.
@@ -53,7 +58,8 @@ class CacheFolder:
             for made in (folder, self.folder, *(self.folder / name for name in self._folders.values())):
                 made.mkdir(mode=0o700, exist_ok=True)
                 _check_owner(made)
-            self._lock = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = os.fdopen(lock, "r+b")  # closes itself, where a thread opens it for nobody any more
         except OSError as error:
             raise InputError(
                 f"cache_dir {folder}: {error.strerror or error}: name a folder that you may write to"
@@ -77,7 +83,23 @@ class CacheFolder:
 
     def close(self) -> None:
         """Lets go of the folder; what is in it stays."""
-        os.close(self._lock)
+        self._lock.close()
+
+
+async def open_cache(folder: Path) -> CacheFolder:
+    """Opens a cache folder without blocking the loop.
+
+    Raises:
+        InputError: it cannot be made, or others may write to it.
+        HostError: its disk does not answer.
+    """
+    try:
+        return await in_thread(partial(CacheFolder, folder), within_s=OPEN_TIMEOUT_S)
+    except TimeoutError:
+        raise HostError(
+            f"no answer from the disk that holds cache_dir {folder} within {OPEN_TIMEOUT_S:g} s: "
+            "look at its file server"
+        ) from None
 
 
 def _check_parents(folder: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+import anyio
 import pytest
 
 from aelastic.errors import InputError
@@ -85,6 +87,28 @@ def test_the_lock_of_a_build_that_was_killed_goes_but_not_of_one_that_may_be_run
     first.close()
     caches.CacheFolder(tmp_path / "kept").close()
     assert not lock.exists()
+
+
+async def test_a_lock_that_another_agent_holds_for_a_moment_blocks_no_loop(tmp_path: Path) -> None:
+    is_open = anyio.Event()
+
+    async def open_and_close() -> None:
+        with closing(await caches.open_cache(tmp_path / "kept")):
+            is_open.set()
+
+    await open_and_close()
+    is_open = anyio.Event()
+    lock = os.open(tmp_path / "kept" / caches.key() / ".in-use", os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_and_close)
+            await anyio.wait_all_tasks_blocked()  # it waits in its thread
+            assert not is_open.is_set()
+            fcntl.flock(lock, fcntl.LOCK_UN)
+        assert is_open.is_set()
+    finally:
+        os.close(lock)
 
 
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
