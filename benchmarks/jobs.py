@@ -61,6 +61,15 @@ class Agent:
         self.process.send_signal(signum)
         return at
 
+    def kill_node(self) -> float:
+        """Kills the agent and all processes below it, as when its machine dies; when that was."""
+        below = descendants(self.process.pid)
+        at = self.signal(signal.SIGKILL)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return at
+
     @property
     def coordinates(self) -> bool:
         """Whether it has said so."""
@@ -74,13 +83,14 @@ class Job:
         launcher: what the agents are.
         options: the same for all of them.
         folder: for the FIFO and the output.
+        worker: the script in `workers/` that they run.
     """
 
-    def __init__(self, launcher: Launcher, options: list[str], folder: Path) -> None:
+    def __init__(self, launcher: Launcher, options: list[str], folder: Path, worker: str) -> None:
         fifo = folder / "stamps"
         os.mkfifo(fifo)
         self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)  # also open to write, so that it never ends
-        self._command = launcher.command, [*options, str(HERE / "workers" / "node.py"), str(fifo)]
+        self._command = launcher.command, [*options, str(HERE / "workers" / worker), str(fifo)]
         self._folder = folder
         self._stamps: list[Stamp] = []
         self._unfinished = b""
@@ -102,17 +112,18 @@ class Job:
             self.agents.append(Agent(command, self._folder / f"agent-{number}"))
         return self.agents[first].started_at
 
-    def wait_running(self, world_size: int, after: float = 0.0) -> float:
-        """When the last of so many workers was there.
+    def wait_running(self, world_size: int, after: float = 0.0, *, limit_s: float = LIMIT_S) -> float:
+        """When the last worker of a world of this size was there.
 
         Args:
             world_size: as the workers have it.
             after: earlier stamps don't count.
+            limit_s: how long to wait at most.
 
         Raises:
-            MeasurementError: they are not all there within `LIMIT_S`, or an agent ends.
+            MeasurementError: some are missing at the limit, or an agent ends.
         """
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while True:
             if len(workers := self.workers(world_size, after)) == world_size:
                 return max(stamp.at for stamp in workers.values())
@@ -120,7 +131,7 @@ class Job:
                 if not agent.was_killed and agent.process.poll() is not None:
                     raise MeasurementError(f"agent {number} of {self.name} ended (code {agent.process.returncode})")
             if time.monotonic() > deadline:
-                raise MeasurementError(f"of {world_size} workers {len(workers)} are there after {LIMIT_S:.0f} s")
+                raise MeasurementError(f"of {world_size} workers {len(workers)} are there after {limit_s:.0f} s")
             if select.select([self._fifo], [], [], LOOK_AGAIN_S)[0]:
                 self._read_stamps()
 
@@ -178,14 +189,21 @@ class Job:
 
 @contextmanager
 def open_job(
-    launcher: Launcher, nnodes: str, *, backend: str = "c10d", endpoint: str = "", conf: str = "", max_restarts: int = 0
+    launcher: Launcher,
+    nnodes: str,
+    *,
+    backend: str = "c10d",
+    endpoint: str = "",
+    conf: str = "",
+    max_restarts: int = 0,
+    worker: str = "node.py",
 ) -> Iterator[Job]:
     """A job without agents yet, one worker for each; without an endpoint one agent serves the store."""
     with tempfile.TemporaryDirectory(prefix="aelastic-bench-", ignore_cleanup_errors=True) as folder:
         options = ["--nnodes", nnodes, "--nproc-per-node", "1", "--max-restarts", str(max_restarts)]
         options += ["--rdzv-backend", backend, "--rdzv-endpoint", endpoint or f"127.0.0.1:{free_port()}"]
         options += ["--rdzv-id", os.path.basename(folder), *(["--rdzv-conf", conf] if conf else [])]
-        job = Job(launcher, options, Path(folder))
+        job = Job(launcher, options, Path(folder), worker)
         try:
             yield job
         except MeasurementError as error:

@@ -31,6 +31,7 @@ from report import Figure, Report, Row, describe_machine, judge
 
 SETTLE_S = 2.0  # a launcher starts helpers in its first moments; what a running job does is measured after them
 LEASE_S = 5.0  # aelastic's default
+TALK_LIMIT_S = 180.0  # torchrun waits for the node's keep-alives, then for newcomers
 COUNTS = (1000, 4000, 8000)
 AGENTS_LIMIT_S = 300.0
 GROWTH = 1.1  # what one of more agents may cost, as a multiple of one of fewer
@@ -111,6 +112,22 @@ def lose_a_node(job: Job, signum: int, *, coordinator: bool) -> float:
 def measure_kill(launcher: Launcher) -> dict[str, float]:
     with open_job(launcher, "1:3") as job:
         return {"kill_s": lose_a_node(job, signal.SIGKILL, coordinator=False)}
+
+
+def measure_talk(*options: str, key: str) -> Callable[[Launcher], dict[str, float]]:
+    """Workers that import torch and are in a collective all the time: those of the others fail when a node dies."""
+
+    def measure(launcher: Launcher) -> dict[str, float]:
+        with open_job(launcher, "1:3", max_restarts=3, worker="talking.py") as job:
+            job.start(options=options)
+            time.sleep(SETTLE_S)  # by then the first agent serves the store, with either launcher
+            job.start(2, options=options)
+            job.wait_running(3)
+            time.sleep(SETTLE_S)
+            lost_at = job.agents[1].kill_node()
+            return {key: job.wait_running(2, after=lost_at, limit_s=TALK_LIMIT_S) - lost_at}
+
+    return measure
 
 
 def measure_stop(launcher: Launcher) -> dict[str, float]:
@@ -215,6 +232,20 @@ MEASURES = (
     ),
     single("fail", measure_fail, "3 agents, no restart left: a worker crashes → all agents have ended", 2.0),
     single("kill", measure_kill, "`1:3`: a node SIGKILLed → workers of the others running", 1.5),
+    Measure(
+        "talk",
+        measure_talk(key="talk_s"),
+        (
+            Figure(
+                "talk_s", "the same, workers in `all_reduce`: → the others' are past their next `all_reduce`", "s", 0.3
+            ),
+        ),
+        max_repeats=3,
+        warm_up=0,
+    ),
+    single(
+        "talk-warm", measure_talk("--preload", "torch", key="talk_warm_s"), "the same with `--preload torch`", None, 5
+    ),
     single("stop", measure_stop, "`1:3`: a node SIGSTOPped → workers of the others running", LEASE_S + 1, 3),
     single("join", measure_join, "`2:4`: two nodes run, a third is started → workers of all three running", 1.5),
     single(
@@ -239,7 +270,7 @@ MEASURES = (
     agents_measure(4000, 8.0, 1.2),
     agents_measure(8000, None, None),
 )
-COMPARED = frozenset({"form", "blocked"})
+COMPARED = frozenset({"form", "blocked", "talk"})
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
