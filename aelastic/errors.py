@@ -100,6 +100,11 @@ class HostError(AelasticError):
 
     category = ErrorCategory.INFRA
 
+    @staticmethod
+    def no_answer_from_disk(place: object, *, within_s: float) -> HostError:
+        """A file or folder that could be neither read nor written in this time."""
+        return HostError(f"no answer from the disk that holds {place} within {within_s:g} s: look at its file server")
+
 
 class UnkillableWorkerError(AelasticError):
     """Processes that ignore SIGKILL.

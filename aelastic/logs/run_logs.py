@@ -121,7 +121,8 @@ class RunLogs:
         try:
             await in_thread(self._make_folders, within_s=OPEN_TIMEOUT_S)
         except TimeoutError:
-            raise _no_answer(f"{self.scratch.parent} or {self.root.parent}") from None
+            place = f"{self.scratch.parent} or {self.root.parent}"
+            raise HostError.no_answer_from_disk(place, within_s=OPEN_TIMEOUT_S) from None
         if self._is_asked and self._log_dir is None:
             _log.warning("worker output is kept in %s; use --log-dir to choose another folder", self.root)
 
@@ -206,7 +207,7 @@ class RunLogs:
         where = error.filename or self.root
         if isinstance(error, TimeoutError) and error.errno is None:
             place = where if self._spec.logs_specs is None else "the files that logs_specs names"
-            return _no_answer(place)
+            return HostError.no_answer_from_disk(place, within_s=OPEN_TIMEOUT_S)
         if self._spec.logs_specs is not None and attempt == 0:
             return InputError(f"logs_specs: {where} cannot be written ({error.strerror}); choose another path")
         if isinstance(error, FileExistsError) and self._spec.logs_specs is None:
@@ -369,7 +370,3 @@ class RunLogs:
 def _drops_all(spec: WorkerSpec) -> bool:
     """True for `--log-dir /dev/null`; as with torchrun, the workers then write to the console themselves."""
     return spec.log_dir == DROPPED
-
-
-def _no_answer(place: object) -> HostError:
-    return HostError(f"no answer from the disk that holds {place} within {OPEN_TIMEOUT_S:g} s: look at its file server")

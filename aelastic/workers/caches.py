@@ -96,10 +96,7 @@ async def open_cache(folder: Path) -> CacheFolder:
     try:
         return await in_thread(partial(CacheFolder, folder), within_s=OPEN_TIMEOUT_S)
     except TimeoutError:
-        raise HostError(
-            f"no answer from the disk that holds cache_dir {folder} within {OPEN_TIMEOUT_S:g} s: "
-            "look at its file server"
-        ) from None
+        raise HostError.no_answer_from_disk(f"cache_dir {folder}", within_s=OPEN_TIMEOUT_S) from None
 
 
 def _check_parents(folder: Path) -> None:
