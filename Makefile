@@ -19,7 +19,7 @@ QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 RELEASE_TOOLS := build/release/.installed
 CROWDED := build/crowded/.installed
 
-.PHONY: help demo demo-elastic demo-any-host timeline-picture rehearsal-picture test-core test test-all stress mutants stories crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host pictures test-core test test-all stress mutants stories crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -34,11 +34,10 @@ demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let
 demo-any-host: $(INSTALLED)  ## train on three nodes that each serve an endpoint; freeze the first one, then kill it
 	@$(BIN)/python examples/demo_elastic.py --any-host $(ARGS)
 
-timeline-picture: $(INSTALLED)  ## make docs/timeline.png anew, of a real run (needs chromium)
-	$(BIN)/python examples/timeline_picture.py $(ARGS)
+PICTURES := lost_node timeline rehearsal
 
-rehearsal-picture: $(INSTALLED)  ## make docs/rehearsal.png anew, of a tutorial's script (needs chromium)
-	$(BIN)/python examples/rehearsal_picture.py
+pictures: $(INSTALLED)  ## make the pictures of the pages again, from real runs (needs chromium); PICTURES=lost_node for one
+	@for each in $(PICTURES); do PYTHONPATH=examples:tools $(BIN)/python -m pictures.$$each || exit; done
 
 test-core: $(INSTALLED)  ## run the tests that start no process, in half a minute
 	$(RUN_TESTS) --without-processes -m 'not all' $(ARGS)

@@ -3,7 +3,10 @@
 (() => {
   const byId = (id) => document.getElementById(id), chart = byId('chart'), find = byId('find');
   const { length: T, rows, nodes, restarts, heat } = JSON.parse(byId('data').textContent);
-  const LEFT = 172, W = 1014, WIDTH = LEFT + W + 14;  // of the names, of the plot, of all
+  // Drawn as wide as the room on a small screen or in a small picture, where a scaled one could not be read.
+  const room = chart.getBoundingClientRect().width, WIDTH = room && room < 1000 ? Math.round(room) : 1200;
+  const LEFT = WIDTH < 600 ? 96 : 172, W = WIDTH - LEFT - 14;  // of the names, of the plot
+  const NAME_MAX = Math.floor(LEFT / 8);  // letters
   const FLAGS = 24, ABOVE = FLAGS + 22;  // above the rows: the numbers of the restarts, then the times
   const HEAT = 16, OVER = restarts.length ? HEAT + 6 : 0;  // where the run lost time, above all that
   const START_PART = 0.22;  // of a worker's row, along its lower edge
@@ -48,7 +51,7 @@
     // Where a line of text stands that is centred on its row.
     const put = (kind, x, middle, size, words) =>
       add(who, 'text', { class: kind, x, y: ABOVE + node.top + middle + size * 0.35, style: `font-size:${size}px` }, words);
-    const name = node.name.length > 21 ? `${node.name.slice(0, 20)}…` : node.name;
+    const name = node.name.length > NAME_MAX ? `${node.name.slice(0, NAME_MAX - 1)}…` : node.name;
     tip(put('name', 4, (rows.agent - 1) / 2, Math.min(12, rows.agent - 0.5), name), `${node.name}, agent ${node.pid}`);
     if (rows.worker >= 10) node.ranks.forEach((words, row) =>
       put('rank', LEFT - 8, rows.agent + (row + 0.5) * rows.worker, Math.min(11, rows.worker - 1), words));

@@ -1,6 +1,6 @@
 """Makes docs/rehearsal.png: what `aelastic rehearse` says of the first script of docs/tutorials/rehearse.md.
 
-python examples/rehearsal_picture.py        (or `make rehearsal-picture`; needs chromium)
+make pictures       (needs chromium)
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from timeline_picture import find_browser, take_picture
+from pictures.browser import DOCS, find_browser, take_picture
 
-ROOT = Path(__file__).parent.parent
-PAGE, PICTURE = ROOT / "docs" / "tutorials" / "rehearse.md", ROOT / "docs" / "rehearsal.png"
+PAGE, PICTURE = DOCS / "tutorials" / "rehearse.md", DOCS / "rehearsal.png"
 OPTIONS = [
     "--metric",
     r"loss (\S+)",
