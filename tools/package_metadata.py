@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!#|[a-z]+:)([^)\s]+)\)")
+_PICTURE = re.compile(r'<picture>.*?<img alt="([^"]*)" src="([^"]*)">.*?</picture>', re.DOTALL)
 _NOTE = "Files named here are part of the source distribution.\n\n"
 _FIRST_TITLE = "\n## "
 
 
 def for_index(readme: str) -> str:
     """The text without links to files."""
-    before, title, rest = LINK.sub(named, readme).partition(_FIRST_TITLE)
+    text = _PICTURE.sub(r"(\1: `\2`)", LINK.sub(named, readme))
+    before, title, rest = text.partition(_FIRST_TITLE)
     return f"{before}\n{_NOTE.rstrip()}\n{title}{rest}"
 
 
