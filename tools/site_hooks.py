@@ -82,20 +82,31 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    return re.sub(r"<table>.*?</table>", _with_columns, html, flags=re.DOTALL)
+    html = re.sub(r"<table>.*?</table>", _readable, html, flags=re.DOTALL)
+    # The line of a command breaks before an option, not behind its hyphens (`site.css`).
+    return re.sub(r'(?<=<div class="language-console highlight">).*?(?=</div>)', _with_options, html, flags=re.DOTALL)
 
 
-def _with_columns(table: re.Match[str]) -> str:
+def _with_options(block: re.Match[str]) -> str:
+    return re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', block[0])
+
+
+def _readable(table: re.Match[str]) -> str:
+    broken = re.sub(r"<code>[^<]*</code>", lambda code: code[0].replace("_", "_<wbr>"), table[0])
+    return _with_columns(broken)
+
+
+def _with_columns(table: str) -> str:
     """A table of three columns and more with each cell's column, for narrow screens (`site.css`)."""
-    names = [re.sub(r"<[^>]*>|\"", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)]
+    names = [re.sub(r"<[^>]*>|\"", "", name) for name in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
     if len(names) < 3:
-        return table[0]
+        return table
 
     def row(found: re.Match[str]) -> str:
         columns = iter(["", *names[1:]])
         return re.sub(r"<td", lambda _: f'<td data-column="{next(columns, "")}"', found[0])
 
-    return re.sub(r"<tr>.*?</tr>", row, table[0], flags=re.DOTALL).replace("<table>", "<table data-wide>", 1)
+    return re.sub(r"<tr>.*?</tr>", row, table, flags=re.DOTALL).replace("<table>", "<table data-wide>", 1)
 
 
 def on_nav(nav: Any, config: Any, **_: Any) -> None:

@@ -256,6 +256,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(),
     ],
     "CONTRIBUTING.md": [Checked("these are the tests", verbs), Run(*FLAG), Run(*EVENT)],
+    "docs/index.md": [Run()],
     "docs/explanation/restarts.md": [Checked("lines of a log", said)],
     "docs/how-to/caches.md": [Run()],
     "docs/how-to/cloud.md": [Checked("costs money; tests/recipes/test_cloud.py runs the script", named(r"training-\w+", within="deploy/cloud/start.sh"))],

@@ -57,7 +57,11 @@ def test_the_packages_are_complete_and_their_metadata_is_valid(packages: tuple[P
         metadata = Metadata.from_email(archive.read(f"{home}/METADATA"), validate=True)
     assert {"aelastic/py.typed", "aelastic/cli/main.py", f"{home}/licenses/LICENSE"} <= set(names)
     assert len([name for name in names if name.endswith(".py")]) == len(package())
-    assert metadata.description and not re.search(r"\]\(docs/|<picture", metadata.description) and len(metadata.requires_dist or ()) > 5
+    assert (
+        metadata.description
+        and not re.search(r"\]\(docs/|<picture", metadata.description)
+        and len(metadata.requires_dist or ()) > 5
+    )
     assert (metadata.project_urls or {})["Issues"] == "https://github.com/someone/aelastic/issues"
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}

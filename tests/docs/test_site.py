@@ -107,12 +107,27 @@ def test_the_search_works_in_pages_that_are_opened_from_a_folder(site: Path, tmp
     assert any(address.endswith("how-to/hangs.html") for address in found[:2]), found[:5]
 
 
+@pytest.mark.ci
+@pytest.mark.all
+def test_the_page_for_an_unknown_address_has_a_search_box_that_leads_to_the_search(site: Path) -> None:
+    form = re.search(r'<form class="find" action="([^"]+)".*?</form>', (site / "404.html").read_text(), re.DOTALL)
+    assert form is not None and '<input type="search" name="q"' in form[0]
+    assert (site / form[1].lstrip("/")).exists()
+
+
+@pytest.mark.ci
+@pytest.mark.all
+def test_commands_wrap_before_their_options(site: Path) -> None:
+    page = (site / "how-to/hangs.html").read_text()
+    assert '<div class="language-console highlight">' in page and '<span class="option">--hang-timeout</span>' in page
+
+
 @pytest.mark.all  # a second build
 def test_a_dead_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text("# One\n\n[there](#one) [no page](two.md) [no anchor](index.md#three)\n")
     config = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
-    config = re.sub("docs_dir: docs|hooks: .*|extra_css: .*", "", config)
+    config = re.sub("docs_dir: docs|hooks: .*|extra_css: .*|custom_dir: .*", "", config)
     (tmp_path / "mkdocs.yml").write_text(config)
     done = build(tmp_path, "--config-file", str(tmp_path / "mkdocs.yml"))
     assert done.returncode != 0
