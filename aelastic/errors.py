@@ -51,51 +51,72 @@ class ErrorCategory(Enum):
 
 
 class AelasticError(Exception):
-    """Anything the agent raises on purpose; `category` and `exit_code` say whose fault it is."""
+    """Base class of all errors that aelastic raises; `category` and `exit_code` tell who is at fault."""
 
     category: ClassVar[ErrorCategory] = ErrorCategory.AGENT
     exit_code: ClassVar[int] = EXIT_FAILURE
 
 
 class InputError(AelasticError, ValueError):
-    """A value that cannot work.  Your fault; retrying does not help; the message says what to use instead."""
+    """An invalid value.
+
+    You need to fix it, and retrying does not help.  The message tells what to use instead.
+    """
 
     category = ErrorCategory.INPUT
     exit_code = EXIT_INPUT
 
 
 class RendezvousError(AelasticError):
-    """The agents did not agree on which nodes take part.  Look at the other agents' logs first, then at the network."""
+    """The agents did not agree on which nodes take part.
+
+    Look at the logs of the other agents first, then at the network.
+    """
 
     category = ErrorCategory.INFRA
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Too few agents joined in time.  Retry; look at which nodes are missing, and why they did not start."""
+    """Too few agents joined in time.
+
+    You can retry.  Check which nodes are missing, and why they did not start.
+    """
 
     exit_code = EXIT_TRY_AGAIN
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is over, and this agent came late.  Do not retry under the same run id; look at how the job ended."""
+    """The job had already ended when this agent joined.
+
+    Do not retry with the same run id.  Check how the job ended.
+    """
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The rendezvous endpoint does not answer.  Retry; look at its host name, port, firewall and server."""
+    """The rendezvous endpoint does not answer.
+
+    You can retry.  Check its host name, port, firewall and server.
+    """
 
 
 class RendezvousStateError(RendezvousError):
-    """The endpoint holds what no agent wrote.  Do not retry; look for another program, or another job's run id."""
+    """The endpoint holds data that no agent has written.
+
+    Do not retry.  Check whether another program uses the endpoint, or another job the same run id.
+    """
 
 
 class RequestError(AelasticError):
-    """What was asked of a job that runs is not done; says why.  The job is undisturbed."""
+    """A request to a running job was not carried out; the message tells why.
+
+    The job continues unchanged.
+    """
 
 
 class HostError(AelasticError):
-    """The host refused what a running job needs: room on a disk, a descriptor, a process.
+    """The host refused something that a running job needs: disk space, a file descriptor, a process.
 
-    The host's fault: look at its disks and limits.  Retry once it has room, or on another.
+    The host is at fault: check its disks and limits.  Retry when it has room, or on another host.
     """
 
     category = ErrorCategory.INFRA
@@ -107,13 +128,13 @@ class HostError(AelasticError):
 
 
 class UnkillableWorkerError(AelasticError):
-    """Processes that ignore SIGKILL.
+    """Worker processes survived SIGKILL.
 
-    The host's fault: the kernel holds them, mostly in a driver or a dead network file system.  Retry on another
-    host; look at this one's kernel log, and reboot it.
+    The host is at fault: the kernel holds these processes, usually in a driver or in a dead network file system.  Retry
+    on another host.  Check the kernel log of this one and reboot it.
 
     Args:
-        processes: a description of each.
+        processes: a description of each process.
     """
 
     category = ErrorCategory.INFRA
@@ -131,9 +152,9 @@ class UnkillableWorkerError(AelasticError):
 
 
 class InternalError(AelasticError):
-    """The agent did what it must never do.
+    """A bug in aelastic.
 
-    Our fault.  Retrying may help; please report it, with the story.
+    Retrying may help.  Please report it, with the story.
 
     Args:
         what: what happened.
@@ -151,22 +172,22 @@ class InternalError(AelasticError):
 
 
 class ChildFailedError(AelasticError):
-    """Workers failed; `str()` of it is the report (torch: `ChildFailedError`).
+    """Workers failed, and the job has ended; `str()` of it is the report (torch: `ChildFailedError`).
 
-    The job's fault: the report names the first failure, with its traceback.  The restart budget is used up; retry
-    if the cause is not in the code.
+    The job is at fault: the report shows the first failure with its traceback.  Retry only if the cause is outside your
+    code.
 
     Args:
-        name: what they ran.
-        failures: by global rank, in the order they were observed.
+        name: name of the program or function.
+        failures: by global rank, in the order in which the agent saw them.
         victims: global ranks that the agent stopped because of the failures.
-        stacks: by global rank, of those that had to be killed for it: where they were.
-        cause: the global rank of the failure that ended the job; `None` is the smallest timestamp, and of equal ones
-            the first observed, as torch has it.
-        raised: by global rank, of workers that raised an exception of their own before the agent stopped them.
+        stacks: by global rank, the stacks of victims that had to be killed.
+        cause: global rank of the failure that ended the job; `None`: the earliest timestamp, as in torch, or the first
+            of equal ones.
+        raised: by global rank, failures of workers that had raised their own exception before the agent stopped them.
 
     Raises:
-        InputError: there are no failures.
+        InputError: `failures` is empty.
     """
 
     category = ErrorCategory.WORKER
@@ -189,7 +210,7 @@ class ChildFailedError(AelasticError):
         super().__init__(self.name, self.failures, self.victims, self.stacks, self.cause, self.raised)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The root cause and its global rank."""
+        """Returns the global rank and the failure of the root cause (torch: `get_first_failure`)."""
         if self.cause is not None:
             return self.cause, self.failures[self.cause]
         return min(self.failures.items(), key=lambda item: item[1].timestamp)
@@ -198,7 +219,7 @@ class ChildFailedError(AelasticError):
         return self.format_msg()
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The report, in torch's layout; the parameters keep torch's names."""
+        """Returns the report, in torch's layout (torch: `format_msg`, with the same parameters)."""
         from aelastic.failures.report import report
 
         job = self.name, self.failures, self.get_first_failure(), self.victims
@@ -219,20 +240,20 @@ def exit_code_of(error: BaseException | ProcessFailure) -> int:
 
 
 def get_error_handler() -> ErrorHandler:
-    """The handler that `record` uses where none is given, and the report on failed workers."""
+    """Returns the default handler of `record` and of reports about failed workers (torch: `get_error_handler`)."""
     return ErrorHandler()
 
 
 def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
-    """Decorates the main function of a process, so that its uncaught exception reaches the agent (torch: `record`).
+    """Decorates the main function of a process, so that the agent learns of its exception (torch: `record`).
 
-    An exception is recorded, and raised again.  A `ChildFailedError`, ours or torch's, passes its root cause on as
-    it is, so that the scheduler above an agent reads what the worker recorded.  `sys.exit(0)` returns `None`, other
-    exits pass unrecorded, as with torch.
+    The decorated function records an exception and raises it again.  For a `ChildFailedError`, torch's or aelastic's,
+    it passes on the root cause, so that a scheduler above the agent gets what the worker recorded.  As with torch,
+    `sys.exit(0)` returns `None`, and other exits are not recorded.
 
     Args:
-        fn: called once per process, at the top.
-        error_handler: what records; `None` is `get_error_handler()`.
+        fn: the function to decorate, called once per process.
+        error_handler: records the exception; `None`: `get_error_handler()`.
     """
     handler = error_handler or get_error_handler()
 

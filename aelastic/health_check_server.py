@@ -14,12 +14,12 @@ TIMEOUT_S = 60
 
 
 class HealthCheckServer:
-    """A server that says whether an agent lives; this base class listens nowhere (torch: `HealthCheckServer`).
+    """Base class of servers that report whether an agent is alive; it does not listen (torch: `HealthCheckServer`).
 
     Args:
-        alive_callback: when the agent was last seen at work, in seconds of the wall clock; for any thread.
-        port: where to listen.
-        timeout: an agent that was not seen for so many seconds counts as dead.
+        alive_callback: returns when the agent was last seen running, in seconds since the epoch; safe in any thread.
+        port: port to listen on.
+        timeout: seconds without a sign of life after which the agent is considered dead.
     """
 
     def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
@@ -35,18 +35,19 @@ class HealthCheckServer:
 
     @property
     def alive_callback(self) -> Callable[[], int]:
+        """The callback given to the constructor."""
         return self._alive_callback
 
 
 class NoHealthCheckServer(HealthCheckServer):
-    """For a program that has started one already: the agent is to open none."""
+    """Tells the agent to start no server, for programs that have already started one."""
 
     def __init__(self) -> None:
         super().__init__(lambda: 0, 0, TIMEOUT_S)
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """A server that listens nowhere (torch: `create_healthcheck_server`)."""
+    """Creates a server that does not listen (torch: `create_healthcheck_server`)."""
     return HealthCheckServer(alive_callback, port, timeout)
 
 
@@ -58,6 +59,6 @@ def delegate(server: Any, alive: Callable[[], int]) -> None:
 
 
 class HealthCheckServerFactory(Protocol):
-    """What makes a server: a subclass of `HealthCheckServer`, or a function as `create_healthcheck_server`."""
+    """Creates a server: a subclass of `HealthCheckServer`, or a function like `create_healthcheck_server`."""
 
     def __call__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer: ...

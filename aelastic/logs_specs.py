@@ -31,15 +31,15 @@ Envs = dict[int, dict[str, str]]
 
 @dataclass
 class LogsDest:
-    """Where the output of one attempt goes (torch: `LogsDest`).
+    """Destinations of the output of one attempt (torch: `LogsDest`).  Paths are by local rank.
 
     Args:
-        stdouts: where workers write; `""` is the agent's own stream.
+        stdouts: files that workers write stdout to; empty: the agent's own stream.
         stderrs: the same for stderr.
-        tee_stdouts: the files that the console shows, too.
+        tee_stdouts: files of stdout that also appear on the console.
         tee_stderrs: the same for stderr.
-        error_files: where workers record why they failed.
-        filtered_stdout: the file for lines that `duplicate_stdout_filters` choose.
+        error_files: files in which workers record their exceptions.
+        filtered_stdout: file for lines that match `duplicate_stdout_filters`.
         filtered_stderr: the same for stderr.
     """
 
@@ -56,10 +56,10 @@ class LogsSpecs(ABC):
     """Decides where the output of workers goes (torch: `LogsSpecs`).
 
     Args:
-        log_dir: the folder that holds it.
-        redirects: streams that go to files only.
+        log_dir: folder for the output.
+        redirects: streams that go only to files, for all workers or by local rank.
         tee: streams that go to files and to the console.
-        local_ranks_filter: local ranks whose output the console shows; `None` or empty means all.
+        local_ranks_filter: local ranks whose output appears on the console; `None` or empty: all.
     """
 
     def __init__(
@@ -76,22 +76,23 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: Envs) -> LogsDest:
-        """Names the files of the next attempt, and makes their folders.
+        """Creates the folders of the next attempt, and returns its files.
 
         Args:
-            envs: the complete environments of the workers, by local rank; each gets its `TORCHELASTIC_ERROR_FILE`.
+            envs: the complete environments of the workers, by local rank; set `TORCHELASTIC_ERROR_FILE` in each.
         """
 
     @property
     @abstractmethod
-    def root_log_dir(self) -> str: ...
+    def root_log_dir(self) -> str:
+        """The folder that holds the output of all runs."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """A folder for each run in `log_dir`, in that for each attempt, in that for each rank (torch: `DefaultLogsSpecs`).
+    """Creates folders for each run, attempt and rank within `log_dir` (torch: `DefaultLogsSpecs`).
 
     Args:
-        log_dir: made if it does not exist; `None` makes a temporary one, which stays; `/dev/null` keeps nothing.
+        log_dir: created if missing; `None`: a new temporary folder, which is kept; `/dev/null`: nothing is kept.
 
     Raises:
         NotADirectoryError: `log_dir` is a file.
@@ -118,6 +119,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return str(self._root_log_dir)
 
     def reify(self, envs: Envs) -> LogsDest:
+        """Creates the folder of the next attempt, with one folder per rank."""
         if self._root_log_dir == os.devnull:
             return _nowhere(envs)
         facts = envs.get(0, {})

@@ -23,15 +23,22 @@ _OF_STOPS = {Outcome.STOPPED, Outcome.KILLED, Outcome.SAVED}
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended, all or nothing (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
+    """The outcome of a run on this node (torch: `torch.distributed.elastic.agent.server.api.RunResult`).
 
-    Every mapping is keyed by global rank.  `return_values` holds what functions returned, if all succeeded.  `failures`
-    holds the failure that ended the job, first and on every node, and then those of this node's workers, in the order
-    they were observed; `cause` is the rank of that first one.  `victims` are the workers that ended because the agent
-    asked them to, `raised` those that had raised an exception of their own by then; they are in none of the others.
-    `reason` says in one line why the run ended, of a failure with its cause.  `stacks` says of workers that had to be
-    killed where they were.  `is_drained`: this node has left in order, since it was about to go; the same command may
-    go on elsewhere.  `is_stopped`: somebody asked the whole job to end.
+    All mappings are keyed by global rank.  A worker appears in at most one of `failures`, `victims` and `raised`.
+
+    Args:
+        state: the final state of the workers.
+        return_values: return values of this node's functions, if all workers succeeded; empty for programs.
+        failures: first the failure that ended the job, which is the same on every node; then the failures of this
+            node's workers, in the order in which the agent saw them.
+        victims: workers that ended because the agent stopped them.
+        reason: one line that explains why the run ended, including the cause of a failure.
+        stacks: the stacks of workers that had to be killed, as text.
+        cause: rank of the failure that ended the job.
+        raised: workers that the agent stopped, but that had raised their own exception before.
+        is_drained: this node left in order because it was going away; the same command may continue elsewhere.
+        is_stopped: somebody requested the end of the whole job.
     """
 
     state: WorkerState
@@ -47,6 +54,7 @@ class RunResult:
     is_stopped: bool = False
 
     def is_failed(self) -> bool:
+        """Whether the run failed (torch: `RunResult.is_failed`)."""
         return self.state is WorkerState.FAILED
 
 

@@ -139,19 +139,19 @@ _NUMBERS = ("0", "1", "2", "3")
 
 
 class Std(IntFlag):
-    """Which standard streams of a worker (torch: `torch.distributed.elastic.multiprocessing.Std`)."""
+    """Standard streams of a worker (torch: `torch.distributed.elastic.multiprocessing.Std`)."""
 
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
+    NONE = 0  # no stream
+    OUT = 1  # stdout
+    ERR = 2  # stderr
+    ALL = OUT | ERR  # both
 
     @classmethod
     def from_str(cls, text: str) -> Std | dict[int, Std]:
-        """Reads `"3"` as every worker's streams, `"0:3,1:2"` as streams by local rank.
+        """Parses `"3"` into streams of all workers, `"0:3,1:2"` into streams by local rank (torch: `Std.from_str`).
 
         Raises:
-            InputError: anything else.
+            InputError: the text has neither form.
         """
         try:
             if ":" not in text:
@@ -191,12 +191,12 @@ def _are_streams(value: Any) -> bool:
 
 
 class ExpectedOutput(Record):
-    """What workers have to write, again and again, on either of their streams.
+    """Output that workers must write repeatedly, on stdout or stderr.
 
     Args:
-        pattern: a regular expression that some line, or frame of a progress bar, has a match of.
-        within_s: seconds from a worker's start to the first of these, and from each to the next.
-        ranks: global ranks of the workers that it is expected of, each by itself; `None` is all.
+        pattern: regular expression that must match a line, or an update of a progress bar.
+        within_s: seconds from the worker's start to the first match, and from each match to the next.
+        ranks: global ranks of the workers that must write it; `None`: all.
     """
 
     pattern: str
@@ -204,7 +204,7 @@ class ExpectedOutput(Record):
     ranks: frozenset[int] | None = None
 
     def concerns(self, env: Mapping[str, str]) -> bool:
-        """Whether it is expected of a worker with that environment."""
+        """Whether the worker with this environment must write it."""
         return self.ranks is None or int(env["RANK"]) in self.ranks
 
 

@@ -38,77 +38,83 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Blueprint of the workers that one agent runs (torch: `torch.distributed.elastic.agent.server.WorkerSpec`).
+    """Settings of the workers that one agent runs (torch: `torch.distributed.elastic.agent.server.WorkerSpec`).
 
     Args:
-        entrypoint: what every worker runs: a command (found on `PATH`), or a function, which runs in a
-            child process of `multiprocessing` and whose return value is kept.
-        args: the arguments; `${local_rank}` in a string becomes the worker's local rank.
-        role: name shared by workers that do the same job; it may be empty.
-        local_world_size: workers on this node, at least 1.
-        max_restarts: how often the job may restart its workers after a failure.  3 is torchelastic's default for a
-            spec; on the command line it is 0, as with torchrun.
-        restart_policy: rules that say which failures are restarted, stopped, or not charged, as `--restart-policy` has
-            them; `None`: `drained: ignore; same-error: stop; *: restart`.
-        monitor_interval: seconds between two looks at a worker where the kernel cannot tell of its
-            exit (no `pidfd_open(2)`); elsewhere exits are events, and nothing polls.
-        rdzv: where and how the agents of several nodes meet; `None` is one node on its own, whose coordinator
-            is in this process.
-        rdzv_handler: a torch `RendezvousHandler` to meet through instead, as torchelastic's spec has it.
-        master_addr: what workers get as `MASTER_ADDR`, with `rdzv_handler`, too; with `rdzv` only `static` uses it, the
-            others find one.
-        master_port: what workers get as `MASTER_PORT`, as above; `None` or 0 picks a free one.
-        run_id: the job's name, the same on all of its nodes; `None` picks a random one, for one node.
-        redirects: streams that go to files only; a map may name ranks that other nodes have and this one has not.
-        tee: streams that go to files and to the console; wins over `redirects`.
-        log_dir: folder for those files; `None` picks a temporary one.
-        log_max_bytes: of each of those files, about so much of the end is kept; `None`: all.
-        logs_specs: a torch-compatible `LogsSpecs` that says where output goes; before `redirects`, `tee`, `log_dir`
-            and `local_ranks_filter`.
-        log_line_prefix_template: what teed lines begin with, of `${role_name}`, `${rank}`, `${local_rank}`,
-            `${hostname}` and `${pid}`; `None` is `[${role_name}${local_rank}]:`.
-        local_ranks_filter: local ranks whose teed output the console shows; `None` is all.
-        duplicate_stdout_filters: lines of kept stdout with one of these texts in them go to `filtered_stdout.log`, too.
+        entrypoint: what each worker runs: a program, looked up on `PATH`, or a function, which runs in a
+            `multiprocessing` child and whose return value is kept.
+        args: the arguments; `${local_rank}` in a string is replaced by the worker's local rank.
+        role: the workers' role name; may be empty.
+        local_world_size: number of workers on this node, at least 1.
+        max_restarts: how often the job may restart its workers after a failure.  The default is torchelastic's for a
+            spec; the command line's is 0, as with torchrun.
+        restart_policy: rules for which failures restart the workers, end the job, or are not charged, as in
+            `--restart-policy`; `None`: `drained: ignore; same-error: stop; *: restart`.
+        monitor_interval: seconds between two checks of a worker if the kernel cannot report its exit (no
+            `pidfd_open(2)`); otherwise nothing is polled.
+        rdzv: where and how the agents of several nodes meet; `None`: a single node, which needs no endpoint.
+        rdzv_handler: a torch `RendezvousHandler` to use instead of `rdzv` (torch: `WorkerSpec.rdzv_handler`).
+        master_addr: the workers' `MASTER_ADDR`; `None`: an address of the node of rank 0.  With `rdzv`, only `static`
+            uses it.
+        master_port: the workers' `MASTER_PORT`, used in the same cases; `None` or 0 picks a free port.
+        run_id: the job's name, the same on all nodes; `None` picks a random name, for a single node.
+        redirects: streams that go only to files, for all workers or by local rank.  A map may name local ranks that
+            only other nodes have.
+        tee: streams that go to files and to the console; takes precedence over `redirects`.
+        log_dir: folder for these files; `None`: a temporary folder.
+        log_max_bytes: how many bytes to keep, approximately, at the end of each of these files; `None`: everything.
+        logs_specs: a `LogsSpecs`, torch's or aelastic's, that decides where output goes; takes precedence over
+            `redirects`, `tee`, `log_dir` and `local_ranks_filter`.
+        log_line_prefix_template: prefix of teed lines, which may contain `${role_name}`, `${rank}`, `${local_rank}`,
+            `${hostname}` and `${pid}`; `None`: `[${role_name}${local_rank}]:`.
+        local_ranks_filter: local ranks whose teed output appears on the console; `None`: all.
+        duplicate_stdout_filters: lines of kept stdout that contain one of these texts are also written to
+            `filtered_stdout.log`.
         duplicate_stderr_filters: the same for stderr.
-        numa_binding: the CPUs each worker may run on, by its device: one of `NUMA_BINDINGS`; `None` is any.
-        numa_fall_back: a worker whose CPUs are not found out runs on any (torch: `should_fall_back_if_binding_fails`).
-        virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
-        event_log_handler: takes torchelastic's events: a name of torch's `events.handlers`.
+        numa_binding: how to choose the CPUs of each worker, by its device: one of `NUMA_BINDINGS`; `None`: no binding.
+        numa_fall_back: if the CPUs of a worker cannot be determined, let it run on any (torch:
+            `should_fall_back_if_binding_fails`).
+        virtual_local_rank: each worker sees only its own device, and `LOCAL_RANK` 0.
+        event_log_handler: name of the handler of torchelastic's events, from torch's `events.handlers`.
         start_method: how `multiprocessing` starts a function.
-        cache_dir: folder of this node for what workers compile (kernels, graphs, extensions, byte code); `None`: none.
-        preload: modules that a fork server imports once, so that workers start without importing them; `()`: none.
-        preload_from: what `preload` was read from, as messages name it: an option, an environment variable.
+        cache_dir: folder on this node where workers keep compiled code (kernels, graphs, extensions, byte code);
+            `None`: none.
+        preload: modules that a fork server imports once, so that workers start with them imported; `"auto"`: those that
+            the first workers imported; `()`: none.
+        preload_from: where `preload` comes from, for messages: the name of an option or a variable.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
-        restart_grace: seconds that workers have to end when they are stopped for a restart, instead of
-            `shutdown_timeout_s`; `None`: as long as they write, 5 s while they only compute, 2 s while they do neither;
-            `"shutdown-timeout"`: as for any other stop.
-        exit_barrier_timeout_s: seconds a finished node waits for the others.
-        progress: what in workers' output says how far they are: a regular expression whose first group is the step, and
-            whose second, if there is one, the last step; `None`: nothing.
-        hang_timeout_s: seconds without a sign of life after which a worker counts as hung; `None`: off.
-        hang_timeout_steps: the same in place of seconds, as a multiple of the median step that `progress` tells: 30 to
-            900 s, and no limit before the first step of each attempt.
-        hang_signals: the signs that count: some of `HANG_SIGNALS`.
-        hang_action: a worker that hangs, or does not write what is expected, fails and is stopped, or (`report`) is
-            only reported.
-        expect_output: what workers have to write, or they count as hung; `None`: nothing.
-        drain_signal: what workers that handle it get where an interruption is announced, and no rank has called
-            `notice.due`.
-        notice_file: a file that says that this node is about to go: seconds, and why; `None`: none.
-        notice_command: a program that writes lines such as `drain 110 spot`, or `cancel`; `None`: none.
-        health_check: a program, run by a shell before this node joins a round: exit code 2 keeps it out until it is
-            fit; 0 is fit, and anything else could not tell; `"builtin"`: what the host tells alone; `None`: nothing.
-        hold_on_failure_s: seconds for which nothing is stopped once a worker has failed, so that somebody can look at
-            the others; `math.inf`: until somebody asks for a restart or a stop; `None`: all are stopped at once.
-        wrap: a program, and its arguments, that starts workers (`nsys profile`); `${local_rank}` as in `args`.
-        wrap_ranks: global ranks of the workers that it starts; `None` is all.
-        linger_s: seconds that the health server waits, at the end of a run that was not asked to stop, for a scraper to
-            read how it ended.
-        metrics_textfile: a file, `*.prom`, for the metrics, for node_exporter's textfile collector.
-        env: the environment workers start from; `None` is the agent's own.
+        restart_grace: seconds that workers get to end before a restart, instead of `shutdown_timeout_s`.  `None`: as
+            long as they write, 5 s while they only compute, 2 s while they do neither; `"shutdown-timeout"`: as for any
+            other stop.
+        exit_barrier_timeout_s: seconds that a finished node waits for the others.
+        progress: regular expression that finds progress in the workers' output; the first group is the step, an
+            optional second group the last step.  `None`: off.
+        hang_timeout_s: seconds without a sign of life after which a worker is considered hung; `None`: off.
+        hang_timeout_steps: the same as a multiple of the median step time that `progress` finds, between 30 and
+            900 s; without a limit before the first step of each attempt.
+        hang_signals: the signs of life to look for: some of `HANG_SIGNALS`.
+        hang_action: `"stop"`: a worker that hangs or lacks expected output fails and is stopped; `"report"`: it is only
+            reported.
+        expect_output: output that workers must write, or they are considered hung; `None`: off.
+        drain_signal: signal for workers with a handler for it, when a drain begins and no rank has called `notice.due`.
+        notice_file: file that announces that this node will go away; it may contain the seconds left and a reason.
+            `None`: off.
+        notice_command: program that announces interruptions, one per line on stdout, such as `drain 110 spot` or
+            `cancel`; `None`: off.
+        health_check: shell command that runs before this node joins a round.  Exit code 2 keeps the node out until a
+            later check succeeds, 0 means healthy, and any other code is ignored with a warning.  `"builtin"`: only the
+            built-in checks of the host; `None`: off.
+        hold_on_failure_s: seconds for which the other workers keep running after a failure, so that you can look at
+            them; `math.inf`: until you request a restart or a stop; `None`: all workers are stopped at once.
+        wrap: a program and its arguments that start the workers, such as `nsys profile`; `${local_rank}` as in `args`.
+        wrap_ranks: global ranks of the workers that `wrap` starts; `None`: all.
+        linger_s: seconds that the health server waits after the run, unless it was asked to stop, for a scraper to read
+            the final metrics.
+        metrics_textfile: a file `*.prom` to write metrics to, for node_exporter's textfile collector; `None`: off.
+        env: the workers' base environment; `None`: the agent's own.
 
     Raises:
-        InputError: a value that cannot work; says which and what to do.
+        InputError: a value is invalid; the message names the field and what to use instead.
     """
 
     entrypoint: str | Callable[..., Any]
@@ -212,21 +218,21 @@ class WorkerSpec:
 
     @property
     def watches_output(self) -> bool:
-        """Whether what each worker writes has to be told from what others write."""
+        """Whether the agent needs to know which worker wrote what."""
         is_searched = self.expect_output is not None or self.progress is not None
         return is_searched or (self.finds_hangs and "output" in self.hang_signals)
 
     def wraps(self, rank: int) -> bool:
-        """Whether the worker of that global rank is started by `wrap`."""
+        """Whether `wrap` starts the worker with this global rank."""
         return self.wrap_ranks is None or rank in self.wrap_ranks
 
     @property
     def finds_hangs(self) -> bool:
-        """Whether a worker that shows no sign of life for some time counts as hung."""
+        """Whether hang detection is on."""
         return self.hang_timeout_s is not None or self.hang_timeout_steps is not None
 
     def get_entrypoint_name(self) -> str:
-        """The function's qualified name, or the program's path."""
+        """The function's qualified name, or the program's path (torch: `get_entrypoint_name`)."""
         if isinstance(self.entrypoint, str):
             return self.entrypoint
         return getattr(self.entrypoint, "__qualname__", repr(self.entrypoint))

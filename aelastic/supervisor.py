@@ -58,20 +58,21 @@ logging.getLogger("aelastic").addHandler(logging.NullHandler())
 
 
 class Supervisor:
-    """Runs the workers of this node until the job is over (torch: `LocalElasticAgent`).
+    """Runs the workers of this node until the job ends (torch: `LocalElasticAgent`).
 
-    Lives on the caller's event loop and touches nothing of the process around it: no signal handler,
-    no `os.environ`, no event-loop policy.  One supervisor runs once; any number run side by side.
+    It runs on the caller's event loop and leaves the process alone: it installs no signal handlers, does not change
+    `os.environ`, and sets no event-loop policy.  A supervisor runs once; any number of supervisors can run at the same
+    time.
 
     Args:
         spec: what to run.
-        backend: runs the workers; by default, this machine does.
-        observers: get what happens, as run events.
-        health_check_server: a server of torch's kind, or what makes one, in the place of our own; started and
-            stopped here.
+        backend: starts and stops the workers; `None` runs them as processes of this machine.
+        observers: receive the run events.
+        health_check_server: a torch `HealthCheckServer`, or a factory for one, to use instead of aelastic's own.  The
+            supervisor starts and stops it.
 
     Raises:
-        InputError: an argument cannot be used; each method raises it as well.
+        InputError: an argument is invalid.  Each method raises it as well.
     """
 
     def __init__(
@@ -119,6 +120,7 @@ class Supervisor:
 
     @property
     def state(self) -> WorkerState:
+        """The state of this node's workers (torch: `WorkerGroup.state`)."""
         return self._group.state
 
     @property
@@ -127,9 +129,12 @@ class Supervisor:
         return self._group.workers
 
     def stop(self, signum: int = signal.SIGTERM) -> None:
-        """Asks the run to end: workers get the signal, and are killed after `shutdown_timeout_s`.
+        """Asks the run to stop: workers get the signal, and SIGKILL after `shutdown_timeout_s`.
 
-        Asked a second time, they are killed now.  Never blocks; safe in a signal handler of the loop.
+        A second call kills them at once.  Never blocks; safe to call in a signal handler of the loop.
+
+        Args:
+            signum: the signal for the workers.
         """
         check(signum=signum)
         self._mailbox.post(StopRequested(signum))
@@ -142,24 +147,28 @@ class Supervisor:
             self._observers.give_up()
 
     def drain(self, deadline_s: float, reason: str = "") -> None:
-        """This node is about to go: all ranks of the job save at one step (`aelastic.notice`), and it leaves in order.
+        """Announces that this node will go away: all ranks of the job save at one step, then the node leaves in order.
 
-        Others go on without it, and no restart is charged.  `RunResult.is_drained` is true then.  Asked again, the
-        earlier deadline holds.  Never blocks; safe in a signal handler of the loop.
+        Ranks save through `aelastic.notice`.  The other nodes continue without this one, and no restart is charged.
+        Afterwards `RunResult.is_drained` is true.  With several calls, the earliest deadline holds.  Never blocks; safe
+        to call in a signal handler of the loop.
 
         Args:
-            deadline_s: seconds until the node is gone.
-            reason: said in logs.
+            deadline_s: seconds until the node goes away.
+            reason: text for the log.
         """
         check(deadline_s=deadline_s, reason=reason)
         self._asked.post(Asked(deadline_s, reason))
 
     def cancel_drain(self) -> None:
-        """This node stays after all: ranks that have saved and wait go on where they were."""
+        """Cancels a drain: ranks that have saved and are waiting continue where they were."""
         self._asked.post(Asked(None))
 
     async def status(self) -> list[dict[str, Any]]:
-        """What each node of the job does, as `/status` has it; of those that answer within some seconds."""
+        """Returns the status of each node of the job, one dict per node, with the fields of `/status`.
+
+        Nodes that do not answer within some seconds are left out; before the run, the list is empty.
+        """
         if self._run is None:
             return []
         import json
@@ -168,26 +177,28 @@ class Supervisor:
         return [json.loads(text) for text in shown.found.values()]
 
     async def restart(self, reason: str = "", *, at_save_s: float | None = None) -> None:
-        """Ends the workers of all nodes, and starts them again; no restart is charged.
+        """Restarts the workers on all nodes; no restart is charged.
 
         Args:
-            reason: said in logs.
-            at_save_s: once all ranks have saved at one step (`aelastic.notice`), or so many seconds have passed.
+            reason: text for the log.
+            at_save_s: wait until all ranks have saved at one step (`aelastic.notice`), but at most this many seconds;
+                `None` restarts at once.
 
         Raises:
-            RequestError: that is refused, or no coordinator has answered.
+            RequestError: the leader refused the request or did not answer.
         """
         await self._ask(r.Verb.RESTART, reason, at_save_s)
 
     async def stop_job(self, reason: str = "", *, at_save_s: float | None = None) -> None:
-        """Ends the job on all nodes; `RunResult.is_stopped` is true then, and after a save `is_drained` as well.
+        """Ends the job on all nodes.
 
-        Args and errors are those of `restart`.
+        Afterwards `RunResult.is_stopped` is true, and after a save `is_drained` as well.  Arguments and errors are
+        those of `restart`.
         """
         await self._ask(r.Verb.STOP, reason, at_save_s)
 
     def events(self) -> AsyncIterator[RunEvent]:
-        """What happens from now on, to the end of the run."""
+        """Yields the run events from now until the end of the run."""
         return events_of(self._observers)
 
     async def _ask(self, verb: r.Verb, reason: str, at_save_s: float | None) -> None:
@@ -200,37 +211,39 @@ class Supervisor:
             raise RequestError("no coordinator has answered" if answer is None else answer.text)
 
     def send_signal(self, signum: int) -> None:
-        """Passes a signal on to the workers of this node that have a handler for it; the job goes on."""
+        """Passes a signal on to those workers of this node that have a handler for it; the job continues."""
         check(signum=signum)
         if self._run is not None:
             self._run.send_signal(signum)
 
     async def collect_stacks(self, why: str = "asked") -> StacksTaken:
-        """Finds out where the workers of the job stand in their Python code; they are not disturbed.
+        """Collects the Python stacks of all workers of the job, without disturbing them.
 
-        Takes 6 s at most, and mostly less than 0.1 s.  All nodes write theirs, and observers of each hear `Compared`.
-        The stacks of this node are in the folder that the answer names, which also says of each worker what gave its
-        stack, or why nothing did.  A call while others wait gets what they get; before the workers run, and after,
-        there are none.  Cancelled, it changes nothing for others.
+        Takes at most 6 s, usually less than 0.1 s.  Each node writes the stacks of its own workers, and its observers
+        get a `Compared` event.  The result names this node's folder and, for each worker, the source of its
+        stack, or why it has none.  Concurrent calls share one collection.  Before the workers start and after they have
+        ended, the result is empty.  Cancelling a call does not affect the others.
 
         Args:
-            why: said beside the stacks.
+            why: the reason, written with the stacks.
         """
         check(why=why)
         return StacksTaken(0, why, {}, "") if self._run is None else await self._run.collect_stacks(why)
 
     async def run(self) -> RunResult:
-        """Runs the job to its end.
+        """Runs the job to its end, and returns the result.
 
-        Cancelled, it stops the workers as `stop` does, waits until nothing of them is left, and only then
-        lets the cancellation through; cancelled again meanwhile, it kills them.
+        If cancelled, it stops the workers as `stop` does, waits until all of them are gone, and only then raises the
+        cancellation.  If cancelled again meanwhile, it kills the workers.
 
         Raises:
-            InputError: what was asked for cannot be done here (a port in use, an unwritable log folder).
-            RendezvousTimeoutError: too few nodes came.
-            HostError: the host refuses what the run needs: a process, a thread, a descriptor, room on a disk.
-            UnkillableWorkerError: a worker survives SIGKILL; the host needs a look.
-            InternalError: a bug of ours.
+            InputError: the spec cannot be carried out on this host, for example because a port is in use or the log
+                folder is not writable.
+            RendezvousTimeoutError: too few nodes joined in time.
+            RendezvousError: the agents could not agree on a round, or lost the endpoint.
+            HostError: the host is out of processes, threads, file descriptors or disk space.
+            UnkillableWorkerError: a worker survived SIGKILL; the host needs attention.
+            InternalError: a bug in aelastic.
         """
         if self._has_run:
             raise RuntimeError("a Supervisor runs once: make another for another run")

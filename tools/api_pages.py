@@ -13,13 +13,17 @@ from sources import Source, fields_of, find, methods_of, source
 PAGE = "docs/reference/api.md"
 # Modules whose names programs import from there, with the names; none named: all that are public.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("aelastic.observe.run_events", "Run events, as observers get them", ()),
-    ("aelastic.rdzv.board", "A board of your own: where agents find their coordinator", ()),
-    ("aelastic.rdzv.registry", "Names of rendezvous back ends", ("register", "names", "AgentContext")),
-    ("aelastic.logs_specs", "Where the output of workers goes", ("LogsDest", "LogsSpecs", "DefaultLogsSpecs")),
+    ("aelastic.observe.run_events", "Run events, which observers receive", ()),
+    ("aelastic.rdzv.board", "Your own board, which stores the record that names the leader", ()),
+    ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("register", "names", "AgentContext")),
+    (
+        "aelastic.logs_specs",
+        "Where the output of workers goes, compatible with torch",
+        ("LogsDest", "LogsSpecs", "DefaultLogsSpecs"),
+    ),
     (
         "aelastic.health_check_server",
-        "A health check server of your own",
+        "Your own health check server",
         ("NoHealthCheckServer", "create_healthcheck_server", "HealthCheckServerFactory"),
     ),
 )
@@ -38,7 +42,10 @@ def pages() -> dict[str, str]:
         found = find(package, name)
         assert found is not None, f"aelastic.__all__ has {name}, and it is not found"
         homes.setdefault(found[0], []).append(found[1])
-    parts = ["## `aelastic`", "`from aelastic import Supervisor`, and so on. Imported when first used."]
+    parts = [
+        "## `aelastic`",
+        "Import names from the package: `from aelastic import Supervisor`. Each is loaded at first use.",
+    ]
     for module in sorted(homes, key=_place):
         parts += [_entry(module, made) for made in sorted(homes[module], key=lambda stmt: stmt.lineno)]
     for name, title, wanted in MODULES:
@@ -53,8 +60,8 @@ HEAD = """\
 
 # API reference
 
-What programs may import. Everything else may change without a word. *torch:* names the counterpart in torchelastic.
-Lengths of time are in seconds."""
+The names that programs may import. Everything else may change without notice. *torch:* names the counterpart in
+torchelastic, if there is one. Durations are in seconds."""
 
 
 def public_names() -> list[str]:

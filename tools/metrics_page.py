@@ -20,12 +20,13 @@ HEAD = """\
 
 # Metrics
 
-What `GET /metrics` of an agent answers ([how to switch it on](http.md)), and what `--metrics-textfile` writes: for
-Prometheus, or as OpenMetrics where `Accept` asks for that. The numbers are those of this agent, not of a registry of
-the process. Every series whose labels are words from a fixed list is there from the beginning; that of
-`aelastic_run_info` never changes. [Alerts and a dashboard](../how-to/prometheus.md) has queries, rules and a start."""
-UNITS = (("_time_seconds", "s since 1970"), ("_per_second", "1/s"), ("_seconds", "s"), ("_bytes", "B"))
-BUCKETS = "The histograms' buckets end at:"
+The metrics that an agent serves at `GET /metrics` ([how to switch it on](http.md)) and writes with
+`--metrics-textfile`: in Prometheus' format, or as OpenMetrics if `Accept` requests it. They describe this agent only,
+not other metrics of its process. Series whose labels have fixed values exist from the start, with the value 0; the
+series of `aelastic_run_info` never changes. For queries, rules and a dashboard, see
+[alerts and a dashboard](../how-to/prometheus.md)."""
+UNITS = (("_start_time_seconds", "s since 1970"), ("_per_second", "1/s"), ("_seconds", "s"), ("_bytes", "B"))
+BUCKETS = "Upper bounds of the histograms' buckets:"
 
 
 def pages() -> dict[str, str]:
@@ -40,7 +41,7 @@ def pages() -> dict[str, str]:
         for each in families
         if isinstance(each, Histogram)
     ]
-    buckets = f"{BUCKETS}\n\n{table(('histogram', 'upper bounds in s, and infinity'), bounds)}"
+    buckets = f"{BUCKETS}\n\n{table(('histogram', 'upper bounds in s, besides infinity'), bounds)}"
     return {PAGE: lines(HEAD, every, buckets)}
 
 

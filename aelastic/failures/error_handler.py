@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class ErrorHandler:
-    """Writes what went wrong in this process to the file that `TORCHELASTIC_ERROR_FILE` names (torch: `ErrorHandler`).
+    """Writes the exception of this process to the file in `TORCHELASTIC_ERROR_FILE` (torch: `ErrorHandler`).
 
-    Without that variable it logs what it would have written.  Nothing here raises for a file that cannot be
-    written: the exception at hand matters more.  Subclasses may override `initialize`, `record_exception` and, from
-    torch 2.14 and 2.15, `record_success`, `set_entrypoint_fn_name` and `maybe_enrich_signal_failure_message`.
+    Without that variable, it logs the exception instead.  It never raises if the file cannot be written, because the
+    original exception matters more.  You can override `initialize`, `record_exception` and, as in torch 2.14 and 2.15,
+    `record_success`, `set_entrypoint_fn_name` and `maybe_enrich_signal_failure_message`.
     """
 
     _fn_name: str | None = None
 
     def set_entrypoint_fn_name(self, fn_name: str | None) -> None:
-        """Called by `record` before `initialize`: the qualified name of the function it decorates, where it has one."""
+        """Called by `record` before `initialize`, with the qualified name of the decorated function, if any."""
         self._fn_name = fn_name
 
     def initialize(self) -> None:
-        """Called before the code to watch: a fatal signal prints where the process stood."""
+        """Called before the decorated function; enables `faulthandler`, so that fatal signals print stacks."""
         import faulthandler
 
         try:
@@ -51,7 +51,7 @@ class ErrorHandler:
             log().warning("faulthandler cannot be enabled: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
-        """Writes an exception, its traceback and the time."""
+        """Writes an exception with its traceback and the time."""
         import traceback
 
         if self._fn_name:
@@ -62,26 +62,26 @@ class ErrorHandler:
         self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
 
     def record_success(self) -> None:
-        """Called by `record` after its function has returned.  What it raises ends the worker, as with torch."""
+        """Called by `record` after its function has returned.  If it raises, the worker fails, as with torch."""
         if self._fn_name:
             log().debug("%s returned", self._fn_name)
 
     def maybe_enrich_signal_failure_message(self, message: str, error_file: str) -> str:
-        """The message that the report shows for a worker that a signal ended.
+        """Returns the message that the report shows for a worker ended by a signal.
 
-        A subclass may add lines, such as what a driver has logged of its device.
+        Override it to add lines, such as a driver's log messages about the device.
 
         Args:
-            message: what is known without it.
-            error_file: the worker's, or `<N/A>`; its logs are beside it.
+            message: the message so far.
+            error_file: the worker's error file, or `<N/A>`; its logs are next to it.
         """
         del error_file
         return message
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
-        """Copies a child's record to this process's error file, with the child's exit code added.
+        """Copies a child's record to this process's error file, and adds the child's exit code.
 
-        A child that a signal ended could not write its own exit code.  A damaged file is reported as one.
+        A child that a signal ended cannot record its own exit code.  If the file is damaged, the record tells so.
         """
         data = read_error_file(rootcause_error_file)
         if data is None:
@@ -89,7 +89,7 @@ class ErrorHandler:
         self._write(with_error_code(data, error_code))
 
     def write_failure(self, failure: ProcessFailure) -> None:
-        """Writes a child's failure to this process's error file, also where the child recorded nothing."""
+        """Writes a child's failure to this process's error file, even if the child recorded nothing."""
         data = failure.error_file_data
         if not parse_record(data)[0]:
             message = failure.message

@@ -66,28 +66,28 @@ _CONTROLS |= dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *rang
 
 
 class ProcessFailure(Record):
-    """How a worker failed, as far as it is known (torch: `ProcessFailure`).
+    """The failure of one worker, with everything known about it (torch: `ProcessFailure`).
 
-    Complete from the moment it exists: the error file is read here, once.  If it is missing or damaged, the message is
-    taken from the end of stderr, or else from the exit code.
+    It reads the error file once, when it is created.  If that file is missing or damaged, it takes the message from the
+    end of stderr, or from the exit code.
 
     Args:
-        local_rank: the worker's.
-        pid: its process id, or -1 where none was started.
-        exitcode: what it exited with; `-n` for signal n.
-        error_file: where it may have recorded its exception; becomes `<N/A>` where there is no such file.
-        rank: its global rank, or -1 where it is not known.
-        host: where it ran; "" is here.
-        stderr_tail: the end of what it printed.
-        oom: a sentence, where an out-of-memory kill was seen.
-        note: what the agent knows better than the exit code, as in "could not be started: no such file".
-        unhealthy: why the agent stopped it, as in "timer 'step' expired"; "" if it ended by itself.
-        stack: where it was then, in lines, and what says so; or why that is not known.
-        is_final: no restart may follow; `why_final` says why.
-        world_size: workers of the job, or 0 where that is not known.
-        log_file: the file on its host that holds its stderr and outlives the run; "" where there is none.
-        found_by: the watch that had it stopped, as in "hang"; "" if it ended by itself.
-        error_file_data: what the error file holds, where that is known already; then the file is not looked for.
+        local_rank: the worker's local rank.
+        pid: its process id, or -1 if it did not start.
+        exitcode: its exit code; `-n` for signal n.
+        error_file: path of the file where it may have recorded an exception; becomes `<N/A>` if there is no such file.
+        rank: its global rank, or -1 if unknown.
+        host: the host it ran on; empty for this host.
+        stderr_tail: the last part of its stderr.
+        oom: a sentence about an out-of-memory kill, if the agent saw one.
+        note: what the agent knows beyond the exit code, such as "could not be started: no such file".
+        unhealthy: why the agent stopped it, such as "timer 'step' expired"; empty if it ended by itself.
+        stack: its stack at that time and the source of the stack, in lines; or why there is no stack.
+        is_final: the worker cannot be restarted; `why_final` gives the reason.
+        world_size: number of workers in the job, or 0 if unknown.
+        log_file: the file on its host that holds its stderr after the run; empty without such a file.
+        found_by: the watch that had it stopped, such as "hang"; empty if it ended by itself.
+        error_file_data: content of the error file, if already known; the file is not read then.
     """
 
     host: str
@@ -147,9 +147,9 @@ class ProcessFailure(Record):
 
     @classmethod
     def from_elsewhere(cls, *args: Any, **fields: Any) -> ProcessFailure:
-        """The failure of a worker of another host, as that host reports it: its error file is not here.
+        """Creates the failure of a worker on another host, from that host's report.
 
-        Args and fields are those that other nodes get, `SHARED_FIELDS`.
+        Arguments are the fields in `SHARED_FIELDS`; the error file is not available here.
         """
         told = cls.__new__(cls)
         Record.__init__(told, *args, **fields)
@@ -167,17 +167,17 @@ class ProcessFailure(Record):
 
     @property
     def short_message(self) -> str:
-        """The message, cut to what fits into a log line, an event and a message to other nodes."""
+        """The message, shortened to fit into a log line, an event or a message to other nodes (8 Ki characters)."""
         return self.message[:MESSAGE_CHARS_MAX]
 
     @property
     def names_lost_peer(self) -> bool:
-        """Whether the worker says that it died of a peer that was gone."""
+        """Whether the message blames a lost peer."""
         return bool(_LOST_PEER.search(self.message))
 
     @property
     def runs_out_of_memory(self) -> bool:
-        """Whether it was killed for want of memory, or says that there was none: the host's, or a device's."""
+        """Whether the worker was killed for lack of memory, or reported it, on the host or on a device."""
         return bool(self.oom) or bool(_OUT_OF_MEMORY.search(self.message))
 
     @property
@@ -186,17 +186,17 @@ class ProcessFailure(Record):
         return {name: self.__dict__[name] for name in SHARED_FIELDS}
 
     def for_others(self) -> ProcessFailure:
-        """The failure as other nodes get it."""
+        """Returns the failure as other nodes see it."""
         return self.from_elsewhere(**self.shared)
 
     @property
     def is_signal(self) -> bool:
-        """Whether a signal ended it."""
+        """Whether a signal ended the worker."""
         return self.exitcode < 0
 
     @property
     def headline(self) -> str:
-        """One line with the place, where known, as in `ValueError: batch is empty at train.py:12`."""
+        """One line with the location, if known, such as `ValueError: batch is empty at train.py:12`."""
         from aelastic.failures.exit_reason import last_exception
 
         line = self.message.strip().partition("\n")[0].strip()
@@ -205,7 +205,7 @@ class ProcessFailure(Record):
 
     @property
     def why_final(self) -> str:
-        """Why no restart may follow; "" if one may."""
+        """Why the worker cannot be restarted; empty if it can."""
         if not self.is_final:
             return ""
         if self.is_signal:
@@ -213,13 +213,13 @@ class ProcessFailure(Record):
         return "each restart would fail in the same way"
 
     def signal_name(self) -> str:
-        """`SIGKILL`, or `<N/A>` where no signal ended it or the number has no name."""
+        """Returns the name of the signal, such as `SIGKILL`, or `<N/A>` (torch: `signal_name`)."""
         from aelastic.host.signals import signal_name
 
         return signal_name(-self.exitcode) or NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
-        """Local time, as in `2026-10-17_12:00:00`; `<N/A>` where its host named none."""
+        """Returns the local time, such as `2026-10-17_12:00:00`, or `<N/A>` (torch: `timestamp_isoformat`)."""
         if not self.timestamp:
             return NOT_AVAILABLE
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))

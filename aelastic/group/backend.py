@@ -16,30 +16,33 @@ from aelastic.core.record import Record
 
 
 class WorkerStart(Record):
-    """One worker to be started, complete: nothing else is looked up."""
+    """Everything a back end needs to start one worker."""
 
-    local_rank: int
-    entrypoint: str | Callable[..., Any]
-    args: tuple[Any, ...]
-    env: Mapping[str, str]
-    stdout: Path | None  # None: the agent's own stream
-    stderr: Path | None
-    error_file: Path
-    cpus: frozenset[int] | None = None  # the CPUs it may run on; None: as the agent
-    wrap: tuple[str, ...] = ()  # a program that starts it, and that program's arguments before it
-    return_file: Path | None = None  # where a function's return value is kept until the agent has read it
+    local_rank: int  # from 0
+    entrypoint: str | Callable[..., Any]  # a program, or a function
+    args: tuple[Any, ...]  # its arguments, with `${local_rank}` replaced
+    env: Mapping[str, str]  # its complete environment
+    stdout: Path | None  # file for its stdout; None: the agent's stream
+    stderr: Path | None  # the same for stderr
+    error_file: Path  # where it records an exception
+    cpus: frozenset[int] | None = None  # the CPUs it may run on; None: those of the agent
+    wrap: tuple[str, ...] = ()  # a program that starts the worker, and that program's first arguments
+    return_file: Path | None = None  # holds a function's return value until the agent has read it
 
     @property
     def output_files(self) -> tuple[Path, ...]:
-        """The files that it writes its output to, each once."""
+        """The files that the worker writes its output to, without duplicates."""
         return tuple(dict.fromkeys(path for path in (self.stdout, self.stderr) if path is not None))
 
 
 class WorkerExit(Record):
     """How one worker ended.
 
-    `exitcode` is negative for a signal, as in `subprocess`; `note` says what the code cannot (the
-    program could not be started, say).  `by_guard`: the agent was frozen, and its guard has killed the worker.
+    Args:
+        exitcode: its exit code; negative for a signal, as in `subprocess`.
+        return_value: the return value of a function.
+        note: what the exit code does not tell, such as "could not be started".
+        by_guard: the guard killed the worker because the agent was frozen.
     """
 
     exitcode: int
@@ -49,44 +52,45 @@ class WorkerExit(Record):
 
 
 class WorkerBackend(ABC):
-    """Runs one generation of workers after the other; the supervisor never overlaps two.
+    """Starts and stops the workers of one node, one generation after the other.
 
-    Whatever a method raises is a failure of the agent, not of a worker.
+    Derive from it to run workers elsewhere (torch: `SimpleElasticAgent`).  The supervisor never overlaps two
+    generations.  If a method raises, the agent has failed, not a worker.
     """
 
     async def run(self) -> None:  # noqa: B027  nothing to watch is a fair answer
-        """Watches what has to be watched besides the workers, during the whole run.  Cancelled at its end."""
+        """Runs for the whole run, for anything besides the workers that needs watching.  Cancelled at its end."""
 
     @abstractmethod
     async def start(self, starts: Sequence[WorkerStart]) -> Mapping[int, Any]:
-        """Starts every worker; gives local rank to worker id (a pid here; any name elsewhere).
+        """Starts all workers, and returns their ids by local rank: pids here, any name elsewhere.
 
-        A worker that cannot be started counts as started and ends at once, with a note.  Cancelled, because the agent
-        is asked to stop meanwhile, it ends what it has started and lets the cancellation through.  A start that is not
-        cancelled within `shutdown_timeout_s` is left behind: what it starts then gets SIGKILL.
+        If a worker cannot be started, report it as started and let `wait` return at once, with a note.  The call is
+        cancelled if the agent is asked to stop; then end the workers started so far and let the cancellation through.
+        The supervisor waits `shutdown_timeout_s` for that; workers that start later get SIGKILL.
         """
 
     def is_warm(self, local_rank: int) -> bool:  # noqa: ARG002
-        """Whether a worker that was started had modules imported already (`--preload`)."""
+        """Whether a started worker had its modules already imported (`--preload`)."""
         return False
 
     @abstractmethod
     async def wait(self, local_rank: int) -> WorkerExit:
-        """Returns when the worker has ended.  Called once per worker and generation."""
+        """Waits until the worker has ended.  Called once per worker and generation."""
 
     async def clear(self, local_rank: int) -> None:  # noqa: B027  nothing to clear is a fair answer
-        """Returns when nothing the worker left behind is alive.  Called once, after `wait`."""
+        """Waits until nothing the worker left behind is alive.  Called once, after `wait`."""
 
     @abstractmethod
     def stop(self, local_rank: int, signum: int) -> bool:
-        """Asks a worker to end with a signal; SIGKILL ends it and all that belongs to it.  Does not wait.
+        """Sends a signal to a worker, without waiting; SIGKILL must end it and everything that belongs to it.
 
-        Gives whether the worker was still running: one that had ended by itself is no victim of ours.
+        Returns whether the worker was still running.  If not, it ended by itself and is not a victim.
         """
 
     def describe(self, local_rank: int) -> str:
-        """What can be told about a worker that does not end, for the report."""
+        """Returns a description of a worker that does not end, for the report."""
         return f"local rank {local_rank}"
 
     async def aclose(self) -> None:  # noqa: B027  nothing to give back is a fair answer
-        """Gives back whatever outlives a generation.  Called once, when no worker is left."""
+        """Releases everything that outlives a generation.  Called once, when no worker is left."""

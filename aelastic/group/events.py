@@ -26,24 +26,30 @@ WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 class WorkerState(str, Enum):  # noqa: UP042  as torch's, so that it equals torch's
     """State of a worker group (torch: `torch.distributed.elastic.agent.server.WorkerState`)."""
 
-    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; unrecoverable
+    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; cannot be recovered
     INIT = "INIT"  # not yet started
-    HEALTHY = "HEALTHY"  # workers run
-    UNHEALTHY = "UNHEALTHY"  # workers run, and one of them failed
-    STOPPED = "STOPPED"  # interrupted by the agent, to be started again unless the agent was told to leave
-    SUCCEEDED = "SUCCEEDED"  # every worker exited with 0; final once those of the other nodes have, too
-    FAILED = "FAILED"  # a worker failed and no restart is left
+    HEALTHY = "HEALTHY"  # workers are running
+    UNHEALTHY = "UNHEALTHY"  # workers are running, and one of them has failed
+    STOPPED = "STOPPED"  # stopped by the agent; restarted unless the agent is leaving
+    SUCCEEDED = "SUCCEEDED"  # all workers exited with 0; final once those of the other nodes have as well
+    FAILED = "FAILED"  # a worker failed, and the job has ended
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
-        """Whether worker processes exist, healthy or not."""
+        """Whether worker processes exist, healthy or not (torch: `WorkerState.is_running`)."""
         return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
 
 
 class Worker(Record):
     """One worker of a round (torch: `torch.distributed.elastic.agent.server.Worker`).
 
-    `id` is whatever the back end calls it: the pid, for a process of this machine.
+    Args:
+        local_rank: its rank on this node, from 0.
+        global_rank: its rank in the job; torch's `RANK`.
+        role_rank: its rank among the workers with its role.
+        world_size: number of workers in the job.
+        role_world_size: number of workers with its role.
+        id: the back end's name for it: the pid of a process of this machine; `None` before the start.
     """
 
     local_rank: int

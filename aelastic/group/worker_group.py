@@ -32,7 +32,7 @@ from aelastic.spec import WorkerSpec
 
 @dataclass(slots=True)
 class WorkerGroup(Machine[ev.Event, ev.Action]):
-    """The workers of one agent (torch: `torch.distributed.elastic.agent.server.WorkerGroup`)."""
+    """State machine of one agent's workers (torch: `torch.distributed.elastic.agent.server.WorkerGroup`)."""
 
     spec: WorkerSpec
     phase: Phase = Phase.INIT

@@ -111,8 +111,8 @@ async def open_health(
 
 def request_counters(registry: Registry) -> tuple[Family, Family]:
     """What the server counts of itself: requests answered, connections dropped."""
-    answered = registry.counter("aelastic_http_requests_total", "Requests answered.", "path", "code")
-    text = "Connections closed for a limit."
+    answered = registry.counter("aelastic_http_requests_total", "Answered requests.", "path", "code")
+    text = "Connections closed because of a limit."
     return answered, registry.counter("aelastic_http_connections_dropped_total", text, "reason", start=DROPPED)
 
 

@@ -29,12 +29,12 @@ from aelastic.supervisor import Supervisor
 class elastic_launch:  # noqa: N801  torch's name
     """Launches functions or programs as workers of this node (torch: `elastic_launch`).
 
-    Called with the workers' arguments, it returns what they returned, by global rank; `None` for a program.
+    Call the object with the workers' arguments.  It returns their return values by global rank; `None` for a program.
 
     Args:
-        config: a `LaunchConfig`, ours or torch's.
-        entrypoint: what every worker runs: a function, or the name of a program.
-        health_check_server: a server that the caller has started; see `launch_agent`.
+        config: a `LaunchConfig`, aelastic's or torch's.
+        entrypoint: a function, or the name of a program, that each worker runs.
+        health_check_server: a server that you have already started; see `launch_agent`.
     """
 
     def __init__(
@@ -54,19 +54,24 @@ def launch_agent(
     args: list[Any],
     health_check_server: Any = None,
 ) -> dict[int, Any]:
-    """Runs one job to its end, and returns what the workers returned, by global rank (torch: `launch_agent`).
+    """Runs one job to its end, and returns the workers' return values by global rank (torch: `launch_agent`).
+
+    It blocks; any number of jobs can run in threads.
 
     Args:
-        args: `${local_rank}` in a string becomes the worker's local rank.
-        health_check_server: a server of torch's kind that the caller has started.  It is stopped when the job has
-            ended; until then an `alive_callback` that can be delegated (torch's `_AliveCallbackProxy`) says when the
-            agent's loop last answered.
+        config: a `LaunchConfig`, aelastic's or torch's.
+        entrypoint: a function, or the name of a program, that each worker runs.
+        args: the workers' arguments; `${local_rank}` in a string is replaced by the worker's local rank.
+        health_check_server: a torch `HealthCheckServer` that you have already started.  It is stopped when the job
+            ends; until then, an `alive_callback` that supports delegation (torch's `_AliveCallbackProxy`) returns when
+            the agent's loop last ran.
 
     Raises:
-        ChildFailedError: workers failed.  If torch is imported, it is also torch's `ChildFailedError`.
-        SignalException: one of `signals_to_handle` stopped the job; also torch's, if that is imported.
-        InputError: a `ValueError`: a value that cannot work; nothing was started.
-        AelasticError: no rendezvous, a fault of the host, a bug in aelastic.
+        ChildFailedError: workers failed.  If torch is imported, you can also catch it as torch's `ChildFailedError`.
+        SignalException: one of `signals_to_handle` stopped the job.  If torch's class is imported, you can catch that
+            one as well.
+        InputError: a `ValueError`: a value is invalid, and nothing was started.
+        AelasticError: the rendezvous failed, the host is at fault, or aelastic has a bug.
     """
     return launch(config, entrypoint, args, os.environ, health_check_server)
 

@@ -21,9 +21,10 @@ KEEP_TIMEOUT_S = 1.0
 
 
 class SignalException(Exception):
-    """A signal stopped the job, whose workers have all ended (torch: `SignalException`).
+    """A signal stopped the job; all workers have ended (torch: `SignalException`).
 
     Args:
+        msg: the message.
         sigval: the signal.
     """
 

@@ -57,45 +57,47 @@ _LOCAL_ENDPOINTS = {
 class LaunchConfig:
     """How to launch (torch: `torch.distributed.launcher.api.LaunchConfig`, with its fields, order and defaults).
 
-    The last ones are ours, and as `WorkerSpec` has them.
+    The fields from `cache_dir` on are aelastic's own, with the same meaning as in `WorkerSpec`.
 
     Args:
-        min_nodes: nodes that the job waits for.
-        max_nodes: nodes that it takes at most.
-        nproc_per_node: workers on this node.
-        logs_specs: a `LogsSpecs`, ours or torch's, which decides where the workers' output goes; `None` becomes a
-            `DefaultLogsSpecs`, as in torch, which makes its folder only if it is asked for it.
-        run_id: the job's name, the same on all of its nodes; empty or `None` picks a random one, as torch does, under
-            which no other node can join.
-        role: name of the workers.
-        rdzv_endpoint: where the nodes meet; empty or `None` is the back end's port on `localhost`, as in torch.
-        rdzv_backend: as `--rdzv-backend`.
-        rdzv_configs: as `--rdzv-conf`; `static` takes this node's rank from `rank`.
-        rdzv_timeout: seconds; another way to say `timeout` in `rdzv_configs`.
-        max_restarts: how often all workers may be restarted after a failure.  3 is torch's default for a config; on
-            the command line it is 0, as with torchrun.
+        min_nodes: number of nodes that the job waits for.
+        max_nodes: number of nodes that the job uses at most.
+        nproc_per_node: number of workers on this node.
+        logs_specs: a `LogsSpecs`, aelastic's or torch's, that decides where the workers' output goes; `None`: a
+            `DefaultLogsSpecs`, as in torch, which creates its folder only when needed.
+        run_id: the job's name, the same on all nodes; empty or `None` picks a random name, as in torch, so no other
+            node can join.
+        role: role name of the workers.
+        rdzv_endpoint: the rendezvous endpoint; empty or `None`: the back end's default port on `localhost`, as in
+            torch.
+        rdzv_backend: same as `--rdzv-backend`.
+        rdzv_configs: same as `--rdzv-conf`; for `static`, the key `rank` is the node rank.
+        rdzv_timeout: seconds; same as `timeout` in `rdzv_configs`.
+        max_restarts: how often all workers may be restarted after a failure.  The default is torch's for a config; the
+            command line's is 0, as with torchrun.
         monitor_interval: seconds between two checks of a worker if the kernel cannot report its exit.
         start_method: how `multiprocessing` starts a function.
-        log_line_prefix_template: prefix of teed lines, of `${role_name}`, `${rank}`, `${local_rank}`, `${hostname}`
-            and `${pid}`.
-        metrics_cfg: accepted and not used, as in torch.
-        local_addr: where other nodes reach this one.
+        log_line_prefix_template: prefix of teed lines, which may contain `${role_name}`, `${rank}`, `${local_rank}`,
+            `${hostname}` and `${pid}`.
+        metrics_cfg: accepted but not used, as in torch.
+        local_addr: address where other nodes reach this one.
         event_log_handler: name of the handler of torchelastic's events.
-        numa_options: torch's `NumaOptions`, or the name of a mode: the CPUs each worker may run on.
+        numa_options: torch's `NumaOptions`, or the name of a mode, for the CPUs of each worker.
         signals_to_handle: names of the signals that stop the job, separated by commas.
-        duplicate_stdout_filters: lines of kept stdout with one of these texts are copied to a file of their own.
+        duplicate_stdout_filters: lines of kept stdout that contain one of these texts are also written to a separate
+            file.
         duplicate_stderr_filters: the same for stderr.
-        virtual_local_rank: each worker sees one device, its own, and `LOCAL_RANK` 0.
-        shutdown_timeout: seconds from the request to stop until workers are killed; `None` is
-            `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, else 30.
-        cache_dir: folder of this node for what workers compile; `None`: none.
-        preload: modules that a fork server imports once, so that workers start without importing them, or `"auto"`.
-        restart_grace: seconds that workers have to end when they are stopped for a restart, or `"shutdown-timeout"`;
-            `None`: as long as that can help.
-        progress: as `--progress`; a field of ours.
+        virtual_local_rank: each worker sees only its own device, and `LOCAL_RANK` 0.
+        shutdown_timeout: seconds from the request to stop until workers are killed; `None`:
+            `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
+        cache_dir: folder on this node where workers keep compiled code; `None`: none.
+        preload: modules that a fork server imports once, so that workers start with them imported, or `"auto"`.
+        restart_grace: seconds that workers get to end before a restart, or `"shutdown-timeout"`; `None`: while waiting
+            can help.
+        progress: regular expression that finds progress in the workers' output, same as `--progress`.
 
     Raises:
-        InputError: `shutdown_timeout` is negative, or that variable is no number of seconds.
+        InputError: a field has the wrong type, or `shutdown_timeout` or its variable is not a number of seconds.
     """
 
     min_nodes: int

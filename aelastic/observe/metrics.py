@@ -35,35 +35,37 @@ FAILURE_KINDS: tuple[str, ...] = ("start", *get_args(WatchName), "oom", "signal"
 
 # What the state of a run says whenever something asks: name, meaning, and the value; `None`: not known yet.
 _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
-    ("aelastic_ready", "1 when /readyz is 200: workers of a complete round run here.", lambda run: readiness(run)[0]),
+    ("aelastic_ready", "1 while /readyz returns 200: workers of a complete round run on this node.",
+     lambda run: readiness(run)[0]),
     # Rounds.
-    ("aelastic_round", "Number of the round that this node took part in last.",
+    ("aelastic_round", "Number of the last round that this node took part in.",
      lambda run: run.formed and run.formed.round),
     ("aelastic_world_size", "Workers of the job in that round, on all nodes.",
      lambda run: run.formed and run.formed.world_size),
     ("aelastic_group_world_size", "Nodes in that round.", lambda run: run.formed and run.formed.group_world_size),
     ("aelastic_local_world_size", "Workers of this node in that round.",
      lambda run: run.formed and run.formed.local_world_size),
-    ("aelastic_used_restarts", "Restarts of the job that failures have cost.", lambda run: run.restart_count),
-    ("aelastic_max_restarts", "How many of these the job may have.", lambda run: run.began and run.began.max_restarts),
-    ("aelastic_nodes_missing", "Nodes that the job could have (--nnodes) and has not in this node's last round.",
+    ("aelastic_used_restarts", "Restarts of the job charged so far.", lambda run: run.restart_count),
+    ("aelastic_max_restarts", "Restarts that the job may have (--max-restarts).",
+     lambda run: run.began and run.began.max_restarts),
+    ("aelastic_nodes_missing", "Nodes missing from the maximum of --nnodes in this node's last round.",
      lambda run: run.began and max(0, run.began.max_nodes - (run.formed.group_world_size if run.formed else 1))),
-    ("aelastic_drains_total", "Times that nodes were about to leave, and all ranks saved for it: they cost no restart.",
+    ("aelastic_drains_total", "Announced departures of nodes for which all ranks saved; these cost no restart.",
      lambda run: run.drains),
     # How far the workers are.
-    ("aelastic_progress_step", "The step that the workers have done, with --progress.",
+    ("aelastic_progress_step", "The last step that the workers printed, with --progress.",
      lambda run: run.last_progress and run.last_progress.step),
-    ("aelastic_progress_steps", "The last step; 0 where it is not known.",
+    ("aelastic_progress_steps", "The final step of the training; 0 if unknown.",
      lambda run: run.last_progress and (run.last_progress.total or 0)),
-    ("aelastic_progress_steps_per_second", "Steps per second, in the last minute.",
+    ("aelastic_progress_steps_per_second", "Steps per second in the last minute.",
      lambda run: run.last_progress and (run.last_progress.steps_per_s or 0)),
-    ("aelastic_progress_remaining_seconds", "Until the last step, at this speed; NaN where it is not known.",
+    ("aelastic_progress_remaining_seconds", "Seconds until the final step at this speed; NaN if unknown.",
      lambda run: math.nan if (left := getattr(run.last_progress, "remaining_s", None)) is None else left),
     # The fork server.
-    ("aelastic_parked_processes", "Processes of the fork server that wait to be workers.",
+    ("aelastic_parked_processes", "Processes of the fork server that wait to become workers.",
      lambda run: run.fork_server and run.fork_server.parked),
     ("aelastic_fork_server_pss_bytes",
-     "Memory of the fork server and of what it has parked, shared pages in parts (PSS).",
+     "Memory of the fork server and its waiting processes (PSS: shared pages counted in proportion).",
      lambda run: run.fork_server and run.fork_server.pss_bytes),
 )  # fmt: skip
 
@@ -73,19 +75,19 @@ _COUNTED: tuple[tuple[type[ev.RunEvent], str, str, str, tuple[str, ...], Callabl
     (ev.RoundFormed, "aelastic_rounds_total", "Rounds that this node took part in.", "", (), lambda _: True),
     (ev.Restarting, "aelastic_restarts_total", "Restarts that this agent took part in.",
      "cause", get_args(ev.RestartCause), lambda restarting: restarting.cause),
-    (ev.WorkerEnded, "aelastic_worker_exits_total", "Workers of this node that have ended.",
+    (ev.WorkerEnded, "aelastic_worker_exits_total", "Ended workers of this node.",
      "outcome", ("succeeded", "failed", "stopped"), lambda ended: ended.outcome),
     (ev.WorkerEnded, "aelastic_failures_total",
-     "Workers of this node that have failed: not started, stopped by a watch, or how it died.",
+     "Failed workers of this node, by kind: not started, stopped by a watch, or how they died.",
      "kind", FAILURE_KINDS, lambda ended: ended.failure and (ended.failure.found_by or _kind_of(ended.failure))),
-    (ev.Noticed, "aelastic_watchdog_expiries_total", "Timers that workers set and did not clear.",
+    (ev.Noticed, "aelastic_watchdog_expiries_total", "Timers that workers set and did not clear in time.",
      "", (), lambda noticed: noticed.by == "timer"),
-    (ev.Noticed, "aelastic_noticed_total", "How often a watch found a worker unhealthy.",
+    (ev.Noticed, "aelastic_noticed_total", "Workers that a watch found unhealthy.",
      "by", get_args(WatchName), lambda noticed: noticed.by),
     (ev.Compared, "aelastic_hangs_compared_total",
-     "How often all workers of the job were compared in a hang, and whether ranks were named.",
+     "Comparisons of all workers of the job in a hang, by whether ranks were named.",
      "outcome", ("named", "not_named"), lambda compared: "named" if compared.odd else "not_named"),
-    (ev.StacksTaken, "aelastic_stacks_taken_total", "How often the workers' stacks were taken.",
+    (ev.StacksTaken, "aelastic_stacks_taken_total", "Collections of the workers' stacks.",
      "", (), lambda _: True),
 )  # fmt: skip
 
@@ -100,13 +102,15 @@ class RunMetrics:
     def __init__(self, build: Mapping[str, str]) -> None:
         self.registry = Registry()
         counter, gauge, histogram = self.registry.counter, self.registry.gauge, self.registry.histogram
-        gauge("aelastic_build_info", "What is running, in the labels; always 1.", *build).set(1, *build.values())
+        gauge("aelastic_build_info", "Version of aelastic and Python, in the labels; always 1.", *build).set(
+            1, *build.values()
+        )
         identity = "run_id", "host", "role", "rdzv_backend"
-        self._run = gauge("aelastic_run_info", "Which run it is, in the labels; always 1.", *identity)
-        text = "1 once the run is over; the state it ended in, UNKNOWN after an error of the rendezvous or the agent."
+        self._run = gauge("aelastic_run_info", "Identity of the run, in the labels; always 1.", *identity)
+        text = "1 after the run, for the state it ended in; UNKNOWN after an error of the rendezvous or the agent."
         self._ended = gauge("aelastic_run_ended", text, "run_id", "state")
-        self._state = gauge("aelastic_state", "1 for the worker group's state, 0 for others.", "state")
-        self._phase = gauge("aelastic_phase", "1 for the agent's phase, 0 for others.", "phase")
+        self._state = gauge("aelastic_state", "1 for the state of the workers, 0 for the other states.", "state")
+        self._phase = gauge("aelastic_phase", "1 for the agent's phase, 0 for the other phases.", "phase")
         self._of_state = [
             ((counter if name.endswith("_total") else gauge)(name, text), read) for name, text, read in _OF_STATE
         ]
@@ -114,35 +118,41 @@ class RunMetrics:
             (kind, counter(name, text, *filter(None, [label]), start=start), of)
             for kind, name, text, label, start, of in _COUNTED
         ]
-        self._coordinates = gauge("aelastic_coordinates", "1 while this agent coordinates the job.")
+        self._coordinates = gauge("aelastic_coordinates", "1 while this agent leads the job.")
         # Durations.
-        text, name = "How long phases took that are over.", "aelastic_phase_duration_seconds"
+        text, name = "Duration of finished phases.", "aelastic_phase_duration_seconds"
         self._phase_took = histogram(name, text, "phase", buckets=DURATION_BUCKETS_S)
         for phase_name in ev.PHASES:
             self._phase_took.declare(phase_name)
-        text, name = "From the first worker's end until all run again.", "aelastic_restart_duration_seconds"
+        text, name = (
+            "Time from the first worker's end until all workers run again.",
+            "aelastic_restart_duration_seconds",
+        )
         self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
-        text, name = "From the complete round until a worker has come so far.", "aelastic_worker_start_seconds"
+        text, name = (
+            "Time from the complete round until a worker reached a phase of its start.",
+            "aelastic_worker_start_seconds",
+        )
         self._start_took = histogram(name, text, "kind", "phase", buckets=DURATION_BUCKETS_S)
         for kind, phase in itertools.product(get_args(ev.StartKind), get_args(ev.StartPhase)):
             if (kind, phase) != ("cold", "imported"):  # which is not seen from outside
                 self._start_took.declare(kind, phase)
-        text = "Where the time of the run went, second by second; together the whole run."
+        text = "Time of the run, by activity; the sum is the whole run."
         self._spent = counter("aelastic_time_seconds_total", text, "spent", start=ON)
-        text = "When the agent's phase began, since 1970."
+        text = "Start of the agent's current phase, in seconds since 1970."
         self._phase_start = gauge("aelastic_phase_start_time_seconds", text)
         text = "Delay of the agent's event loop, sampled every second."
         self._lag = histogram("aelastic_loop_lag_seconds", text, buckets=LAG_BUCKETS_S)
         # Workers and agent.
-        text = "Since a sign of life that --hang-timeout counts, else since output that --expect-output expects."
+        text = "Time since the last sign of life for --hang-timeout, or the last output for --expect-output."
         self._silence = gauge("aelastic_worker_silence_seconds", text, "local_rank")
-        text = "How long that may be; 0 without hang detection."
+        text = "Limit of that time; 0 without hang detection."
         self._silence_max = gauge("aelastic_worker_silence_max_seconds", text)
         whose, name = ("local_rank", "role"), "aelastic_worker_resident_memory_bytes"
-        text = "CPU time of a worker's own process; begins again with each generation."
+        text = "CPU time of a worker's own process, without children; starts over with each generation."
         self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", text, *whose)
-        self._worker_rss = gauge(name, "Memory of a worker's own process.", *whose)
-        text = "1 for what the kernel says of a worker that lives and does not run on, 0 for others."
+        self._worker_rss = gauge(name, "Memory of a worker's own process, without children.", *whose)
+        text = "1 for the kernel state of a worker that is alive but not running, 0 for the other states."
         self._worker_kernel = gauge("aelastic_worker_kernel_state", text, *whose, "state")
         self._agent_cpu = counter("aelastic_agent_cpu_seconds_total", "CPU time of the agent's process.")
         self._agent_rss = gauge("aelastic_agent_resident_memory_bytes", "Memory of the agent's process.")

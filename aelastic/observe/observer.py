@@ -33,14 +33,18 @@ _WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING, Phase.STOPPING
 
 
 class Observer(ABC):
-    """Observer of one run."""
+    """Receives the run events of one run, on the agent's loop; derive from it and pass it to `Supervisor`.
 
-    close_timeout_s: float = CLOSE_TIMEOUT_S
-    run_state: RunState  # as of the last event; there once the observer is one of a run's
+    It gets every event, in order, from `RunBegan` to `RunEnded`.  An observer that raises gets no further events, and
+    the run continues.
+    """
+
+    close_timeout_s: float = CLOSE_TIMEOUT_S  # how long `aclose` may take
+    run_state: RunState  # the state of the run as of the last event; set when the run takes the observer
 
     @abstractmethod
     def tell(self, event: RunEvent, now: float) -> None:
-        """Takes a run event, just now.  Must not block.
+        """Called for each run event as it happens.  Must not block.
 
         Args:
             event: what happened.
@@ -48,13 +52,13 @@ class Observer(ABC):
         """
 
     async def run(self) -> None:  # noqa: B027  most observers have nothing to do between events
-        """Does what has to be done during the whole run.  Cancelled at its end, before `RunEnded`."""
+        """Runs for the whole run, if the observer has work between events.  Cancelled at its end, before `RunEnded`."""
 
     async def aclose(self) -> None:  # noqa: B027  most observers hold nothing
-        """Called once, after the last event, also after a failure; cancelled after `close_timeout_s`."""
+        """Called once, after the last event, even after a failure.  Cancelled after `close_timeout_s`."""
 
     def give_up(self) -> None:  # noqa: B027  most observers don't wait
-        """Called when the agent is asked to stop again while only observers are left: `aclose` must not wait."""
+        """Called if the agent is asked again to stop while it only waits for observers: `aclose` must return now."""
 
 
 class Observers:

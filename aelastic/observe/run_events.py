@@ -44,105 +44,106 @@ RestartCause: TypeAlias = Literal["failure", "membership"]
 
 
 class RunEvent(Record):
-    """What has happened in a run: one of the classes below."""
+    """Something that happened in a run: base class of the events below."""
 
 
 class RunBegan(RunEvent):
-    """The run began: always the first event."""
+    """The run began.  Always the first event."""
 
-    run_id: str
-    node_id: str
+    run_id: str  # the job's name
+    node_id: str  # the agent's, new at each start
     host: str
     pid: int  # the agent's
-    role: str
-    entrypoint: str
-    local_world_size: int
+    role: str  # of the workers
+    entrypoint: str  # name of the program or function
+    local_world_size: int  # workers on this node
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    rdzv_backend: str  # "" for a node on its own
+    rdzv_backend: str  # empty for a single node
 
 
 class Changed(RunEvent):
-    """The phase of the agent, or the state of its workers, has changed."""
+    """The agent's phase or the state of its workers changed."""
 
-    before: Phase
+    before: Phase  # the previous phase
     phase: Phase
     state: WorkerState
-    reason: str  # a sentence; what happened, if no reason was given
+    reason: str  # a sentence that explains the change
 
 
 class PhaseTook(RunEvent):
-    """A phase has just ended."""
+    """A phase ended."""
 
     name: PhaseName
     duration_s: float
-    local_rank: int | None = None  # of `detect`
+    local_rank: int | None = None  # only for `detect`
 
 
 class Waited(RunEvent):
-    """Nodes are still missing; repeated every 10 s."""
+    """Nodes are missing.  Repeated every 10 s."""
 
-    text: str
+    text: str  # names the missing nodes
 
 
 class EndpointChanged(RunEvent):
-    """One of several rendezvous endpoints has begun to answer, or to be missing."""
+    """One of several rendezvous endpoints started or stopped answering."""
 
     endpoint: str
-    trouble: str  # why it is missing; "" if it answers
+    trouble: str  # why it does not answer; empty if it does
 
 
 class RoundFormed(RunEvent):
-    """This node takes part in a round, by a new generation of workers."""
+    """This node takes part in a new round, with a new generation of workers."""
 
     round: int
-    generation: int
-    restart_count: int
-    group_rank: int
-    group_world_size: int
-    first_rank: int  # of this node's workers; the others follow
-    local_world_size: int
-    world_size: int
+    generation: int  # counts the starts of workers on this node
+    restart_count: int  # restarts charged so far
+    group_rank: int  # rank of this node
+    group_world_size: int  # number of nodes
+    first_rank: int  # global rank of this node's first worker; the others follow
+    local_world_size: int  # workers on this node
+    world_size: int  # workers of the job
     workers: tuple[Worker, ...] = ()  # of this node; not started yet, so without ids
 
 
 class WorkersStarted(RunEvent):
-    """All workers of this node are started."""
+    """All workers of this node have started."""
 
     generation: int
-    ids: Mapping[int, Any]  # local rank to pid, or what the back end calls them
-    warm: frozenset[int] = frozenset()  # local ranks of those that started warm
+    ids: Mapping[int, Any]  # pid, or the back end's name for the worker, by local rank
+    warm: frozenset[int] = frozenset()  # local ranks of workers that started warm
 
     def kind_of(self, local_rank: int) -> StartKind:
+        """How the worker was started: `warm` or `cold`."""
         return "warm" if local_rank in self.warm else "cold"
 
 
 class WorkerReached(RunEvent):
-    """A worker that starts has come so far."""
+    """A starting worker has reached a phase."""
 
     generation: int
     local_rank: int
     rank: int
     kind: StartKind
-    phase: StartPhase  # `output` or `process_group`; the others are told by `WorkersStarted`
+    phase: StartPhase  # `output` or `process_group`; see `WorkersStarted` for the others
     duration_s: float  # since the round was complete
 
 
 class ForkServerMeasured(RunEvent):
-    """The memory of the fork server was measured, which is done now and then."""
+    """The agent measured the memory of the fork server, which it does from time to time."""
 
-    parked: int  # processes that wait to be workers
-    pss_bytes: int  # of all of these and itself: pages that several processes share count in parts
+    parked: int  # number of processes that wait to become workers
+    pss_bytes: int  # memory (PSS) of these processes and the fork server
 
 
 class WorkerEnded(RunEvent):
-    """A worker's process is gone."""
+    """A worker's process has ended."""
 
     generation: int
     local_rank: int
     rank: int
-    outcome: Literal["succeeded", "failed", "stopped"]
+    outcome: Literal["succeeded", "failed", "stopped"]  # "stopped": by the agent
     failure: ProcessFailure | None = None
 
 
@@ -154,91 +155,91 @@ class Noticed(RunEvent):
     rank: int
     by: WatchName
     reason: str
-    is_stopped: bool  # and counts as failed; else it is only reported
+    is_stopped: bool  # the worker has failed and is stopped; otherwise it is only reported
 
 
 class Compared(RunEvent):
-    """A worker hangs somewhere in the job, and what all of its workers do was compared: each node has this event."""
+    """A worker of the job hangs, and the agents have compared all workers.  Each node gets this event."""
 
     generation: int
-    text: str  # which ranks the others wait for, or which groups there are
-    odd: tuple[int, ...]  # the global ranks that are waited for; empty where that cannot be told
+    text: str  # the ranks that the others wait for, or the groups of ranks
+    odd: tuple[int, ...]  # global ranks that the others wait for; empty if unknown
 
 
 class Progressed(RunEvent):
-    """A worker's output said how far it is (`--progress`): twice a second at most, and once a generation is over."""
+    """A worker printed its step (`--progress`).  At most twice a second, and at the end of a generation."""
 
     generation: int
     local_rank: int
     rank: int
     step: int
-    total: int | None = None  # of steps
+    total: int | None = None  # number of steps, if known
     steps_per_s: float | None = None
     remaining_s: float | None = None
-    is_last: bool = False  # of the generation
+    is_last: bool = False  # last event of the generation
 
     @property
     def share(self) -> float | None:
-        """Of the steps, how much is done: 0 to 1."""
+        """The share of steps done, from 0 to 1; `None` if the total is unknown."""
         return None if self.total is None else min(1.0, self.step / self.total)
 
 
 class StacksTaken(RunEvent):
-    """The stacks of this node's workers were taken."""
+    """The agent collected the stacks of this node's workers."""
 
     generation: int
-    why: str
-    source: Mapping[int, str]  # local rank to the source of its stack, or why there is none
-    path: str  # the folder they are in
+    why: str  # the reason for collecting them
+    source: Mapping[int, str]  # by local rank, the source of the stack, or why it could not be taken
+    path: str  # folder of the stacks
 
 
 class Announced(RunEvent):
-    """An interruption was announced, and what has become of it, or of a request; or a failure stops nothing yet."""
+    """News of an announced interruption or of a request, or a failure that does not stop the workers yet."""
 
-    what: Literal["saving", "called off", "leaving", "answer", "refused", "held"]  # "leaving": this node, now
+    what: Literal["saving", "called off", "leaving", "answer", "refused", "held"]  # "leaving": this node leaves
     text: str
-    save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: none could be agreed
-    is_signalled: bool = False  # no rank has called it yet: workers that handle the drain signal get that
-    verb: str = "drain"  # what ranks save for: that a node leaves, or the job is to "restart", or "stop"
+    save_at: int = 0  # the call of `notice.due` at which all ranks save; 0: the agents agreed on none
+    is_signalled: bool = False  # no rank has called it yet, so workers get the drain signal
+    verb: str = "drain"  # what ranks save for: "drain", "restart" or "stop"
 
     @property
     def where(self) -> str:
-        """At which call ranks save."""
+        """A text that names the call at which ranks save."""
         at = f"all ranks save at call {self.save_at} of notice.due" if self.save_at else "no call could be agreed"
         return at + ", or on the drain signal: no rank has called it yet" * self.is_signalled
 
 
 class Killed(RunEvent):
-    """Workers that did not end are sent SIGKILL."""
+    """The agent sent SIGKILL to workers that did not end."""
 
     generation: int
     local_ranks: tuple[int, ...]
     reason: str
-    is_early: bool = False  # before the shutdown timeout, since to wait longer could save nothing
+    is_early: bool = False  # before the shutdown timeout, because waiting longer could not help
 
 
 class Restarting(RunEvent):
-    """All workers are to start again, on all nodes."""
+    """All workers on all nodes will restart."""
 
     cause: RestartCause
     reason: str
-    restart_count: int  # of the round to come
+    restart_count: int  # of the next round
 
 
 class StopAsked(RunEvent):
-    """The agent is asked to leave."""
+    """The agent was asked to stop."""
 
     signum: int
 
 
 class RendezvousLost(RunEvent):
-    """The agent leaves, because it cannot go on without the rendezvous."""
+    """The agent leaves because it has lost the rendezvous."""
 
     reason: str
 
 
 class JobEnded(RunEvent):
-    """The job has a verdict; what still runs here is stopped."""
+    """The job has a verdict; the agent stops workers that still run."""
 
     outcome: Outcome
     reason: str
@@ -246,16 +247,16 @@ class JobEnded(RunEvent):
 
 
 class RunEnded(RunEvent):
-    """The run ended: always the last event."""
+    """The run ended.  Always the last event."""
 
     state: WorkerState
     reason: str
     cause: ProcessFailure | None = None
-    failures: Mapping[int, ProcessFailure] = MappingProxyType({})  # as `RunResult` has them, by global rank
-    traceback: str = ""  # of the error that the run ends with
+    failures: Mapping[int, ProcessFailure] = MappingProxyType({})  # as in `RunResult`, by global rank
+    traceback: str = ""  # of the exception that ended the run, if any
 
 
 @cache
 def name_of(kind: str) -> str:
-    """What a kind of run event is called in the log: `WorkerEnded` is `worker_ended`."""
+    """Returns the name of a kind of event in the event log: `worker_ended` for `WorkerEnded`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind).lower()

@@ -18,117 +18,126 @@ from aelastic.rdzv.protocol.messages import Seats
 
 
 class Candidate(Record):
-    """An agent that wants to coordinate, as it writes itself on the board."""
+    """An agent that wants to lead the job, as stored on the board."""
 
-    node_id: str
-    addresses: tuple[str, ...]  # where it listens: hosts, to be tried in this order
-    port: int
-    token: str  # a member shows it to prove that it has read the board
+    node_id: str  # of the agent
+    addresses: tuple[str, ...]  # hosts where it listens, in the order in which others try them
+    port: int  # where it listens
+    token: str  # members present it to prove that they have read the board
     fence: int = 0  # of the last round that its node took part in; 0: none yet
     group_rank: int = -1  # in that round
-    made_ms: int = 0  # when it was made, by this host's wall clock: what a board that is empty counts from
+    made_ms: int = 0  # when it was created, in ms since the epoch: an empty board starts counting here
 
     def epoch_after(self, above: int, known: int) -> int:
-        """The epoch of this candidate's term: above all that its agent and the board know of; 0: of none.
+        """Returns the epoch of this candidate's term: higher than all epochs that the agent and the board know.
 
-        Where nothing is known of the job, it may have had another life, of which the store has forgotten all, or gone
-        with it.  `AELASTIC_ROUND` is to rise over all of them, so the count begins at the wall clock.
+        If neither knows the job (`above` and `known` are 0), an earlier start of the job may have used a store that is
+        gone.  `AELASTIC_ROUND` must still increase, so the epoch starts at the wall clock, in ms.
+
+        Args:
+            above: the highest epoch that the agent knows.
+            known: the highest epoch that the board knows.
         """
         return max(above, known or self.made_ms) + 1
 
 
 class LeaderRecord(Record):
-    """The current leadership of a run id: coordinator, epoch, renewals, verdict."""
+    """The current leadership of a run id.
 
-    # One term of a coordinator.  Rises with every election of this run id, as long as the board lives.
+    Args:
+        epoch: number of the leader's term.  Increases with every election of this run id, as long as the board exists.
+        candidate: the leader.
+        renewals: increases while the leader is alive; `None`: the board itself forgets a dead leader.
+        verdict: how the job ended, as `codec.to_text` writes it; empty while it runs.
+        is_by_nodes: the nodes of a round elected this leader without the endpoint.
+        seats: the last round whose nodes may still be alive, if nodes elect leaders.  The next leader accounts for them
+            before it begins a round.
+    """
+
     epoch: int
     candidate: Candidate
-    # While it rises the coordinator lives.  `None`: the board itself forgets a dead coordinator.
     renewals: int | None = None
-    # How the job ended, as `codec.to_text` writes it; empty while the job runs.
     verdict: str = ""
-    # Elected by the nodes of a round, without the endpoint; with `renewals`, that knows of it since.
     is_by_nodes: bool = False
-    # The last round whose nodes may live, where these elect: whoever leads next accounts for them before it begins one.
     seats: Seats | None = None
 
     @property
     def is_elected(self) -> bool:
-        """Whether nodes of a round have elected this leader, and no endpoint knows of it yet."""
+        """Whether nodes of a round elected this leader and no endpoint knows of it yet."""
         return self.is_by_nodes and self.renewals is None
 
     @property
     def is_first(self) -> bool:
-        """Whether board and agent knew nothing of the job when this term began."""
+        """Whether neither board nor agent knew the job when this term began."""
         return not self.candidate.fence and self.epoch == self.candidate.made_ms + 1
 
     def renewed(self) -> LeaderRecord:
-        """With one renewal more, where they are counted."""
+        """Returns the record with one more renewal, if renewals are counted."""
         return self if self.renewals is None else self.replace(renewals=self.renewals + 1)
 
     def is_same_term(self, other: LeaderRecord | None) -> bool:
-        """True if both are of one term of one coordinator, whatever the renewals and the verdict."""
+        """Whether both records belong to the same term of the same leader, whatever their renewals and verdict."""
         return other is not None and (self.epoch, self.candidate) == (other.epoch, other.candidate)
 
     def seat_before(self, before: LeaderRecord | None) -> tuple[int, int]:
-        """The seat of the node that led before, when elected: fence and group rank; none if it is the same node."""
+        """Returns the previous leader's fence and group rank; 0 and -1 if there was none, or the same node led."""
         if before is None or before.candidate.node_id == self.candidate.node_id:
             return 0, -1
         return before.candidate.fence, before.candidate.group_rank
 
 
 class Board(ABC):
-    """One run id on one board, as one agent uses it.  One operation at a time."""
+    """One run id on one board, as one agent uses it.  At most one operation runs at a time."""
 
     async def run(self) -> None:  # noqa: B027  most boards need nothing
-        """Does what the board needs beside its operations, which wait for it; until it is cancelled, or at once."""
+        """Does background work of the board; operations wait for it.  Runs until cancelled, or returns at once."""
 
     @abstractmethod
     async def open(self) -> None:
-        """Reaches the store, or serves it where that is this agent's part.
+        """Connects to the store, or serves it if that is this agent's task.
 
-        Called again after a `read` or a `campaign` that failed; the other operations reach a lost store by themselves.
+        Called again after a failed `read` or `campaign`; the other operations reconnect by themselves.
 
         Raises:
-            RendezvousConnectionError: there is no answer; the store may come up yet.
-            RendezvousStateError: what answers is no such store.
-            InputError: it is one, but of another job; or it refused the credentials.
+            RendezvousConnectionError: the store does not answer, but may start later.
+            RendezvousStateError: something else than such a store answers.
+            InputError: the store belongs to another job, or refused the credentials.
         """
 
     @abstractmethod
     async def read(self) -> LeaderRecord | None:
-        """The leader record; `None` if no agent leads."""
+        """Returns the leader record, or `None` if no agent leads."""
 
     @abstractmethod
     async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        """Makes `candidate` the coordinator, unless another agent came first.
+        """Makes `candidate` the leader, unless another agent came first.
 
         Args:
             candidate: this agent.
-            seen: what the last `read` gave: if the board says anything else by now, nothing is changed.
-            above: the new epoch is above this one, and above every earlier one of this board.
+            seen: the result of the last `read`.  If the board has changed since, nothing is written.
+            above: the new epoch must be higher than this one, and than every earlier one of this board.
 
         Returns:
-            The leader record now, this agent's or another's; `None` where this agent may not lead.
+            The current leader record, of this agent or another; `None` if this agent may not lead.
         """
 
     @abstractmethod
     async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        """Renews our leadership, a few times in each lease.
+        """Renews this agent's leadership.  Called a few times per lease.
 
         Args:
-            record: ours, as the last operation gave it, with the round that the board is to know from now on.
+            record: this agent's record, from the last operation, with the round that the board should know from now on.
 
         Returns:
-            Our record as the board has it now; `None` if another agent leads.  If the nodes of a round have elected us,
-            and another agent leads that knew nothing of the job (`is_first`): its record.  On a board that certainly
-            does not exist any more (its process has ended) no agent can be elected, so we go on, and count this
-            renewal ourselves.
+            This agent's record as it is on the board now; `None` if another agent leads.  If the nodes of a round
+            elected this agent, and another agent leads that did not know the job (`is_first`), that agent's record.  If
+            the board certainly no longer exists because its process has ended, no agent can be elected: then the
+            record, with the renewal counted here.
         """
 
     @abstractmethod
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        """Writes how the job ended into our record, for nodes that will not hear it from this coordinator.
+        """Writes the verdict into this agent's record, for nodes that will not get it from this leader.
 
         Returns:
             Whether this agent was still the leader.
@@ -136,23 +145,23 @@ class Board(ABC):
 
     @abstractmethod
     async def resign(self, record: LeaderRecord) -> None:
-        """Gives up the leadership, so that no node need wait for its lease to end; the record's round stays known."""
+        """Gives up the leadership, so that no node waits for the lease to end; the board keeps the round."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Releases everything, also the store if this agent serves it."""
+        """Releases everything, including the store if this agent serves it."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Back end and endpoint, as messages name them: `c10d at node0:29400`."""
+        """Back end and endpoint, for messages: `c10d at node0:29400`."""
 
     @property
     @abstractmethod
     def own_address(self) -> str:
-        """This agent's address on its connection to the store; other nodes may reach it there; empty if unknown."""
+        """This agent's address on its connection to the store, which other nodes may use; empty if unknown."""
 
     @property
     @abstractmethod
     def endpoint_host(self) -> str:
-        """The host that the store is at, as the user wrote it, if that is this machine; else empty."""
+        """The host of the store, as the user wrote it, if it is this machine; otherwise empty."""

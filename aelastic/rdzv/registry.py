@@ -84,14 +84,22 @@ class InProcessLink:
 
 
 class AgentContext(Record):
-    """Agent context handed to board factories: run id, environment of helper processes, the workers' store."""
+    """What a board factory gets from the agent.
+
+    Args:
+        run_id: the job's name.
+        env: environment for helper processes.
+        store: host of the workers' store (`store.StoreHost`).
+        on_endpoint: call it when one of several endpoints changes, with its name and the reason why it does not answer;
+            empty if it answers.
+        secret: the job's `secret_file.SecretFile`, to sign what the board stores; `None` without a secret.
+    """
 
     run_id: str
     env: Mapping[str, str]
-    store: Any  # `store.StoreHost`
-    # Takes what changes at one of several endpoints: its name, and why it is missing, or "" if it answers.
+    store: Any
     on_endpoint: Callable[[str, str], None] = lambda *_: None
-    secret: Any = None  # `secret_file.SecretFile` of the job, if it has one: what its board keeps is proved with it
+    secret: Any = None
 
 
 BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
@@ -127,7 +135,11 @@ _FACTORIES: dict[str, BoardFactory] = {
 
 
 def register(name: str, factory: BoardFactory) -> None:
-    """Gives a board a name (torch: `rendezvous_handler_registry.register`).
+    """Registers a board under a name for `RendezvousSettings.backend` (torch: `rendezvous_handler_registry.register`).
+
+    Args:
+        name: the new name.
+        factory: creates the board of one agent, from the settings and the agent's context.
 
     Raises:
         InputError: the name is taken.
@@ -138,7 +150,7 @@ def register(name: str, factory: BoardFactory) -> None:
 
 
 def names() -> list[str]:
-    """The names that this registry knows."""
+    """Returns the registered names, sorted."""
     return sorted(_FACTORIES)
 
 

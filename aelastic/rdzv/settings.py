@@ -112,27 +112,29 @@ class RendezvousSettings(Record):
 
     Args:
         backend: `c10d`, `etcd`, `etcd-v2`, `etcd-v3`, `static`, or the name of a torch rendezvous handler.
-        endpoint: where the board is: `host:port`, or several, separated by commas: members of an etcd; for c10d and
-            static hosts that each serve a store, of which a majority is needed.  These may also be the addresses of one
-            name, if `endpoints` in `config` says how many it has.
-        min_nodes: the job waits for so many nodes.
-        max_nodes: and takes at most so many; the others wait as spares.
-        node_rank: which node this is: a wish for its group rank and, across restarts of its agent, its identity;
-            under `static` a command.
-        local_addr: where the others reach this node; by default, where its connections come from.
-        config: `join_timeout`, `last_call_timeout`, `lease`, `guard_timeout`, `settle_time` (seconds),
-            `keep_alive_interval` and `keep_alive_max_attempt` (their product is another way to say `lease`),
-            `cas_backoff_max_seconds` (of `torch:c10d`; without effect elsewhere), and what the back end takes.
-        endpoint_from: the environment variable that the endpoint was read from, for messages; empty: none.
-        secret_file: holds the job's secret, one or two lines of at least 32 bytes: who has none can neither join nor
-            end the job; `secret_file` in `config` is the same.
-        drain_wait_s: how long a round waits for nodes that replace those that have left in order.
-        admit_s: how long a node that would interrupt a round waits for all ranks to save at one step; 0: it does not.
-        remote_verbs: other nodes may ask for a restart, say, and see what this one does.
-        bind_all: listen at all addresses of this host, not only where others are told to come: for NAT and containers.
+        endpoint: the rendezvous endpoint, `host:port`, or several separated by commas.  For etcd, these are its
+            members.  For c10d and static, each host serves a store, and a majority is needed; they can also be the
+            addresses of one name, if `endpoints` in `config` gives their number.
+        min_nodes: number of nodes that the job waits for.
+        max_nodes: number of nodes that the job uses at most; further nodes wait as spares.
+        node_rank: the preferred group rank of this node, which also identifies it when its agent restarts.  With
+            `static` it is binding.
+        local_addr: address where other nodes reach this one; `None`: the source address of its connections.
+        config: in seconds: `join_timeout`, `last_call_timeout`, `lease`, `guard_timeout`, `settle_time`.
+            `keep_alive_interval` times `keep_alive_max_attempt` also sets `lease`.  `cas_backoff_max_seconds` affects
+            only `torch:c10d`.  Further keys depend on the back end.
+        endpoint_from: the environment variable that gave the endpoint, for messages; empty: none.
+        secret_file: file with the job's secret, one or two lines of at least 32 bytes; agents without it can neither
+            join nor end the job.  Same as `secret_file` in `config`.
+        drain_wait_s: seconds that a round waits for nodes to replace drained ones.
+        admit_s: seconds that a new node waits for all ranks to save at one step, before it interrupts a round; 0: it
+            does not wait.
+        remote_verbs: whether other nodes may request a restart or other changes, and see the status of this one.
+        bind_all: listen at all addresses of this host, not only at the one that the other nodes use: for NAT and
+            containers.
 
     Raises:
-        InputError: a value that cannot work; says which and what to do.
+        InputError: a value is invalid; the message names the alternatives.
     """
 
     backend: str
@@ -192,7 +194,7 @@ class RendezvousSettings(Record):
 
     @property
     def secret_path(self) -> str | None:
-        """Of the file that holds the job's secret."""
+        """Path of the file with the job's secret; `None`: no secret."""
         return self.config.get("secret_file") if self.secret_file is None else self.secret_file
 
     def _check_types(self) -> None:
@@ -259,7 +261,7 @@ class RendezvousSettings(Record):
 
     @property
     def has_elections(self) -> bool:
-        """Whether nodes of a round elect a coordinator where the endpoint is gone together with the last one."""
+        """Whether the nodes of a round elect a leader when the leader and the endpoint are lost together."""
         is_single = self.backend == "c10d" and self.max_nodes > 1 and not self.has_several_endpoints
         return is_single and self.config.get("survivor", "majority") == "majority"
 
@@ -280,29 +282,30 @@ class RendezvousSettings(Record):
 
     @property
     def endpoint_note(self) -> str:
-        """Where the endpoint is from, for messages; empty if no variable holds it."""
+        """A text for messages that tells where the endpoint comes from; empty unless it is from a variable."""
         return f"the endpoint is from {self.endpoint_from}" if self.endpoint_from else ""
 
     @property
     def has_several_endpoints(self) -> bool:
+        """Whether the job has more than one endpoint."""
         return self.endpoint_count > 1
 
     @property
     def endpoint_count(self) -> int:
+        """The number of endpoints."""
         listed = self.endpoint.count(",") + 1
         return int(self.config.get("endpoints", listed)) if self.backend in KEYS["endpoints"] else listed
 
     @property
     def endpoints(self) -> list[tuple[str, int]]:
-        """Host and port of each; fewer than there are, if it is one name with several addresses."""
+        """Host and port of each listed endpoint; a single entry for one name with several addresses."""
         return split_endpoints(self.endpoint, C10D_PORT)
 
     @property
     def is_on_loopback(self) -> bool:
-        """Whether only agents of this host can take part, so that nothing has to listen for other hosts.
+        """Whether only agents of this host can join, so that no port needs to be open to other hosts.
 
-        Several nodes may give their head node another name than it has for itself, `localhost` there: then it listens
-        for all.
+        Never true for several nodes with `localhost` as their endpoint: other nodes may know that host by another name.
         """
         from aelastic.host.sockets import is_loopback  # needs sockets, which to read options does not
 
@@ -315,26 +318,29 @@ class RendezvousSettings(Record):
 
     @property
     def join_timeout_s(self) -> float:
+        """Seconds to wait for enough nodes."""
         if "join_timeout" not in self.config and self.backend in KEYS["timeout"]:
             return self._seconds("timeout", JOIN_TIMEOUT_S)
         return self._seconds("join_timeout", JOIN_TIMEOUT_S)
 
     @property
     def last_call_timeout_s(self) -> float:
+        """Seconds that the first round waits for more than `min_nodes`."""
         return self._seconds("last_call_timeout", LAST_CALL_TIMEOUT_S)
 
     @property
     def read_timeout_s(self) -> float:
-        """Seconds for which a TCPStore may be silent."""
+        """Seconds within which a TCPStore must answer."""
         return self._seconds("read_timeout", READ_TIMEOUT_S)
 
     @property
     def settle_time_s(self) -> float:
+        """Seconds from the first new node until all new nodes are admitted together."""
         return self._seconds("settle_time", SETTLE_TIME_S)
 
     @property
     def lease_s(self) -> float:
-        """Seconds of silence after which an agent is lost."""
+        """Seconds of silence after which an agent is considered lost."""
         if "lease" not in self.config and self.config.keys() & {"keep_alive_interval", "keep_alive_max_attempt"}:
             lease_s = self._seconds("keep_alive_interval", 5.0) * self._seconds("keep_alive_max_attempt", 3.0)
             if not 0 < lease_s < float("inf"):
@@ -347,7 +353,7 @@ class RendezvousSettings(Record):
 
     @property
     def guard_timeout_s(self) -> float | None:
-        """How many seconds an agent may be silent before its guard kills its workers; `None`: for ever."""
+        """Seconds of silence of an agent after which its guard kills its workers; `None`: never."""
         default = self.lease_s + GUARD_MORE_S if self.max_nodes > 1 else 0.0
         timeout_s = self._seconds("guard_timeout", default, is_zero_fine=True)
         if 0 < timeout_s < self.lease_s:

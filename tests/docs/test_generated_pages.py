@@ -7,6 +7,7 @@ from pathlib import Path
 
 import core_pages
 import generate_docs
+import metrics_page
 import pytest
 from machines import Core, invariants_of, read_core
 from sources import ROOT, Source, fields_of, methods_of, own_method
@@ -79,6 +80,12 @@ class Lamp(Machine[Event, Action]):
 
 def test_no_page_is_stale() -> None:
     assert [*generate_docs.stale_pages(), *generate_docs.forgotten_pages()] == [], "run `make docs`"
+
+
+def test_a_duration_in_the_reference_of_metrics_is_not_called_a_point_in_time() -> None:
+    (page,) = metrics_page.pages().values()
+    assert "| `aelastic_time_seconds_total` | counter | s |" in page
+    assert "| `aelastic_phase_start_time_seconds` | gauge | s since 1970 |" in page
 
 
 def core_of(text: str) -> Core:
