@@ -127,6 +127,13 @@ def asks(block: Block) -> None:
     assert columns and all(f'"{column}"' in source for column in columns)
 
 
+def asks_where_it_hangs(block: Block) -> None:
+    """The command is there, and what it shows is a text in the code."""
+    (command,) = block.commands
+    assert command.removeprefix("aelastic ") in VERBS
+    said(block._replace(text="\n".join(block.shown)))
+
+
 def tells_why(block: Block) -> None:
     """It is what would be said."""
     failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
@@ -272,8 +279,9 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     "docs/how-to/fastapi.md": [Run("ln -s $ROOT/examples", "kill %1; wait %1; true", needs=("fastapi", "uvicorn", "curl"))],
     "docs/how-to/hardening.md": [Checked("needs etcd with certificates; tests/nodes has one for each option", options_exist)],
     "docs/how-to/hangs.md": [
-        Run(), Checked("lines of a log", said), Checked("lines of a log", said),
+        Checked("asks a job that hangs; the tutorial has one", asks_where_it_hangs),
         Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
+        Run(), Checked("lines of a log", said), Checked("lines of a log", said),
     ],
     "docs/how-to/install.md": [Run(), Run()],
     "docs/how-to/jupyter.md": [
