@@ -119,13 +119,12 @@ def _spent(story: Story) -> str:
         return f'<p class="facts">{safe(_unknown(story).capitalize())}.</p>'
     bars, items = [], []
     for name, seconds in story.spent.items():
+        if not seconds:
+            continue
         words = WORDS.get(name, name)
-        if seconds > 0:
-            # Shares that add up to less than 1 would leave the rest of the bar empty.
-            share = seconds / story.length_s * 100
-            bars.append(
-                f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{words}: {duration(seconds)}"></span>'
-            )
+        # Shares that add up to less than 1 would leave the rest of the bar empty.
+        share = seconds / story.length_s * 100
+        bars.append(f'<span class="{name}" style="flex:{share:.4f} 0 0" title="{words}: {duration(seconds)}"></span>')
         items.append(
             f'<div><dt><i class="dot {name}"></i>{words}</dt>'
             f'<dd data-spent="{name}"><b>{_percent(seconds, story.length_s)}</b>{duration(seconds)}</dd></div>'
