@@ -29,6 +29,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 # In this order; other homes of names follow.
 FIRST = ("supervisor", "spec", "settings", "result", "errors", "failure", "events", "backend", "launch")
+SIGNATURE_MAX = 70  # characters of arguments on one line
 SECTION = re.compile(r"^(Args|Raises|Returns|Yields):$", re.MULTILINE)
 ITEM = re.compile(r"^ {4}(\w[\w.*]*): ", re.MULTILINE)
 ENUMS = {"Enum", "StrEnum", "IntFlag", "IntEnum"}
@@ -90,7 +91,9 @@ def _entry(module: Source, made: ast.stmt) -> str:
         case ast.ClassDef():
             return _class(module, made)
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            return lines(f"### {made.name}", f"```python\n{_signature(made)}\n```", *_described(made)).rstrip()
+            return lines(
+                f"### {made.name}", f"```python\n{_signature(made, is_wrapped=True)}\n```", *_described(made)
+            ).rstrip()
         case _:
             return lines(f"### {ast.unparse(made).partition(' ')[0]}", f"```python\n{ast.unparse(made)}\n```").rstrip()
 
@@ -108,7 +111,7 @@ def _class(module: Source, cls: ast.ClassDef) -> str:
         members = [stmt for stmt in cls.body if isinstance(stmt, ast.Assign)]
         parts.append(table(("", ""), [(code(ast.unparse(each)), module.comment_of(each)) for each in members]))
     elif "__init__" in (own := methods_of(cls)):
-        parts += [f"```python\n{_signature(own['__init__'], cls.name)}\n```", *_items(arguments)]
+        parts += [f"```python\n{_signature(own['__init__'], cls.name, is_wrapped=True)}\n```", *_items(arguments)]
     else:
         parts += _fields(module, cls, arguments)
     parts += others
@@ -161,12 +164,26 @@ def _method(method: ast.FunctionDef | ast.AsyncFunctionDef) -> str:
     return f"- {f'*{kind.strip()}* ' if kind else ''}`{head}`" + (f"<br>{caption}" if caption else "")
 
 
-def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str = "") -> str:
+def _signature(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str = "", *, is_wrapped: bool = False) -> str:
     arguments = ast.unparse(function.args)
     arguments = re.sub(r"^(self|cls)(, |$)", "", arguments)
+    if is_wrapped and len(arguments) > SIGNATURE_MAX:
+        arguments = "\n" + "".join(f"    {each},\n" for each in _parts(arguments))
     returns = f" -> {ast.unparse(function.returns)}" if function.returns and not name else ""
     prefix = "async " if isinstance(function, ast.AsyncFunctionDef) else ""
     return f"{prefix}{name or function.name}({arguments}){returns}"
+
+
+def _parts(arguments: str) -> list[str]:
+    """The text of each argument: they are separated by the commas outside all brackets."""
+    parts, depth = [""], 0
+    for char in arguments:
+        depth += (char in "([{") - (char in ")]}")
+        if char == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [part.strip() for part in parts]
 
 
 def _described(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:

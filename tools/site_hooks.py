@@ -83,6 +83,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def on_page_content(html: str, **_: Any) -> str:
     html = re.sub(r"<table>.*?</table>", _readable, html, flags=re.DOTALL)
+    html = re.sub(r"<code>(--[\w-]+)</code>", r'<code class="option">\1</code>', html)
     # The line of a command breaks before an option, not behind its hyphens (`site.css`).
     return re.sub(r'(?<=<div class="language-console highlight">).*?(?=</div>)', _with_options, html, flags=re.DOTALL)
 
