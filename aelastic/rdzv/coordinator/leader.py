@@ -79,6 +79,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         return bool(self.sessions.missing)
 
     @property
+    def _has_round(self) -> bool:
+        """Whether workers may run in a round of this coordinator's, or in one that it is taking over."""
+        return self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.TAKING_OVER}
+
+    @property
     def has_own_node(self) -> bool:
         """Whether the node of this very agent is connected."""
         return self.sessions.has_session(self.coordinator.own_node_id)
@@ -241,7 +246,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if not self.sessions.are_all_silent(core.own_node_id, at_least):
             return []
         self.phase = Phase.RECLAIMING
-        told = self._tell_coordinator(CutOff(ALONE), now) if core.phase is CoordinatorPhase.RUNNING else []
+        told = self._tell_coordinator(CutOff(ALONE), now) if self._has_round else []
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
 
     def _tell_returned(self, conn: int, hello: m.Hello) -> list[ev.Action]:
@@ -286,9 +291,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
         inbox, core = self.sessions.inbox, self.coordinator
         actions = self._ask_nodes(now)
-        has_round = core.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.TAKING_OVER}
         # Others may go on, without this side: its round is over.
-        if self.phase is Phase.DOUBTFUL and has_round and self.is_blocked:
+        if self.phase is Phase.DOUBTFUL and self._has_round and self.is_blocked:
             actions += self._tell_coordinator(CutOff(), now)
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:

@@ -137,7 +137,7 @@ class Told:
                 return []
 
     def greeting(self, name: str, rank: int | None, options: dict[str, str]) -> m.Hello:
-        past, group = m.Past(m.Standing.READY), self.rules.get("running", "ab")
+        past, group = m.Past(m.Standing.READY), options.get("of", self.rules.get("running", "ab"))
         if (standing := next((each for each in m.Standing if each.value in options), None)) is not None:
             round_, restarts = int(options.get("round", 1)), int(options.get("restarts", 0))
             past = m.Past(standing, round_, restarts, group.index(name), len(group), epoch=EPOCH)
