@@ -964,6 +964,11 @@ def test_a_round_that_is_being_taken_over_ends_where_others_may_begin_another_wi
     simulate(44008657)
 
 
+def test_a_node_that_has_just_come_back_stops_too_where_its_coordinator_stands_back() -> None:
+    """The coordinator, cut off with its own node, has yet to hear that this one is connected again."""
+    simulate(44011043)
+
+
 def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome_came() -> None:
     simulate(44008143)
 

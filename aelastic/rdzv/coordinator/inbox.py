@@ -7,6 +7,7 @@ reconnected** is outdated: its registration says where it stands now.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
@@ -73,6 +74,11 @@ class Inbox:
     @property
     def is_empty(self) -> bool:
         return not self._queue
+
+    @property
+    def registrations(self) -> Mapping[str, Registered]:
+        """Of nodes whose present connection the coordinator has not heard of, by node."""
+        return self._registrations
 
     def is_registering(self, node_id: str) -> bool:
         """Whether the coordinator has not heard of a node's present connection."""

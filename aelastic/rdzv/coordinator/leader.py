@@ -246,21 +246,39 @@ class Leader(Machine[ev.Event, ev.Action]):
         if not self.sessions.are_all_silent(core.own_node_id, at_least):
             return []
         self.phase = Phase.RECLAIMING
-        told = self._tell_coordinator(CutOff(ALONE), now) if self._has_round else []
+        told = self._cut_off(CutOff(ALONE), now) if self._has_round else []
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
+
+    def _cut_off(self, event: CutOff, now: float) -> list[ev.Action]:
+        """Ends the round: other nodes may go on without this side.
+
+        A node that has come back hears so too, though the coordinator has yet to hear of it.  The story behind it: the
+        connection of this agent's own node breaks, and is made anew while the board is silent; its workers would run on
+        beside the next round of the others, for as long as the cut lasts.
+        """
+        told = self._tell_coordinator(event, now)
+        for conn, registered in self.sessions.unheard():
+            told += self._tell_missed(conn, registered.node, registered.past)
+        return told
 
     def _tell_returned(self, conn: int, hello: m.Hello) -> list[ev.Action]:
         """A node that was not connected when its round ended hears so now: the board may be away for long."""
-        core, past, forming = self.coordinator, hello.past, self.coordinator.forming
         is_ours = self.sessions.has_session(hello.node.node_id) and hello.seen_epoch <= self.lease.epoch
-        if not is_ours or past.standing is not m.Standing.BUSY:
-            return []  # or another coordinator may have taken that round over
+        if not is_ours:
+            return []  # another coordinator may have taken its round over
+        return self._tell_missed(conn, hello.node, hello.past)
+
+    def _tell_missed(self, conn: int, node: m.Node, past: m.Past) -> list[ev.Action]:
+        """Says to a node that the coordinator has yet to hear of that its round is over, or went on without it."""
+        core, forming = self.coordinator, self.coordinator.forming
+        if past.standing is not m.Standing.BUSY:
+            return []
         if past.fence < core.roster.fence:
-            return [ev.Say(conn, forming.went_on(hello.node, past.round).message)]
+            return [ev.Say(conn, forming.went_on(node, past.round).message)]
         is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
         if not is_over or past.fence > core.roster.fence:
             return []
-        return [ev.Say(conn, forming.ended(hello.node.node_id, past.round, forming.reason).message)]
+        return [ev.Say(conn, forming.ended(node.node_id, past.round, forming.reason).message)]
 
     def _ask_nodes(self, now: float) -> list[ev.Action]:
         """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
@@ -293,7 +311,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         actions = self._ask_nodes(now)
         # Others may go on, without this side: its round is over.
         if self.phase is Phase.DOUBTFUL and self._has_round and self.is_blocked:
-            actions += self._tell_coordinator(CutOff(), now)
+            actions += self._cut_off(CutOff(), now)
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)

@@ -92,6 +92,11 @@ class Sessions:
     def has_session(self, node_id: str) -> bool:
         return node_id in self._conn_of
 
+    def unheard(self) -> list[tuple[int, Registered]]:
+        """Nodes whose present connection the coordinator has not heard of yet, and that connection."""
+        registered = self.inbox.registrations
+        return [(self._conn_of[i], each) for i, each in registered.items() if i in self._conn_of]
+
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
         """Whether no other node is in contact, and so many were given up within a lease that may live."""
         is_alone = not self._graces and self._conn_of.keys() <= {own_node_id}
