@@ -57,7 +57,8 @@ class NodeState:
     ended: str = ""  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     alone_since: float | None = None  # without a coordinator
-    ended_alone_since: float | None = None  # the same, when this node ended that round by itself
+    # The same, when this node ended that round by itself, or first lost a coordinator after it had heard `is_charged`.
+    ended_alone_since: float | None = None
     departed: set[int] = field(default_factory=set[int])  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
     seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
@@ -96,7 +97,7 @@ class NodeState:
     def past_at(self, now: float) -> m.Past:
         """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
-        # Workers of other nodes died when this node ended its round, even if it has found and lost a coordinator since.
+        # What has ended its round happened then, even if this node has found and lost a coordinator since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
         alone_s = 0.0 if alone_since is None else now - alone_since
         past = self.past
@@ -246,6 +247,9 @@ class NodeState:
         """The coordinator is lost."""
         if self.alone_since is None:
             self.alone_since = since
+        # The failure may be a victim of that loss.  The next coordinator may know, and be lost before it says so.
+        if self.is_charged and self.ended_alone_since is None:
+            self.ended_alone_since = since
 
     @property
     def alive(self) -> m.Alive:

@@ -165,7 +165,8 @@ class Past(Record):
     departed: tuple[int, ...] = ()  # group ranks of that round that finished, and have left
     has_spares: bool = False  # nodes waited for a place in that round
     failure_age_s: float = 0.0  # since its agent noticed the failure
-    alone_s: float = 0.0  # since it heard its last coordinator, or the one without which it ended that round by itself
+    # Since it lost its last coordinator, or the first after it had ended that round by itself or heard `is_charged`.
+    alone_s: float = 0.0
     ended: str = ""  # what it has heard that has ended that round for free
     is_charged: bool = False  # it has heard that a failure has ended that round
     epoch: int = 0  # of the coordinator that began that round
