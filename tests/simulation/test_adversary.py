@@ -40,6 +40,17 @@ def test_a_failure_ends_the_job_where_nobody_hears_in_time_that_a_connection_bro
     Path(44000074, size, ((failed_at, Fault("fail", "node2")), (broke_at, Fault("break", "node2")))).run()
 
 
+def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the_endpoint() -> None:
+    size = Size(max_restarts=0, is_board_on_node0=True)
+    coordinator_cut_at, endpoint_lost_at, other_cut_at = 2.5246197555396686, 2.5577603811504104, 2.563061892590515
+    faults = (
+        (coordinator_cut_at, Fault("cut one way", "node1", "node0", 12.0)),
+        (endpoint_lost_at, Fault("crash", "node0", "node1", 0.3)),
+        (other_cut_at, Fault("cut one way", "node2", "board", 7.0)),
+    )
+    Path(45000310, size, faults).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

@@ -500,11 +500,13 @@ class Checks:
             round_ = running[agent.node_id]
             # A new agent that finds a silent coordinator at the only endpoint knows nothing of its round, and begins one of its own if
             # `min` permits that, while most nodes of that round go on without the endpoint: there is no promise against that.  Of the
-            # older round's nodes less than most are no excuse.
+            # older round's nodes less than most are no excuse.  They follow their coordinator, which is to displace the new one, for
+            # as long as that cannot reach the endpoint.
             are_most = 2 * rounds.count(round_) > len(round_.heard)
             knows_none = newest.first is not round_.first and are_most
             is_deaf = board.is_deaf(agent.host)
-            if agent.is_frozen or (is_deaf and (not agent.settings.has_elections or knows_none)):
+            is_led_deaf = is_deaf or board.is_deaf(round_.leader_id.partition("#")[0])
+            if agent.is_frozen or (is_deaf and not agent.settings.has_elections) or (is_led_deaf and knows_none):
                 self._beside_since.pop(agent.node_id, None)
                 continue
             elected_at = max(board.elections[-1][0], board.wiped_at)
