@@ -973,6 +973,11 @@ def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome
     simulate(44008143)
 
 
+def test_a_new_agent_at_an_endpoint_that_came_back_empty_reads_the_verdict_with_its_next_renewal() -> None:
+    """Until then it is certain that it leads, and may begin a round of its own."""
+    simulate(45001457)
+
+
 def test_a_failure_just_before_its_coordinator_left_costs_nothing_though_the_next_coordinator_was_lost_too() -> None:
     """The coordinator after that knows of the failure, and of when its own was lost, from one node alone."""
     simulate(44010359)

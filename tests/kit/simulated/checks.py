@@ -13,6 +13,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.coordinator_events import ALONE, CUT_OFF
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
@@ -143,12 +144,7 @@ class Checks:
         doubted_s = leader.lease.lease_s * (TRUSTED_SHARE - DOUBTED_LEASES) * 1.05
         if displaced_at - doubted_at < LEASE_S and self._world.now - displaced_at <= doubted_s:
             return
-        # The nodes of a round have elected another, which has just written itself at the only endpoint over this one.  There two are
-        # certain at once: this one trusts the endpoint's last answer until the next.  What holds is that no two rounds which they
-        # begin run side by side (`look_at_forks`).
-        trusted_s = leader.lease.lease_s * TRUSTED_SHARE * 1.02
-        is_of_nodes = newest.is_by_nodes or not newest.candidate.made_ms
-        if is_of_nodes and self._world.now - displaced_at <= trusted_s:
+        if self._is_just_elected_by_nodes(displaced_at, newest):
             return
         # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
@@ -156,6 +152,15 @@ class Checks:
             self.fail(
                 f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
             )
+
+    def _is_just_elected_by_nodes(self, at: float, record: LeaderRecord) -> bool:
+        """Whether the nodes of a round have elected a leader that has just written itself at the only endpoint over another one.
+
+        There two are certain at once: the other trusts the endpoint's last answer until the next.  What holds is that no two
+        rounds which they begin run side by side (`look_at_forks`).
+        """
+        is_of_nodes = record.is_by_nodes or not record.candidate.made_ms
+        return is_of_nodes and self._world.now - at <= self.lease_s * TRUSTED_SHARE * 1.02
 
     def renewed(self, token: str, connected: set[str]) -> None:
         """The board has said that a coordinator leads, which had connections with these nodes when it asked."""
@@ -372,9 +377,22 @@ class Checks:
 
     def _on_begun_again(self, round_: Round) -> None:
         """Closed stays closed, as long as the board can say so."""
-        if not self._is_forgotten:
+        if self._is_forgotten:
+            raise ForgottenError(f"{round_} begins after a verdict that is not on the board")
+        self._world.after(0.0, lambda: self._check_knows_none(round_))
+
+    def _check_knows_none(self, round_: Round) -> None:
+        """A round begins after a verdict only where a new agent found the endpoint empty, and knows nothing of the job.
+
+        The nodes that know it may have elected another coordinator, whose verdict is on the endpoint now: the new agent reads
+        that with its next renewal.
+        """
+        before = {self._round_of.get(node_id, round_) for node_id in round_.heard}
+        is_new = before == {round_} and round_.token in self._elected
+        displaced_at, newest = self._board.elections[-1]
+        is_displaced = newest.candidate.token != round_.token and self._is_just_elected_by_nodes(displaced_at, newest)
+        if not (is_new and is_displaced):
             self.fail(f"{round_} begins after a verdict: {self.verdicts[0]}")
-        raise ForgottenError(f"{round_} begins after a verdict that is not on the board")
 
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
