@@ -264,10 +264,11 @@ class Run:
         return None
 
     async def _wait_on_bench(self, benched: r.Benched) -> None:
-        """This node has no seat for now; after that it is ready again."""
+        """This node is cordoned for some time; after that it is ready again."""
         ready, hours = self._ready, benched.again_s / 3600
         if benched.again_s:
-            self._tell(Waited(f"this node is excluded for {hours:.3g} h ({benched.reason}): others go on without it"))
+            why = f"this node is cordoned for {hours:.3g} h ({benched.reason}); the others continue without it"
+            self._tell(Waited(why))
         with anyio.CancelScope() as self._benched:
             await anyio.sleep(benched.again_s)
             if ready is not None and ready is self._ready and self._group.phase is Phase.JOINING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.cli.parser import COMMANDS, Groups, help_text, version_text
+from aelastic.cli.parser import ALIASES, COMMANDS, Groups, help_text, version_text
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
 from aelastic.ui.commands import say
@@ -29,9 +29,10 @@ def run_command(
     if os.path.isfile(command) or os.path.exists(os.path.join(command, "__main__.py")):
         complain(f"aelastic: {command} is a command here; the file of that name is ./{command}")
     if command == "help" and rest and rest[0] not in {"help", "version"}:
-        if rest[0] not in COMMANDS:
+        if rest[0] not in COMMANDS and rest[0] not in ALIASES:
             raise InputError(f"help: there is no command {rest[0]}{did_you_mean(rest[0], COMMANDS)}")
         command, rest = rest[0], ["--help"]
+    command = ALIASES.get(command, command)
     match command:
         case "help":
             say(help_text(groups).rstrip())

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from aelastic.cli.arguments import Invocation, parse
 from aelastic.cli.options import GROUPS
-from aelastic.cli.parser import COMMANDS, Groups
+from aelastic.cli.parser import ALIASES, COMMANDS, Groups
 from aelastic.cli.process import (
     StderrWriter,
     configure_logging,
@@ -146,7 +146,7 @@ def _run_command(
 ) -> Outcome:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
     try:
-        if argv and argv[0] in COMMANDS:  # a script of that name is ./doctor
+        if argv and (argv[0] in COMMANDS or argv[0] in ALIASES):  # a script of that name is ./doctor
             from aelastic.cli.commands import run_command
 
             return Outcome(run_command(argv, environ, groups, _say))

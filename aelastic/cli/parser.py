@@ -27,9 +27,11 @@ _log = logging.getLogger(__name__)
 Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
 # What people ask of a job that runs, and of one that is over or has yet to begin.
-OF_JOBS = "ps", "status", "why", "stacks", "logs", "drain", "exclude", "include", "restart", "stop"
+OF_JOBS = "ps", "status", "why", "stacks", "logs", "drain", "cordon", "uncordon", "restart", "stop"
 APART = "policy", "spent", "timeline", "rehearse"
 VERBS = (*OF_JOBS, *APART)
+# Earlier names of commands, which work and are shown nowhere.
+ALIASES = {"exclude": "cordon", "include": "uncordon"}
 COMMANDS = (*VERBS, "doctor", "help", "version")
 PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
 HELP_WIDTH = 100

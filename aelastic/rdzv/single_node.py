@@ -62,7 +62,7 @@ class SingleNode:
             case m.Failed() if self._runs(message.round):
                 ended = self._end(message, now)
                 return (self._on_request(None, now) if self._drain else []) or [ended]
-            case r.Ask(_, ask_id, r.Verb.EXCLUDE | r.Verb.INCLUDE) if self.verdict is None:
+            case r.Ask(_, ask_id, r.Verb.CORDON | r.Verb.UNCORDON) if self.verdict is None:
                 return [r.Answer(ask_id, False, r.ONE_NODE)]
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._on_request(message, now)

@@ -224,6 +224,9 @@ def test_every_beginning_of_help_shows_the_help(prefix: str, capsys: pytest.Capt
         ("help doctor", "usage: aelastic doctor [options of a job] [script]\n"),
         ("doctor --help", "usage: aelastic doctor [options of a job] [script]\n"),
         ("help drain", "usage: aelastic drain [-h] "),
+        ("help cordon", "usage: aelastic cordon [-h] "),
+        ("help exclude", "usage: aelastic cordon [-h] "),  # its earlier name
+        ("include --help", "usage: aelastic uncordon [-h] "),
         ("help timeline", "usage: aelastic timeline LOGDIR "),
         ("help rehearse", "usage: aelastic rehearse "),
         ("version", "aelastic 0."),

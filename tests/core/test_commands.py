@@ -31,6 +31,11 @@ def test_a_command_has_what_was_said_and_the_rest_by_default() -> None:
     assert drain == Command("drain", "n1", "spot", 90.0, wait=True) and type(drain.deadline_s) is float
 
 
+def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
+    assert command_of(line(verb="exclude", node="n1")) == command_of(line(verb="cordon", node="n1"))
+    assert command_of(line(verb="include", node="n1")) == command_of(line(verb="uncordon", node="n1"))
+
+
 @pytest.mark.parametrize(
     "said, why",
     [

@@ -73,19 +73,19 @@ def test_messages_for_one_node_come_in_the_order_of_the_decisions() -> None:
     assert [type(send.message) for send in sends] == [m.Interrupted, m.Assigned]
 
 
-def a_node_is_excluded() -> Coordinator:
-    """`a` and `b` take part in round 2; `c` is excluded, and has no seat."""
+def a_node_is_cordoned() -> Coordinator:
+    """`a` and `b` take part in round 2; `c` is cordoned."""
     core, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
     core.rules = core.forming.rules = core.rules.replace(min_nodes=2)
-    core.handle(r.Ask("a", "1", r.Verb.EXCLUDE, "c", 0.0, ""), 100.0)
+    core.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, ""), 100.0)
     for name in "abc":
         core.handle(m.Ready(node(name)), 100.0)
     assert core.round == 2 and [*core.roster.participants] == ["a", "b"]
     return core
 
 
-def test_an_excluded_node_that_has_been_told_to_leave_takes_part_in_no_round_though_it_is_slow_to_go() -> None:
-    core = a_node_is_excluded()
+def test_a_cordoned_node_that_has_been_told_to_leave_takes_part_in_no_round_though_it_is_slow_to_go() -> None:
+    core = a_node_is_cordoned()
     told = core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
     assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
     core.handle(Lost("b", "silent"), 100.1)
@@ -94,8 +94,8 @@ def test_an_excluded_node_that_has_been_told_to_leave_takes_part_in_no_round_tho
     assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "there are too few without it"
 
 
-def test_an_excluded_node_has_a_seat_where_there_are_too_few_without_it() -> None:
-    core = a_node_is_excluded()
+def test_a_cordoned_node_takes_part_where_there_are_too_few_without_it() -> None:
+    core = a_node_is_cordoned()
     core.handle(Lost("b", "silent"), 100.1)
     core.handle(m.Ready(node("a")), 100.2)
     core.handle(Confirmed(core.forming.losses), 100.2)
@@ -103,7 +103,7 @@ def test_an_excluded_node_has_a_seat_where_there_are_too_few_without_it() -> Non
 
 
 def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
-    core = a_node_is_excluded()
+    core = a_node_is_cordoned()
     core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
     core.handle(m.Left("c", "drained"), 100.1)
     assert not core.drain._let_go and not core.drain.leaving

@@ -330,7 +330,7 @@ def asks(core: Coordinator, verb: r.Verb, target: str, at: float, reason: str = 
 
 def test_a_successor_knows_who_has_no_seat() -> None:
     core = job(RestartPolicy(3), "abc")
-    asks(core, r.Verb.EXCLUDE, "a", 102.0, "fans")
+    asks(core, r.Verb.CORDON, "a", 102.0, "fans")
     assigned = next(each for each in ready(core, "abc", 103.0) if isinstance(each, m.Assigned))
     other = Coordinator(RoundRules(1, 3), core.policy)
     for rank, name in enumerate("bc"):
@@ -366,7 +366,7 @@ def test_a_host_that_comes_back_too_often_stays_away_for_longer() -> None:
 def test_a_job_of_one_node_keeps_it() -> None:
     for core in (Coordinator(RoundRules(1, 1), RestartPolicy(3)), SingleNode(RestartPolicy(3))):
         core.handle(m.Ready(node("b")), 0.0)
-        ask = r.Ask("b", "x", r.Verb.EXCLUDE, "b", 0.0, "")
+        ask = r.Ask("b", "x", r.Verb.CORDON, "b", 0.0, "")
         assert [getattr(each, "message", each) for each in core.handle(ask, 1.0)] == [r.Answer("x", False, r.ONE_NODE)]
 
 

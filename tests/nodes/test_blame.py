@@ -30,20 +30,20 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
     with team_of(launch, c10d(), "2:3", worker=WORKER, options=options, env=env) as team:
         hosts = [["unshare", "--uts", "sh", "-c", f'hostname n{number}; exec "$@"', "sh"] for number in (1, 2, 3)]
         n1, n2, n3 = (team.start(prefix=prefix) for prefix in hosts)
-        n2.wait_said("this node is excluded for 168 h", limit_s=LAUNCH_TIMEOUT_S)
+        n2.wait_said("this node is cordoned for 168 h", limit_s=LAUNCH_TIMEOUT_S)
         wait_for("the others go on", lambda: starts("2 n1 2") == 1)
         for agent in (n1, n2, n3):
             assert "restart 2 of 9; again n2 is the cause: it has no seat while there are enough nodes" in agent.stderr
             last, first = told(agent.folder, "why", "-n", "2")["why"]
             assert last["failure"]["host"] == first["failure"]["host"] == "n2", "each node knows"
             assert "n2 is blamed: twice within a day" in verb(agent.folder, "why").out
-        assert verb(n1.folder, "include", "n2").code == 0
+        assert verb(n1.folder, "uncordon", "n2").code == 0
         wait_for("n2 is back", lambda: starts("2 n2 3") == 1)
         # A person takes the seat away again.
-        assert verb(n1.folder, "exclude", "n7").code == 1
-        excluded = verb(n1.folder, "exclude", "n2", "--reason", "its fans")
-        assert excluded.code == 0 and ": n2 is excluded for " in excluded.out, excluded
-        n2.wait_said("this node is excluded for ", 2)
+        assert verb(n1.folder, "cordon", "n7").code == 1
+        cordoned = verb(n1.folder, "cordon", "n2", "--reason", "its fans")
+        assert cordoned.code == 0 and ": n2 is cordoned for " in cordoned.out, cordoned
+        n2.wait_said("this node is cordoned for ", 2)
         wait_for("the others go on", lambda: starts("2 n1 2") == 2)
         (tmp_path / "end").touch()
         assert [agent.wait() for agent in (n1, n2, n3)] == [0, 0, 0], team.story

@@ -124,7 +124,7 @@ def would_disturb(line: bytes) -> bool:
         command = command_of(line)
     except CommandError:
         return False
-    is_of_a_node = command.verb in {r.Verb.DRAIN, r.Verb.EXCLUDE, r.Verb.INCLUDE, r.Verb.CANCEL}
+    is_of_a_node = command.verb in {r.Verb.DRAIN, r.Verb.CORDON, r.Verb.UNCORDON, r.Verb.CANCEL}
     return command.verb in {r.Verb.STOP, r.Verb.KILL, r.Verb.RESTART, "stacks"} or (is_of_a_node and not command.node)
 
 
@@ -154,13 +154,13 @@ def upward(hello: m.Hello) -> list[Any]:
     """What a node says that is nobody's, and has no part in the round."""
     reached = Reached(7, 3, 1.5)
     place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
-    ask = r.Ask("stranger", "stranger-1", r.Verb.INCLUDE, "nowhere", 30.0, "spot")
+    ask = r.Ask("stranger", "stranger-1", r.Verb.UNCORDON, "nowhere", 30.0, "spot")
     return [
         hello, hello.replace(past=m.Past(m.Standing.BUSY, 1, 0, 0, 2, 0, epoch=1)), hello.replace(seen_epoch=2),
         m.Ready(hello.node, reached), m.Alive(1), m.HungUp(), m.Failed("stranger", 1, FAILURE, 0.0, reached),
         m.Succeeded("stranger", 1), m.Left("stranger", "bye"), m.Prepared("stranger", m.Starts.WARM),
         m.Hangs("stranger", 1, "rank 0 hangs", 1.0, True), m.Saw("stranger", 1, (place,)), ask,
-        ask.replace(verb=r.Verb.CANCEL), ask.replace(verb=r.Verb.EXCLUDE), ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
+        ask.replace(verb=r.Verb.CANCEL), ask.replace(verb=r.Verb.CORDON), ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
         r.Frozen("stranger", 1, 2, 1, 0), r.Saved("stranger", 1), r.Fetch("stranger", "stranger-2", r.What.STATUS),
         r.Fetch("stranger", "stranger-3", r.What.WHY), r.Fetch("stranger", "stranger-4", r.What.LOG, "", 0, True, 4),
         r.Fetched("stranger", "stranger", "stranger-2", "0", "text", False),

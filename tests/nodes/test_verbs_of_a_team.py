@@ -93,7 +93,7 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
 
 UNREADABLE: tuple[tuple[str, dict[str, Any]], ...] = (
     ("node", {"verb": "drain", "node": "x" * 300}),
-    ("node", {"verb": "exclude", "node": "x" * 300}),
+    ("node", {"verb": "cordon", "node": "x" * 300}),
     ("deadline_s", {"verb": "drain", "deadline_s": 1e10}),
 )
 

@@ -137,8 +137,8 @@ CANNOT = [
     (("drain", "--cancel"), 1, "is not asked to leave"),
     (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
     (("drain", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
-    (("exclude", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
-    (("include", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
+    (("cordon", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
+    (("uncordon", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
     (("drain", "--deadline", "1e9"), 2, "use 1,000,000 seconds at most"),
     (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
     (("why", "-n", "0"), 2, "use a number, at least 1"),
@@ -228,7 +228,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
 # Of two jobs, `exp` and `exp2`.
 MISTAKEN = [
     (("drain", "exp"), "drain: exp is a job; did you mean --job exp?"),
-    (("exclude", "exp2"), "exclude: exp2 is a job; did you mean --job exp2?"),
+    (("cordon", "exp2"), "cordon: exp2 is a job; did you mean --job exp2?"),
     (("logs", "exp"), "logs: exp is a job; did you mean --job exp?"),
     (("logs", "exp", "0"), "logs: exp is a job; did you mean --job exp?"),
     (("logs", "0", "exp"), "logs: exp is a job; did you mean --job exp?"),

@@ -13,6 +13,8 @@ LINE_BYTES_MAX = 1 << 16
 SAVE_S = 120.0  # for ranks to save in, unless the request gives a deadline
 QUERIES = ("here", "status", "stacks", "why", "logs")
 VERBS = (*QUERIES, *r.Verb)
+# What commands of an earlier version send.
+EARLIER_NAMES = {"exclude": r.Verb.CORDON, "include": r.Verb.UNCORDON}
 NO_OBJECT = "a request is a JSON object in one line"
 
 
@@ -52,8 +54,9 @@ def command_of(line: bytes) -> Command:
 def _checked(said: Any) -> Command:
     if not isinstance(said, dict):
         raise CommandError(NO_OBJECT)
+    verb = _text(said, "verb", NAME_MAX)
     command = Command(
-        verb=_text(said, "verb", NAME_MAX),
+        verb=EARLIER_NAMES.get(verb, verb),
         node=_text(said, "node", NAME_MAX),
         reason=_text(said, "reason", r.REASON_MAX),
         deadline_s=_seconds(said, "deadline_s", SAVE_S),

@@ -22,7 +22,7 @@ Said = dict[str, Any]
 NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
 
 # Verbs whose first argument is not the job.
-OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "exclude", "include")
+OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "cordon", "uncordon")
 # What does something to a job takes the beginning of an id only if nobody chose it: a job `exp` may have ended.
 OF_THE_JOB = (*OF_NODES, "restart", "stop")
 _GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -1,6 +1,6 @@
-"""What is remembered of all rounds, and nodes whose hosts are excluded by it.
+"""What is remembered of all rounds, and nodes whose hosts are cordoned by it.
 
-These stay with the job, and have no seat while there are enough without them.
+Cordoned nodes stay with the job, and take part in no round while there are enough others.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ class Bench:
             self.ledger, self.fence = ledger, fence
 
     def take(self, roster: Roster, now: float, *, keep: int) -> list[Send]:
-        """Nodes that are ready, and excluded, have no seat, as long as so many are left."""
+        """Nodes that are ready, and cordoned, take part in no round, as long as `keep` others are left."""
         absent, sends = self.ledger.absent(now), []
         self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in roster.members}
         for node in [*roster.ready.values()] if absent else []:
             if (found := absent.get(node.host)) is not None and len(roster.ready) > keep:
                 self._nodes[node.node_id] = node
-                roster.put(node.replace(unfit=f"excluded: {found.why}"), m.Standing.READY)
+                roster.put(node.replace(unfit=f"cordoned: {found.why}"), m.Standing.READY)
                 sends.append(Send(node.node_id, r.Benched(found.why, max(0.0, found.at + found.for_s - now))))
         return sends
 
     def call_back(self, roster: Roster, least: int, leaving: Container[str]) -> None:
-        """They have a seat after all, where there are too few nodes without them; but not those that leave."""
+        """Takes cordoned nodes after all, where there are too few without them; but not those that leave."""
         if self._nodes and len(roster.ready) + len(roster.stopping) < least:
             nodes, self._nodes = self._nodes, {}
             for node_id, node in nodes.items():
@@ -57,7 +57,7 @@ class Bench:
                     roster.put(node, m.Standing.READY)
 
     def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], str]:
-        """Somebody excludes a host, or takes it in again; gives what is said, and why a round with its nodes ends.
+        """Cordons or uncordons a host; gives the answer, and why a round with its nodes ends.
 
         Args:
             ask: for that.
@@ -71,21 +71,19 @@ class Bench:
         least, most = limits
         if most == 1:
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, r.ONE_NODE))], ""
-        known, why = {each.host for each in ledger.excluded}, ask.reason or "asked for"
+        known, why = {each.host for each in ledger.excluded}, ask.reason or "on request"
         if not host or not (nodes or host in known):
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], ""
-        if ask.verb is r.Verb.INCLUDE:
-            self.ledger, text = ledger.include(host), f"{host} has a seat again"
+        if ask.verb is r.Verb.UNCORDON:
+            self.ledger, text = ledger.include(host), f"{host} is uncordoned"
             benched = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
             sends = [Send(node_id, r.Benched("", 0.0)) for node_id in sorted(benched)]
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, text)), *sends], ""
         if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)
         absent = self.ledger.absent(now)
-        text = (
-            f"{host} is excluded for {absent[host].for_s / 3600:g} h ({why}), while there are enough nodes without it"
-        )
+        text = f"{host} is cordoned for {absent[host].for_s / 3600:g} h ({why}), while there are enough other nodes"
         runs = nodes.keys() & set(roster.connected_participants())
         if is_kept := sum(each.node.host not in absent for each in roster.members.values()) < least:
-            text += "; now there are not"
+            text += "; there are too few now, so it stays"
         return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if is_new and runs and not is_kept else ""

@@ -82,7 +82,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
-            case r.Ask(verb=r.Verb.EXCLUDE | r.Verb.INCLUDE) if not self.is_closed:
+            case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
                 sends, reason = self.forming.bench.ask(event, self.roster, self.rules.limits, now)
                 is_on = reason and self.phase is Phase.RUNNING
                 return sends + self._end_round(now, reason) if is_on else sends  # it counts from the next round on
@@ -185,7 +185,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._end_takeover(now)
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, RESTARTED.format(node.host))
-            case Phase.RUNNING:  # a newcomer, or a spare, if it is not excluded
+            case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
                 told = self.forming.bench.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
                 return told or self.newcomers.tell([node.node_id], self.deadline, now)

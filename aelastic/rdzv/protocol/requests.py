@@ -21,8 +21,8 @@ class Verb(StrEnum):
     RESTART = "restart"  # the workers of all nodes end, and the next round begins
     STOP = "stop"  # the job ends
     KILL = "kill"  # as above, and its workers are not asked to
-    EXCLUDE = "exclude"  # a host's nodes have no seat for some time
-    INCLUDE = "include"  # they have one again
+    CORDON = "cordon"  # a host's nodes take part in no round for some time
+    UNCORDON = "uncordon"  # they may take part again
 
 
 REASON_MAX = 1_000  # characters; what is longer is cut
@@ -123,7 +123,7 @@ class Notice(Record):
 STILL_COMING = "nodes have yet to find this coordinator"
 
 
-ONE_NODE = "the job has one node: it has its seat"
+ONE_NODE = "the job has one node, which cannot be cordoned"
 
 
 class Answer(Record):
@@ -148,7 +148,7 @@ class Shown(Record):
 
 
 class Benched(Record):
-    """This node has no seat for some time: it may be ready again then.  At 0: it has one again."""
+    """This node is cordoned for some time, and may be ready again then.  At 0: it is uncordoned."""
 
     reason: str
     again_s: float

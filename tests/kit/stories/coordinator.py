@@ -138,7 +138,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
         r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
-        r"|excludes|includes|drains|hangs|saw)(.*)",
+        r"|cordons|uncordons|drains|hangs|saw)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
@@ -173,8 +173,8 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
                 yield m.Hangs(name, number.get("round", round_), "no output for 60 s", 60.0, True, "last" in options)
             case "saw":
                 yield m.Saw(name, number.get("round", round_), (place(name, reads="reads" in options),))
-            case "excludes" | "includes":
-                asked = r.Verb.EXCLUDE if verb == "excludes" else r.Verb.INCLUDE
+            case "cordons" | "uncordons":
+                asked = r.Verb.CORDON if verb == "cordons" else r.Verb.UNCORDON
                 yield r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason)
             case "drains":  # as a person asks for it
                 yield r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
@@ -262,6 +262,6 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
         case r.Notice():
             return f"notice: {message.stage}: {message.reason}"
         case r.Benched():
-            return f"no seat for {message.again_s:g} s: {message.reason}" if message.again_s else "has a seat"
+            return f"cordoned for {message.again_s:g} s: {message.reason}" if message.again_s else "uncordoned"
         case _:
             raise AssertionError(message)
