@@ -1,10 +1,11 @@
 """The command line: arguments and environment in, exit code out.
 
-`main` runs it and owns the process.  `parser` reads the arguments by the table of `options`, whose values `converters`
-read; `arguments` makes a checked `Invocation` of them, with the `spec_fields` that several options decide (of several
-nodes: `several_nodes`).  `process` has what is of this process: stderr and signals.  `commands` runs a command that
-starts no job: one of the `verbs`, for a job that runs or is over, `doctor`, or `help`.  `rehearsal` reads the command
-line of `rehearse`.  `completion` prints scripts for shells.
+`main` runs it and owns the process.  `parser` reads the arguments with the table of `options`, whose values
+`converters` read; `arguments` makes a checked `Invocation` of them, with the `spec_fields` that several options decide
+(for several nodes: `several_nodes`).  `process` has the stderr and the signals of this process.
+
+`commands` runs a command instead of a job: `doctor`, one of the `verbs`, or one of another folder.  `rehearsal` reads
+the command line of `rehearse`.  `help` makes the text of `--help`, and `completion` prints scripts for shells.
 """
 
 __all__ = [

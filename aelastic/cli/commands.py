@@ -1,50 +1,87 @@
-"""What stands first on the command line and is not a script: `aelastic COMMAND`."""
+"""Runs `aelastic COMMAND`: a first word of the command line that is not a script."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Mapping, Sequence
 
-from aelastic.cli.parser import ALIASES, COMMANDS, Groups, help_text, version_text
+from aelastic.cli.help import command_help, short_help
+from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
-from aelastic.ui.commands import say
+from aelastic.manual.parsing import parser_of
+from aelastic.ui.commands import say, say_help
 
 
 def run_command(
     argv: Sequence[str], environ: Mapping[str, str], groups: Groups, complain: Callable[[str], None]
 ) -> int:
-    """Runs one, and gives the exit code.
+    """Runs one, and returns the exit code.
 
     Args:
-        argv: the command, one of `COMMANDS`, and what follows.
+        argv: the command, one of `COMMANDS` or `ALIASES`, and its arguments.
         groups: the options of a job.
-        complain: called with what is wrong.
+        complain: called with each complaint.
 
     Raises:
-        InputError: what follows cannot be read.
+        InputError: the arguments are wrong.
         SystemExit: after `--help`.
     """
     command, *rest = argv
     if os.path.isfile(command) or os.path.exists(os.path.join(command, "__main__.py")):
-        complain(f"aelastic: {command} is a command here; the file of that name is ./{command}")
-    if command == "help" and rest and rest[0] not in {"help", "version"}:
-        if rest[0] not in COMMANDS and rest[0] not in ALIASES:
-            raise InputError(f"help: there is no command {rest[0]}{did_you_mean(rest[0], COMMANDS)}")
-        command, rest = rest[0], ["--help"]
+        complain(f"aelastic: {command} runs the command of that name; to run the file, use ./{command}")
     command = ALIASES.get(command, command)
     match command:
         case "help":
-            say(help_text(groups).rstrip())
-            return 0
+            return _help(parser_of("help").parse_args(rest).command, groups)
         case "version":
+            parser_of("version").parse_args(rest)
             say(version_text())
             return 0
         case "doctor":
             from aelastic.cli.doctor import examine
 
             return examine(rest, environ, groups)
+        case "rehearse" | "policy" | "timeline" | "spent":
+            try:
+                return _run_beside(command, rest, environ)
+            except KeyboardInterrupt:
+                return 128 + signal.SIGINT
         case _:
             from aelastic.cli.verbs.asking import run_verb
 
             return run_verb([command, *rest], environ, complain)
+
+
+def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Runs a command that asks no agent; each imports only what it needs."""
+    match command:
+        case "rehearse":
+            from aelastic.cli.rehearsal import rehearse
+
+            return rehearse(argv, environ)
+        case "policy":
+            from aelastic.cli.verbs.explaining import run_policy
+
+            return run_policy(argv)
+        case "timeline":
+            from aelastic.timeline.command import run_timeline
+
+            return run_timeline(argv)
+        case _:
+            from aelastic.spent.command import run_spent
+
+            return run_spent(argv)
+
+
+def _help(words: Sequence[str], groups: Groups) -> int:
+    """Prints the help of a command, or that of `aelastic`."""
+    if not words:
+        say_help(short_help(groups))
+        return 0
+    name = ALIASES.get(words[0], words[0])
+    if name not in COMMANDS:
+        raise InputError(f"help: there is no command {words[0]}{did_you_mean(words[0], COMMANDS)}")
+    say_help(command_help(name))
+    return 0

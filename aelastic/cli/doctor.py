@@ -17,38 +17,21 @@ from aelastic.errors import EXIT_FAILURE
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.ui.commands import say
 
-HELP = """\
-usage: aelastic doctor [options of a job] [script]
-
-Checks this host and the rendezvous endpoints of a job, one line each, and starts nothing.
-Exits with 1 if it finds an error, with 2 if the options cannot be read.
-
-It takes all options of a job (aelastic --help). These say what is checked:
-
-  --nnodes, --rdzv-backend, --rdzv-endpoint, --rdzv-id, --rdzv-conf, --local-addr, --node-rank,
-  --master-addr, --master-port     where nodes meet
-  --secret-file                    which secret this host and the job have
-  --log-dir                        whether logs can be written there
-
-examples:
-  aelastic doctor
-  aelastic doctor --nnodes 2 --rdzv-backend c10d --rdzv-endpoint node0:29400 --rdzv-id my-job
-"""
-# What stands below the level is the rest of its finding.
+# Lines of a finding after the first begin below its text.
 INDENT = " " * 9
 
 
 def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> int:
-    """Prints the findings, and gives the exit code: 1 if there is an error among them.
+    """Prints the findings, and returns the exit code: 1 if there is an error among them.
 
     Args:
-        argv: the options of a job, and its script or none.
+        argv: the options of a job, and perhaps its script.
 
     Raises:
-        InputError: they cannot be read, or cannot work.
+        InputError: an option is wrong.
         SystemExit: after `--help` and `--version`.
     """
-    chosen = read_options([*argv, "--", "doctor"], environ, groups, HELP)
+    chosen = read_options([*argv, "--", "doctor"], environ, groups, "doctor")
     fields = rendezvous_fields(chosen, environ)
     log_dir = Path(chosen["log_dir"]) if chosen["log_dir"] else None
     levels = {_say(finding) for finding in check_host(environ, log_dir, chosen["nnodes"][1])}

@@ -1,4 +1,4 @@
-"""The command line as it was typed: which text each option has, its value, and the help.
+"""The command line as it was typed: which text each option has, and its value.
 
 `read_options` finds for each option the text (command line, else `PET_<NAME>` or `AELASTIC_<NAME>`, else the
 default) and reads it.  argparse does the grammar alone, so prefixes, `-r3`, `--` and the arguments of the script mean
@@ -13,7 +13,7 @@ import argparse
 import logging
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
@@ -26,16 +26,15 @@ _log = logging.getLogger(__name__)
 
 Groups: TypeAlias = Mapping[str, tuple[Option, ...]]
 
-# What people ask of a job that runs, and of one that is over or has yet to begin.
+# The names of commands, so that starting a job does not import their table (a test compares them).
 OF_JOBS = "ps", "status", "why", "stacks", "logs", "drain", "cordon", "uncordon", "restart", "stop"
 APART = "policy", "spent", "timeline", "rehearse"
 VERBS = (*OF_JOBS, *APART)
 # Earlier names of commands, which work and are shown nowhere.
 ALIASES = {"exclude": "cordon", "include": "uncordon"}
 COMMANDS = (*VERBS, "doctor", "help", "version")
-PURPOSE = "Starts training processes on this node, watches them, and reports why they fail."
-HELP_WIDTH = 100
-_HELP_COLUMN = 30
+PURPOSE = "Start, watch and restart distributed PyTorch workers."
+FORMATTER_WIDTH = 100
 # What other launchers call ours (accelerate, DeepSpeed, mpirun, srun), and short forms of it.
 _OF_WORKERS = "--nprocs", "--np", "--num-processes", "--num-procs", "--num-workers", "--num-gpus", "--workers"
 _OTHER_NAMES = {
@@ -76,7 +75,7 @@ class Settings(Record):
         return self.by_dest[dest].source
 
     def log_ignored(self, because: str, *dests: str) -> None:
-        """Says of options that were given that they have no effect."""
+        """Logs which of these options were given and have no effect."""
         for dest in dests:
             if not self.by_dest[dest].is_default:
                 _log.info("ignoring %s: %s", self.source(dest), because)
@@ -86,19 +85,19 @@ class Settings(Record):
 
 
 def read_options(
-    argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, own_help: str = ""
+    argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, command: str = ""
 ) -> Settings:
-    """Reads the command line.  `--help`, `--version` and `--print-completion` print and leave.
+    """Reads the command line.  `--help`, `--help-all`, `--version` and `--print-completion` print and leave.
 
     Args:
         groups: the options there are.
-        own_help: what `--help` prints, if not these options.
+        command: the command that takes them, whose help `--help` prints; empty for running a job.
 
     Raises:
         InputError: an unknown option, a value that cannot be read, no script.
         SystemExit: after what only prints.
     """
-    found = _find(argv, groups, own_help)
+    found = _find(argv, groups, command)
     by_dest = {option.dest: read_setting(option, found, environ) for option in _options(groups)}
     return Settings(found["script"], tuple(found["script_args"]), by_dest)
 
@@ -138,12 +137,12 @@ def _shown(text: str) -> str:
 
 
 class _NoScriptError(InputError):
-    """No script on the command line; perhaps something else is wrong with it, too."""
+    """No script on the command line; something else may also be wrong with it."""
 
 
 class _Parser(argparse.ArgumentParser):
     groups: Groups = GROUPS
-    own_help = ""
+    command = ""
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("the following arguments are required"):
@@ -151,7 +150,24 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(message)
 
     def format_help(self) -> str:
-        return self.own_help or help_text(self.groups)
+        from aelastic.cli.help import command_help, short_help  # nothing else pays for it
+
+        return command_help(self.command) if self.command else short_help(self.groups)
+
+    def print_help(self, _: Any = None) -> None:
+        from aelastic.ui.commands import say_help
+
+        say_help(self.format_help())
+
+
+class _ShowAll(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from aelastic.cli.help import full_help
+        from aelastic.ui.commands import say_help
+
+        assert isinstance(parser, _Parser)
+        say_help(full_help(parser.groups))
+        parser.exit()
 
 
 class _ShowVersion(argparse.Action):
@@ -179,11 +195,12 @@ class _PrintCompletion(argparse.Action):
 
 
 def _build_parser(groups: Groups = GROUPS) -> _Parser:
-    # Unused, yet argparse makes one for each option; without a width it imports shutil to ask the terminal, 4 ms.
-    formatter = partial(argparse.HelpFormatter, width=HELP_WIDTH)
+    # Unused, but argparse makes one for each option; without a width it imports shutil to ask the terminal: 4 ms.
+    formatter = partial(argparse.HelpFormatter, width=FORMATTER_WIDTH)
     parser = _Parser(prog="aelastic", argument_default=argparse.SUPPRESS, formatter_class=formatter)
     parser.groups = groups
-    parser.add_argument("--h", "--he", action="help")  # as with torchrun, whatever else of ours begins so
+    # As with torchrun, whatever else of ours begins so.
+    parser.add_argument("--h", "--he", "--hel", action="help")
     parser.add_argument("--re", dest="redirects")
     parser.add_argument("--no-", "--no_", dest="no_python", action="store_const", const="1")
     for option in _options(groups):
@@ -193,16 +210,17 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
             parser.add_argument(*option.spellings, dest=option.dest)
         else:
             parser.add_argument(*option.spellings, dest=option.dest, action="store_const", const="1")
+    parser.add_argument("--help-all", "--help_all", action=_ShowAll, nargs=0)
     parser.add_argument("--version", action=_ShowVersion, nargs=0)
     parser.add_argument("script")
     parser.add_argument("script_args", nargs=argparse.REMAINDER)
     return parser
 
 
-def _find(argv: Sequence[str], groups: Groups, own_help: str) -> dict[str, Any]:
+def _find(argv: Sequence[str], groups: Groups, command: str) -> dict[str, Any]:
     """The texts given on the command line by `dest`, `script` and `script_args` among them."""
     parser = _build_parser(groups)
-    parser.own_help = own_help
+    parser.command = command
     try:
         found, unknown = parser.parse_known_args(argv)
     except _NoScriptError:
@@ -219,59 +237,7 @@ def unknown_option(name: str, groups: Groups) -> str:
     """The message for an unknown option."""
     from difflib import get_close_matches  # only a misspelled command line pays for it
 
-    known = ["--version", "--help", *(name for option in _options(groups) for name in option.names)]
+    known = ["--version", "--help", "--help-all", *(name for option in _options(groups) for name in option.names)]
     spelled = name.replace("_", "-")
     meant = _OTHER_NAMES.get(spelled) or next(iter(get_close_matches(spelled, known, n=1)), "")
     return f"unknown option {name}" + (f": did you mean {meant}?" if meant else "")
-
-
-def help_text(groups: Groups = GROUPS) -> str:
-    """What `--help` prints, at most `HELP_WIDTH` columns wide."""
-    return "\n".join(_help_lines(groups)) + "\n"
-
-
-def _help_lines(groups: Groups) -> Iterator[str]:
-    yield "usage: aelastic [options] script [arguments of the script]"
-    yield "       aelastic doctor [options]   checks this host and the endpoints, and starts nothing"
-    yield "       aelastic help [COMMAND]     shows this, or the help of a command"
-    yield f"       aelastic {'|'.join(OF_JOBS)}   (VERB --help)"
-    yield f"       aelastic {'|'.join(APART)}   of a job that is over, or before it begins"
-    yield ""
-    yield from _wrap(PURPOSE)
-    for title, options in groups.items():
-        yield ""
-        yield f"{title}:"
-        yield from option_lines(options)
-    yield from _entry("--version", "show the version and exit")
-    yield ""
-    yield from _entry("-h, --help", "show this and exit")
-    yield ""
-    yield from _wrap(
-        "--like-this and --like_this are the same; an unambiguous prefix is enough. Options of torchrun, except "
-        "--logs-specs, --numa-binding and --print-completion, can also be set by a variable such as "
-        "PET_NPROC_PER_NODE, those of aelastic by one such as AELASTIC_LOOP. An empty variable counts as unset; a flag "
-        "is 1 or 0."
-    )
-
-
-def option_lines(options: Iterable[Option]) -> Iterator[str]:
-    """What the help says of options."""
-    for option in options:
-        default = f" (default: {option.default})" if option.default and option.metavar else ""
-        yield from _entry(f"{', '.join(option.names)} {option.metavar}".rstrip(), option.text + default)
-
-
-def _entry(left: str, right: str) -> Iterator[str]:
-    first, *rest = _wrap(right, " " * _HELP_COLUMN)
-    if len(left) > _HELP_COLUMN - 4:
-        yield f"  {left}"
-        yield first
-    else:
-        yield f"  {left}".ljust(_HELP_COLUMN) + first.lstrip()
-    yield from rest
-
-
-def _wrap(text: str, indent: str = "") -> list[str]:
-    import textwrap  # only the help pays for it
-
-    return textwrap.wrap(text, HELP_WIDTH, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 
 from aelastic.errors import InputError
+from aelastic.manual.parsing import parser_of
 from aelastic.observe.time_spent import WORDS
 from aelastic.spent.bill import Bill, bill_of
 from aelastic.timeline.files import read_all
 from aelastic.timeline.text import counted, duration
-from aelastic.ui.commands import Parser, say, seconds
-
-_PRICE = re.compile(r"\$?(\d+(?:\.\d+)?)/(gpu-|worker-)?h")
+from aelastic.ui.commands import say
 
 
 def run_spent(argv: Sequence[str]) -> int:
-    """Says where the time of a job went; gives the exit code.
+    """Prints what the time of a job was spent on, and returns the exit code.
 
     Raises:
         InputError: the logs cannot be read, or are not those of one job.
     """
-    parser = Parser(
-        prog="aelastic spent",
-        description="Says what the time of a job was spent on, and what would get it back, by its event logs.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("events", nargs="+", metavar="EVENTS", type=Path, help="event logs of all nodes, or folders")
-    parser.add_argument("--cost", type=_price, metavar="PRICE", help="as 2.10/gpu-h, of each worker; 12/h, of the job")
-    a_save = partial(seconds, least=0.001)
-    parser.add_argument("--save", type=a_save, metavar="S", help="what a save takes (default: as drains have shown)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    args = parser.parse_args(argv)
+    args = parser_of("spent").parse_args(argv)
     logs = read_all(args.events)
     ids = [*dict.fromkeys(log.run_id for log in logs if log.entries)]
     if not ids:
@@ -46,12 +31,6 @@ def run_spent(argv: Sequence[str]) -> int:
     bill = bill_of(logs, args.cost, args.save)
     say(json.dumps({"code": "ok", **asdict(bill), "cost": bill.cost}, indent=2) if args.json else as_text(bill))
     return 0
-
-
-def _price(text: str) -> tuple[float, str]:
-    if (match := _PRICE.fullmatch(text)) is None:
-        raise argparse.ArgumentTypeError(f"{text!r}: use a price and what it is for, as in 2.10/gpu-h or 12/h")
-    return float(match[1]), match[2] or ""
 
 
 def as_text(bill: Bill) -> str:

@@ -1,6 +1,6 @@
 """The command `aelastic timeline`, or `python -m aelastic.timeline`: event logs in, a picture and a trace out.
 
-It reads the logs, also while agents write them, and changes nothing in them.
+It reads the logs, also while agents write them, and does not change them.
 """
 
 from __future__ import annotations
@@ -15,27 +15,20 @@ from pathlib import Path
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host.files import replace_file
+from aelastic.manual.parsing import parser_of
 from aelastic.timeline.files import read_all
 from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import Log, runs_of
-from aelastic.ui.commands import Parser, say
-
-DESCRIPTION = """\
-Draws what a run spent its time on, from the event logs that its agents write into --log-dir.
-
-LOGDIR is that folder, or one that holds those of several nodes; several may be given.  All events.jsonl found
-there, up to three folders deep, that belong to one run become one picture: an HTML file that needs nothing else,
-and a trace for https://ui.perfetto.dev.  If there are several runs, the one that began last is drawn.
-"""
+from aelastic.ui.commands import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Makes the picture as a module does that is run; gives the exit code."""
+    """Makes the picture, as `python -m aelastic.timeline` does; returns the exit code."""
     try:
-        return _make(_parser("python -m aelastic.timeline").parse_args(argv))
+        return _make(parser_of("timeline", "python -m aelastic.timeline").parse_args(argv))
     except InputError as error:
         line = " ".join(printable(str(error)).splitlines())
         say(f"aelastic.timeline: error: {line} (see python -m aelastic.timeline --help)", sys.stderr)
@@ -43,29 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_timeline(argv: Sequence[str]) -> int:
-    """Makes the picture; gives the exit code.
+    """Makes the picture, and returns the exit code.
 
     Raises:
         InputError: the logs cannot be read, or the picture cannot be written.
     """
-    return _make(_parser("aelastic timeline").parse_args(argv))
-
-
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=command,
-        usage=f"{command} LOGDIR [LOGDIR ...] [-o OUT.html] [--trace OUT.json] [--run-id ID]",
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("folders", metavar="LOGDIR", nargs="+", type=Path, help="where event logs are, or one of them")
-    add("-o", "--output", metavar="OUT.html", type=Path, help="the picture (default: LOGDIR/timeline.html)")
-    beside = "the trace (default: beside the picture, as timeline.trace.json)"
-    add("--trace", metavar="OUT.json", type=Path, help=beside)
-    add("--run-id", metavar="ID", help="which run, where there are several: all logs of that id")
-    return parser
+    return _make(parser_of("timeline").parse_args(argv))
 
 
 def _make(options: argparse.Namespace) -> int:

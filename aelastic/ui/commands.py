@@ -1,60 +1,87 @@
-"""What commands beside the launcher share: they say what is wrong in one line, and write for people and programs."""
+"""What the commands share: they report what is wrong in one line, and write for people and for programs."""
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
+import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from aelastic.errors import InputError
 from aelastic.failures.failure import printable
 
+# A line of help that the lines below belong to.
+_HEADING = re.compile(r"^(Usage:|\S.*:$)", re.MULTILINE)
+
 
 class Parser(argparse.ArgumentParser):
-    """Reads what follows `aelastic VERB`, or a module's name.
+    """Reads what follows `aelastic COMMAND`, or a module's name.
 
     Raises:
-        InputError: an option is not known, or has another value than it takes.
+        InputError: an option is unknown, or its value is wrong.
     """
 
+    help_text: Callable[[], str] | None = None
+
     def error(self, message: str) -> NoReturn:
-        verb = self.prog.partition("aelastic ")[2]
-        raise InputError(f"{verb}: {message} (see {self.prog} --help)" if verb else message)
+        command = self.prog.partition("aelastic ")[2]
+        raise InputError(f"{command}: {message} (see {self.prog} --help)" if command else message)
+
+    def print_help(self, file: Any = None) -> None:
+        """Prints `help_text`, if there is one."""
+        if self.help_text is None:
+            super().print_help(file)
+        else:
+            say_help(self.help_text())
 
 
 SECONDS_MAX = 1e6
-
-
-def seconds(text: str, least: float = 1.0) -> float:
-    """An option's value, for argparse."""
-    try:
-        return read_seconds(text, least)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def read_seconds(text: str, least: float = 1.0) -> float:
     """An option's value.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a number of seconds in range.
     """
     value = math.nan
     with suppress(ValueError):
         value = float(text)
     if value > SECONDS_MAX:
-        raise ValueError(f"{text!r}: use {SECONDS_MAX:,.0f} seconds at most")
+        raise ValueError(f"{text!r}: use at most {SECONDS_MAX:,.0f} seconds")
     if value >= least:
         return value
     raise ValueError(f"{text!r}: use seconds, at least {least:g}")
 
 
+def is_styled(stream: TextIO | None) -> bool:
+    """True on a terminal that can show bold text and colours, unless NO_COLOR is set (no-color.org)."""
+    environ = os.environ  # noqa: TID251  help is printed by commands only, which own the process
+    if stream is None or environ.get("NO_COLOR") or environ.get("TERM", "dumb") in {"", "dumb"}:
+        return False
+    with suppress(ValueError):  # it is closed
+        return stream.isatty()
+    return False
+
+
+def say_help(text: str) -> None:
+    """Writes help to stdout; its headings are bold on a terminal."""
+    if is_styled(sys.stdout):
+        text = _HEADING.sub("\033[1m\\1\033[0m", text)
+    with suppress(OSError):
+        if sys.stdout is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
+
 def say(text: str, to: TextIO | None = None) -> None:
-    """Writes lines to stdout, or another stream, at once; a reader that has gone is none of our business."""
+    """Writes lines to stdout, or another stream, at once; a closed pipe is ignored."""
     to = sys.stdout if to is None else to
     with suppress(OSError):
-        if to is not None:  # else it is closed
+        if to is not None:  # otherwise it is closed
             to.write(f"{printable(text)}\n")
             to.flush()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.arguments import complaint, install, invoke
 
-from aelastic.cli.commands import run_command
-from aelastic.cli.options import GROUPS, OPTIONS
-from aelastic.cli.parser import HELP_WIDTH, help_text, read_options
+from aelastic.cli.options import OPTIONS
+from aelastic.cli.parser import read_options
 from aelastic.settings import Std
 
 # Defaults and values.
@@ -204,47 +202,6 @@ def test_the_static_rule_holds_for_variables(script: str) -> None:
 
 def test_one_node_on_its_own_has_rank_0_whatever_its_scheduler_calls_it(script: str) -> None:
     assert invoke(script, PET_NODE_RANK="3").spec.master_addr == "localhost"
-
-
-# Help.
-
-
-@pytest.mark.parametrize("prefix", ["-h", "--h", "--he", "--hel", "--help"])
-def test_every_beginning_of_help_shows_the_help(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match=r"^0$"):
-        read_options([prefix], {})
-    assert capsys.readouterr().out == help_text()
-
-
-@pytest.mark.parametrize(
-    "command, words",
-    [
-        ("help", "usage: aelastic [options] script "),
-        ("help help", "usage: aelastic [options] script "),
-        ("help doctor", "usage: aelastic doctor [options of a job] [script]\n"),
-        ("doctor --help", "usage: aelastic doctor [options of a job] [script]\n"),
-        ("help drain", "usage: aelastic drain [-h] "),
-        ("help cordon", "usage: aelastic cordon [-h] "),
-        ("help exclude", "usage: aelastic cordon [-h] "),  # its earlier name
-        ("include --help", "usage: aelastic uncordon [-h] "),
-        ("help timeline", "usage: aelastic timeline LOGDIR "),
-        ("help rehearse", "usage: aelastic rehearse "),
-        ("version", "aelastic 0."),
-    ],
-)
-def test_each_command_shows_its_own_help(command: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with suppress(SystemExit):  # after `--help` of argparse
-        assert run_command(command.split(), {}, GROUPS, print) == 0
-    assert capsys.readouterr().out.startswith(words)
-
-
-def test_the_help_is_at_most_100_columns_wide_and_names_each_option_of_this_version() -> None:
-    lines = help_text().splitlines()
-    assert max(map(len, lines)) <= HELP_WIDTH == 100
-    for option in OPTIONS:
-        assert option.name in help_text()
-    own = lines.index("aelastic only:")
-    assert next(at for at, line in enumerate(lines) if "--loop" in line) > own
 
 
 def test_the_page_for_users_of_torchrun_names_each_option() -> None:

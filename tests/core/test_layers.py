@@ -41,6 +41,7 @@ FLOORS = (
     ("agent",),
     ("supervisor", "event_log", "sd_notify"),
     ("doctor",),
+    ("manual",),
     ("timeline",),
     ("spent", "rehearse"),
     ("cli",),

@@ -41,7 +41,8 @@ from aelastic.spent.command import as_text
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 LIMIT_S = 150.0
-GENERATED = {"docs/reference/api.md"}  # signatures
+# Signatures; and examples that `tests/core/test_help.py` reads as the program does.
+GENERATED = {"docs/reference/api.md", "docs/reference/cli.md"}
 # What stands for a reader's machines, devices and packages, and for what waits for an answer.
 HERE = {
     r"(--nproc-per-node |local_world_size=)8": r"\g<1>1",

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 from sources import ROOT
 
-from aelastic.cli.parser import read_options
+from aelastic.cli.parser import COMMANDS, read_options
 from aelastic.cli.rehearsal import ALL_GROUPS
-from aelastic.timeline import command as timeline
+from aelastic.manual.parsing import parser_of
 
 PAGES = sorted(
     [
@@ -76,10 +76,12 @@ def read_launch(module: str, rest: str) -> None:
     match module:
         case "" if arguments[:1] == ["rehearse"]:
             read_options(arguments[1:], {}, ALL_GROUPS)
+        case "" if arguments and arguments[0] in COMMANDS and arguments[0] != "doctor":
+            parser_of(arguments[0]).parse_args(arguments[1:])
         case "" | ".run":
             read_options([*(arguments[1:] if arguments[:1] == ["doctor"] else arguments), "train.py"], {})
         case ".timeline":
-            timeline._parser("").parse_args(arguments)
+            parser_of("timeline").parse_args(arguments)
         case _:
             assert module in {".under", ".launch"}
 

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aelastic.cli.verbs.asking import run_verb
+from aelastic.cli.commands import run_command
+from aelastic.cli.options import GROUPS
 
 
 class Said(NamedTuple):
@@ -21,7 +22,7 @@ def verb(folder: Path, *argv: str, cwd: Path | None = None) -> Said:
     """What one says to agents whose doors are in a folder, from there or from another."""
     out, complaints = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True), list[str]()
     with contextlib.redirect_stdout(out), contextlib.chdir(cwd or folder):
-        code = run_verb(argv, {"XDG_RUNTIME_DIR": str(folder)}, complaints.append)
+        code = run_command(argv, {"XDG_RUNTIME_DIR": str(folder)}, GROUPS, complaints.append)
     out.seek(0)
     return Said(code, out.read(), "\n".join(complaints))
 

@@ -83,7 +83,7 @@ def test_help_and_version_go_to_stdout_and_import_no_event_loop(folder: Path) ->
     )
     run = run_python("-c", code, folder=folder)
     assert (run.returncode, run.stderr) == (0, "")
-    assert run.stdout.startswith("usage: aelastic") and "\naelastic 0." in run.stdout
+    assert run.stdout.startswith("Start, watch and restart ") and "\naelastic 0." in run.stdout
 
 
 def test_an_unread_or_closed_stream_does_not_change_the_exit_code(folder: Path) -> None:

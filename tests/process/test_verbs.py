@@ -133,13 +133,13 @@ CANNOT = [
     (("status", "other"), 3, "no job other of yours runs on this machine"),
     (("drain", "nowhere"), 1, "no node nowhere"),
     (("drain", "nowhere", "--wait"), 1, "no node nowhere"),
-    (("restart", "--reason", "r" * 1001), 2, "use 1,000 characters at most"),
+    (("restart", "--reason", "r" * 1001), 2, "use at most 1,000 characters"),
     (("drain", "--cancel"), 1, "is not asked to leave"),
     (("drain", "--deadline", "0"), 2, "use seconds, at least 1"),
-    (("drain", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
-    (("cordon", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
-    (("uncordon", "x" * 256), 2, "use a host's name, or a node's id: 255 characters at most"),
-    (("drain", "--deadline", "1e9"), 2, "use 1,000,000 seconds at most"),
+    (("drain", "x" * 256), 2, "use a host name or a node id of at most 255 characters"),
+    (("cordon", "x" * 256), 2, "use a host name or a node id of at most 255 characters"),
+    (("uncordon", "x" * 256), 2, "use a host name or a node id of at most 255 characters"),
+    (("drain", "--deadline", "1e9"), 2, "use at most 1,000,000 seconds"),
     (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
     (("why", "-n", "0"), 2, "use a number, at least 1"),
     (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
@@ -327,7 +327,7 @@ def test_a_script_of_a_verbs_name_is_run_by_its_path_or_after_a_flag(launch: Lau
         assert done.returncode == 0 and "the script" in done.stdout, done.stderr
     env = {**os.environ, "XDG_RUNTIME_DIR": str(script.parent)}
     done = ran(sys.executable, "-m", "aelastic", "status", cwd=script.parent, env=env)
-    assert done.returncode == 3 and "status is a command here; the file of that name is ./status" in done.stderr
+    assert done.returncode == 3 and "status runs the command of that name; to run the file, use ./status" in done.stderr
 
 
 # In a program.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aelastic.cli import rehearsal
-from aelastic.cli.verbs.asking import run_verb
+from aelastic.cli.rehearsal import rehearse
 from aelastic.errors import InputError
 from aelastic.rehearse.cases import CannotError, Rehearsals
 from aelastic.rehearse.command import Wanted
@@ -90,7 +90,7 @@ def test_a_file_grows_only_if_it_begins_as_it_was(tmp_path: Path) -> None:
 
 # What is wrong with a command.
 WRONG = {
-    ("--metric", "["): "'[' is no regular expression",
+    ("--metric", "["): "'[' is not a regular expression",
     ("--metric", "x"): "'x' has no group for the number",
     ("--for", "0"): "'0': use seconds, at least 1",
     ("--checkpoints", "full"): "--checkpoints full: there are files in it",
@@ -100,7 +100,7 @@ WRONG = {
     ("--output", "none/out"): "--output none/out: there is no folder ",
     ("--checkpoints", "train.py"): "--checkpoints train.py is no folder",
     # In any order with the options of the job.
-    ("--nproc-per-node", "2", "--metric", "["): "--metric [: '[' is no regular expression",
+    ("--nproc-per-node", "2", "--metric", "["): "--metric [: '[' is not a regular expression",
     ("--nproc-per-node=2", "--only=kiled", "--max-restarts", "1"): "--only kiled: no case has it in its name: a rank",
     ("--nproc-per-node", "0", "--only", "killed"): "--nproc-per-node 0: at least 1 worker is needed",
     ("--standalone", "--checkpoint", "d"): "unknown option --checkpoint: did you mean --checkpoints?",
@@ -120,7 +120,7 @@ def test_what_is_wrong_with_a_command_is_said_in_a_line(
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(InputError) as said:
-        run_verb(("rehearse", *options, "--progress", r"step (\d+)", "train.py"), {}, pytest.fail)
+        rehearse((*options, "--progress", r"step (\d+)", "train.py"), {})
     assert WRONG[options] in str(said.value) and "\n" not in str(said.value)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -1,3 +1,6 @@
-"""Verbs, by which people speak to a job: `asking` asks its agent, and says the answer in the words of `texts`."""
+"""Commands about a job: `asking` sends a request to its agent, and `explaining` reads event logs.
 
-__all__ = ["asking"]
+Answers are printed in the words of `texts`.
+"""
+
+__all__ = ["asking", "explaining"]

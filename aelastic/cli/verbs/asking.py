@@ -1,7 +1,7 @@
-"""`aelastic status`, and the like: what people ask of a job that runs, by the door of an agent on this machine.
+"""Commands about a job, such as `aelastic status`: they connect to the control socket of an agent on this machine.
 
-A verb stands first; a script of that name is `./status`.  Exit codes: 0 done; 1 refused, and the job is undisturbed; 2
-usage; 3 no such job; 4 no answer, and it is not known what follows.
+Exit codes: 0 done; 1 refused, and the job is undisturbed; 2 wrong usage; 3 no such job; 4 no answer, and the request
+may or may not have been carried out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from aelastic.cli.verbs import texts
 from aelastic.cli.verbs.jobs import (
@@ -31,75 +31,11 @@ from aelastic.cli.verbs.jobs import (
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host import sockets
-from aelastic.ui.commands import seconds
+from aelastic.manual.parsing import parser_of
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
 WATCH_S = 1.0
 RANK = re.compile("[0-9]{1,9}")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r}: use a number, at least 1")
-    return int(text)
-
-
-def _reason(text: str) -> str:
-    from aelastic.rdzv.protocol.requests import REASON_MAX
-
-    if len(text) > REASON_MAX:
-        raise argparse.ArgumentTypeError(f"use {REASON_MAX:,} characters at most")
-    return text
-
-
-def _node(text: str) -> str:
-    from aelastic.rdzv.protocol.sense import NAME_MAX
-
-    if len(text) > NAME_MAX:
-        raise argparse.ArgumentTypeError(f"use a host's name, or a node's id: {NAME_MAX} characters at most")
-    return text
-
-
-# The job that is meant: verbs that take nothing else first take it there.
-_JOB: Any = {"default": "", "help": "its run id, or the beginning of it"}
-_FIRST: tuple[str, dict[str, Any]] = ("job", {"nargs": "?", **_JOB})
-_NAMED: tuple[str, dict[str, Any]] = ("--job", {"dest": "named", "metavar": "JOB", **_JOB})
-_NODE: Any = {"type": _node, "help": "its host, or its id"}
-_FLAG: Any = {"action": "store_true"}
-_AT_SAVE = "--at-save", {**_FLAG, "help": "once all ranks have saved at one step"}
-# Each verb: what it does, and its options.
-_SAVES: tuple[tuple[str, dict[str, Any]], ...] = (
-    _NAMED,
-    ("--deadline", {"type": seconds, "default": 120.0, "metavar": "S", "help": "for saving (default: 120)"}),
-    ("--reason", {"type": _reason, "default": "", "metavar": "TEXT", "help": "said in logs"}),
-    ("--wait", {**_FLAG, "help": "until workers run again, or the job is over"}),
-)
-VERBS: dict[str, tuple[str, Sequence[tuple[str, dict[str, Any]]]]] = {
-    "ps": ("lists the jobs of this user on this machine", ()),
-    "status": ("says what each node of a job does",
-               [_FIRST, _NAMED, ("-w --watch", {**_FLAG, "help": "again each second"})]),
-    "why": ("says why workers ended, the latest first; also of a job that has ended",
-            [("job", {"nargs": "?", **_JOB, "help": f"{_JOB['help']}; or its event log, or the folder of its logs"}),
-             _NAMED, ("-n", {"type": _count, "default": 1, "help": "the last N ends (default: 1)"})]),
-    "stacks": ("says where the workers of all nodes are in their Python code",
-               [("ranks", {"nargs": "*", "metavar": "RANK", "help": "of these only"}), _NAMED]),
-    "logs": ("shows what a worker has written, on whatever node it runs",
-             [("rank", {"metavar": "RANK"}), _NAMED,
-              ("-f --follow", {**_FLAG, "help": "until the job is over"}),
-              ("-n", {"type": _count, "default": 20, "help": "the last N lines (default: 20)"}),
-              ("--stderr", {**_FLAG, "help": "what it has written to stderr"})]),
-    "drain": ("has a node leave: all ranks save at one step, and the others go on",
-              [("node", {**_NODE, "nargs": "?", "default": "", "help": "its host, or its id (default: this one)"}),
-               ("--cancel", {**_FLAG, "help": "it stays after all"}),
-               ("--force", {**_FLAG, "help": "also where this ends the job"}), *_SAVES]),
-    "cordon": ("keep a host out of the job for an hour, as long as enough other nodes remain",
-                [("node", _NODE), *_SAVES[:1], *_SAVES[2:3]]),
-    "uncordon": ("let a host that was cordoned take part again", [("node", _NODE), *_SAVES[:1]]),
-    "restart": ("ends the workers of all nodes, and starts them again; no restart is charged",
-                [_FIRST, _AT_SAVE, *_SAVES]),
-    "stop": ("ends the job on all nodes",
-             [_FIRST, _AT_SAVE, ("--now", {**_FLAG, "help": "workers are killed, and cannot save"}), *_SAVES]),
-}  # fmt: skip
 
 
 def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable[[str], None]) -> int:
@@ -111,13 +47,9 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         complain: called with what is wrong.
     """
     try:
-        if argv[0] not in VERBS:
-            return _run_apart(argv[0], argv[1:], environ)
-        args = _read(argv)
-        try:
-            return _Asking(argv, args, sockets.doors_folder(environ), complain).run()
-        except InputError as error:  # logs that cannot be read
-            raise NoAnswerError(f"error: {error}", EXIT_INPUT) from None
+        return _Asking(argv, _read(argv), sockets.doors_folder(environ), complain).run()
+    except InputError as error:
+        return _refuse(argv, EXIT_INPUT, f"error: {error}", complain)
     except NoAnswerError as error:
         return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:
@@ -141,48 +73,20 @@ def _refuse(argv: Sequence[str], code: int, text: str, complain: Callable[[str],
     return code
 
 
-def _run_apart(verb: str, argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Of a job that is over, or before it begins."""
-    if verb == "policy":
-        from aelastic.cli.verbs.explaining import run_policy
-
-        return run_policy(argv)
-    if verb == "timeline":
-        from aelastic.timeline.command import run_timeline
-
-        return run_timeline(argv)
-    if verb == "spent":
-        from aelastic.spent.command import run_spent
-
-        return run_spent(argv)
-    from aelastic.cli.rehearsal import rehearse
-
-    return rehearse(argv, environ)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Says what is wrong in one line."""
-        raise NoAnswerError(f"error: {self.prog.partition(' ')[2]}: {message} (see {self.prog} --help)", EXIT_INPUT)
-
-
-def _parser(verb: str) -> argparse.ArgumentParser:
-    about, options = VERBS[verb]
-    parser = _Parser(prog=f"aelastic {verb}", description=f"{verb}: {about}.", allow_abbrev=False)
-    for names, how in (("--json", {**_FLAG, "help": "one JSON object, with a code"}), *options):
-        parser.add_argument(*names.split(), **how)
-    return parser
-
-
 def _read(argv: Sequence[str]) -> argparse.Namespace:
-    """The options of a verb; `job` is the one that is meant, `more` what the verb does not take."""
-    parser = _parser(argv[0])
+    """The options of a command; `job` is the one that is meant, `more` the words that the command does not take.
+
+    Raises:
+        InputError: something is wrong with them.
+    """
+    parser = parser_of(argv[0])
     args, more = parser.parse_known_args(argv[1:])
     args.more = more
-    named, job = getattr(args, "named", ""), getattr(args, "job", "")
-    if named and job and named != job:
-        parser.error(f"{job} and --job {named} are two jobs: name one")
-    args.job = named or job
+    first = getattr(args, "first", "")
+    args.job = getattr(args, "job", "")  # `ps` has none
+    if args.job and first and args.job != first:
+        parser.error(f"{first} and --job {args.job} are two jobs: name one")
+    args.job = args.job or first
     if any(each.startswith("-") for each in more):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     return args
@@ -218,7 +122,7 @@ class _Asking:
         Raises:
             NoAnswerError: there are such.
         """
-        args, parser = self._args, _parser(self._verb)
+        args, parser = self._args, parser_of(self._verb)
         ranks = [args.rank] if self._verb == "logs" else args.ranks if self._verb == "stacks" else []
         wrong = [each for each in ranks if not RANK.fullmatch(each)]
         nodes = [args.node] if self._verb in OF_NODES and args.node else []

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from aelastic.agent.error_rules import ErrorRules
-from aelastic.cli.converters import read_int, read_policy
+from aelastic.cli.converters import read_policy
 from aelastic.errors import InputError
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
+from aelastic.manual.parsing import parser_of
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
@@ -26,7 +27,7 @@ from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
 from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.timeline.files import read_all
 from aelastic.timeline.reader import Entry
-from aelastic.ui.commands import Parser, say
+from aelastic.ui.commands import say
 
 Json = dict[str, Any]
 
@@ -112,20 +113,12 @@ def run_policy(argv: Sequence[str]) -> int:
     Raises:
         InputError: the logs, or the rules, cannot be read.
     """
-    parser = Parser(prog="aelastic policy", description=__doc__, allow_abbrev=False)
-    parser.add_argument("what", choices=["explain"])
-    parser.add_argument("events", nargs="+", metavar="EVENTS", type=Path, help="event logs of a run, or folders")
-    parser.add_argument("--restart-policy", default="", metavar="RULES", help="rules, or @FILE (default: the default)")
-    parser.add_argument("--max-restarts", type=read_int, metavar="N", help="the budget (default: the run's)")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    args = parser.parse_args(argv)
+    args = parser_of("policy").parse_args(argv)
     try:
         text = read_policy(args.restart_policy)
         rules = parse(text) if text else None
     except ValueError as error:  # a `RuleError` is one
         raise InputError(f"--restart-policy {args.restart_policy}: {error}") from None
-    if args.max_restarts is not None and args.max_restarts < 0:
-        raise InputError(f"--max-restarts {args.max_restarts}: use 0 or more")
     rounds, budget = _read_rounds(args.events)
     rounds = [each for each in rounds if each.reason]
     if rules is not None:
