@@ -1,9 +1,9 @@
-"""From the command line and the environment to an `Invocation`: what to run, and how to behave.
+"""From the command line and the environment to an `Invocation`: what to run, and how.
 
-An `Invocation` can be started: the script, program, module and log folder have been looked for, and devices counted.
-The checks leave nothing behind and start nothing but, for `auto`, `gpu` and `xpu`, a short-lived Python that asks
-torch; the agent itself never imports torch.  The environment given is read, not changed.  What few command lines need
-is imported where they need it, to keep the start fast.
+An `Invocation` can be started: the script, program, module and log folder have been found, and devices counted.  The
+checks leave nothing behind.  They start at most one process: for `auto`, `gpu` and `xpu`, a short-lived Python that
+imports torch, which the agent itself never does.  The environment is read, and not changed.  Modules that few command
+lines need are imported where they are used, to keep the start fast.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Invocation(Record):
         exit_codes: `cause` is the code of the worker that failed first, `torchrun` is 1 for every failure.
         signals: the signals that stop the job.
         ui: what a terminal shows while the job runs.
-        on_signal: what other signals are for.
+        on_signal: what to do on other signals.
     """
 
     name: str
@@ -82,7 +82,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         groups: the options there are.
 
     Raises:
-        InputError: the job cannot be started as asked for; one line says why and what to do.
+        InputError: the job cannot be started with these options; the message has the reason and the remedy.
         SystemExit: after `--help` and `--version`.
     """
     chosen = read_options(argv, environ, groups)
@@ -96,7 +96,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
         raise InputError(f"{chosen.source('restart_grace')}: use at most --shutdown-timeout, which is {limit_s:g}")
     of_hangs = hang_fields(chosen)  # before workers are counted, which may take a while
     local_world_size = count_workers(chosen["nproc_per_node"], environ, chosen.source("nproc_per_node"))
-    # Workers inherit the agent's environment, and what torchrun's command line adds to its own.
+    # Workers inherit the agent's environment, with the variables that torchrun adds to it.
     inherited = {**environ, "TORCHELASTIC_SIGNALS_TO_HANDLE": chosen.by_dest["signals_to_handle"].text or ""}
     if local_world_size > 1 and "OMP_NUM_THREADS" not in environ:
         inherited["OMP_NUM_THREADS"] = "1"
@@ -126,14 +126,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROU
 
 
 def command_of(chosen: Settings, environ: Mapping[str, str]) -> tuple[str | Callable[..., Any], tuple[str, ...]]:
-    """The entrypoint and its arguments, as torchrun has them; `--run-path` takes precedence over the other two.
+    """The entrypoint and its arguments, as with torchrun; `--run-path` takes precedence over `-m` and `--no-python`.
 
     Raises:
         InputError: options that exclude each other.
     """
     script, args = chosen.script, chosen.script_args
     if script.startswith("-") and not chosen["module"] and Path(script).is_file():
-        script = f"./{script}"  # or it is an option of python
+        script = f"./{script}"  # otherwise python reads it as an option
     if "use_env" in chosen.by_dest and not chosen["use_env"]:
         if chosen["no_python"]:
             raise InputError("--no-python without --use-env: a program reads LOCAL_RANK, add --use-env")
@@ -154,10 +154,10 @@ def _python(environ: Mapping[str, str]) -> str:
 
 
 def check_word(word: str) -> None:
-    """Looks at the first word of the command line where that is the script: perhaps a command is meant.
+    """Checks the first word of the command line, if that is the script: it may be a misspelled command.
 
     Raises:
-        InputError: it is like the name of one, and not there.
+        InputError: there is no such script, and a command has a similar name.
     """
     if "." in word or os.sep in word or _exists(word):
         return
@@ -167,10 +167,10 @@ def check_word(word: str) -> None:
 
 
 def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
-    """Looks for the script, the program or the module.
+    """Checks that the script, the program or the module exists.
 
     Raises:
-        InputError: it is not there.
+        InputError: it does not.
     """
     from aelastic.workers.requirements import check_module, check_script
 
@@ -212,13 +212,13 @@ def _exists(path: str) -> bool:
 
 
 def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -> int:
-    """A number of workers, as it is or as its word has it counted.
+    """The number of workers: as given, or counted for a word such as `gpu`.
 
     Args:
         source: its name in messages.
 
     Raises:
-        InputError: there is nothing to count.
+        InputError: there is no such device, or it cannot be counted.
     """
     if isinstance(workers, int):
         return workers
@@ -231,10 +231,10 @@ def count_workers(workers: int | str, environ: Mapping[str, str], source: str) -
 
 
 def _count_devices(kind: str, environ: Mapping[str, str], source: str) -> int:
-    """What torch counts, asked in a process of its own: its import takes a second and 200 MiB."""
+    """Asks torch in another process: importing it takes a second and 200 MiB."""
     import subprocess
 
-    # -P: a torch.py or random.py beside the script is not meant.
+    # -P: not a torch.py or random.py next to the script.
     command = [sys.executable, "-P", "-c", _COUNT_DEVICES, kind]
     try:
         asked = subprocess.run(

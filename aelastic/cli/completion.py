@@ -55,7 +55,7 @@ def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def _parser(groups: Mapping[str, tuple[Option, ...]]) -> argparse.ArgumentParser:
-    """A parser with the texts that shells show beside the options; our own does without them, to start fast."""
+    """A parser with the texts that shells show next to options; the one that runs a job has none, to start fast."""
     parser = argparse.ArgumentParser(prog="aelastic")
     for option in (option for options in groups.values() for option in options):
         words, flag = option.text.replace("%", "%%"), {"action": "store_true"}

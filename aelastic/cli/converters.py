@@ -1,8 +1,7 @@
 """How the text of an option becomes its value.
 
-A reader takes the text, wherever it came from, and gives the value; a `ValueError` says what to write instead.
-Whether the value is one that a job can have is a rule of `aelastic.settings`.  Nothing here looks at the machine, nor
-at other options.
+A reader takes the text, whatever its source, and returns the value; its `ValueError` names the remedy.  Whether a job
+can have that value is a rule of `aelastic.settings`.  Nothing here depends on the machine, or on other options.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from aelastic.settings import HANG_SIGNALS, RULES, ExpectedOutput, HangSignal
 T = TypeVar("T")
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# What the agent cannot (signal(7)) or must not take over: SIGCHLD tells of exits.
+# Signals that the agent cannot (signal(7)) or must not handle: SIGCHLD reports exits.
 _UNHANDLED = frozenset({signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD})
 
-# What `--rdzv-conf` cannot say: torch takes these from elsewhere, too.
+# Keys that `--rdzv-conf` does not take, as with torch: they have options.
 _OPTIONS_OF_THEIR_OWN = {
     "backend": "--rdzv-backend",
     "endpoint": "--rdzv-endpoint",
@@ -103,7 +102,7 @@ def _keep(rule: settings.Rule, value: object) -> None:
 
 
 def one_of(*choices: str) -> Callable[[str], str]:
-    """A reader of one of some words, which it has as `args[0]`."""
+    """A reader of one of these words, which are its `args[0]`."""
     return partial(_read_choice, choices)
 
 
@@ -113,7 +112,7 @@ def _read_choice(choices: Sequence[str], text: str) -> str:
 
 
 def read_address(text: str) -> str:
-    # torchrun takes an IPv6 address in brackets, and hands it to the workers without.
+    # torchrun takes an IPv6 address in brackets, and gives it to the workers without them.
     address = text.strip().removeprefix("[").removesuffix("]")
     if not address:
         raise ValueError("use a host name or an address")
@@ -136,19 +135,19 @@ def read_pairs(text: str) -> dict[str, str]:
 
 
 def read_ranks(text: str) -> frozenset[int] | None:
-    """Ranks separated by commas; nothing at all is all of them."""
+    """Ranks separated by commas; `None`, all of them, if the text is empty."""
     if not text.strip():
         return None
     return frozenset(_read_as(int, rank, "use ranks separated by commas, such as 0,1") for rank in text.split(","))
 
 
 def read_filters(text: str) -> tuple[str, ...]:
-    """Texts separated by commas, of which two stand for a comma that is part of a text."""
+    """Texts separated by commas; two commas are a comma within a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")) if text else ()
 
 
 def read_signs(text: str) -> tuple[HangSignal, ...]:
-    """Signs of life separated by commas, each once, in our order; none where one is unknown."""
+    """Signs of life separated by commas, each once, in our order; empty if one is unknown."""
     chosen = {part.strip() for part in text.split(",")}
     return tuple(sign for sign in HANG_SIGNALS if sign in chosen) if chosen <= {*HANG_SIGNALS} else ()
 
@@ -175,7 +174,7 @@ def read_nodes(text: str) -> tuple[int, int]:
 
 
 def read_workers(text: str) -> int | str:
-    """A number of workers, or the word for what to count."""
+    """A number of workers, or a word such as `gpu` for what to count."""
     if text in {"auto", "cpu", "gpu", "xpu"}:
         return text
     workers = _read_as(int, text, "use a number of workers, or auto, cpu, gpu or xpu")
@@ -184,7 +183,7 @@ def read_workers(text: str) -> int | str:
 
 
 def read_signal(text: str) -> signal.Signals:
-    """One, also without SIG."""
+    """One signal, with or without SIG."""
     short = text.strip().upper()
     signums = read_signals(f"SIG{short}" if hasattr(signal, f"SIG{short}") else text)
     if len(signums) != 1:
@@ -193,7 +192,7 @@ def read_signal(text: str) -> signal.Signals:
 
 
 class OnSignal(NamedTuple):
-    """What a signal that the agent gets is for: a notice of so many seconds, or, `None`, the workers."""
+    """What the agent does on a signal: drain within `drain_s`, or, if that is `None`, pass it on to the workers."""
 
     signum: signal.Signals
     drain_s: float | None
@@ -217,7 +216,7 @@ def read_on_signal(text: str) -> tuple[OnSignal, ...]:
 
 
 def read_hold(text: str) -> float | None:
-    """For how long a failure stops nothing: `hold`, `hold:SECONDS`; `None` for `stop`."""
+    """How long workers are left running after a failure: `hold`, `hold:SECONDS`; `None` for `stop`."""
     what, colon, seconds = text.partition(":")
     if what == "hold" and bool(seconds) == bool(colon):
         return read_seconds(seconds) if seconds else float("inf")
@@ -227,10 +226,10 @@ def read_hold(text: str) -> float | None:
 
 
 def read_wrap(text: str) -> tuple[str, ...]:
-    """A command, as a shell would part it."""
+    """A command, split as a shell would."""
     if not text:
         return ()
-    import shlex  # who wraps nothing does not pay for these
+    import shlex  # jobs without --wrap do not pay for these
     import shutil
 
     words = tuple(shlex.split(text))
@@ -240,7 +239,7 @@ def read_wrap(text: str) -> tuple[str, ...]:
 
 
 def read_policy(text: str) -> str:
-    """Rules, or those of the file that `@` stands before."""
+    """Rules, or those in the file named after `@`."""
     if not text.startswith("@"):
         return text
     try:
@@ -261,7 +260,7 @@ def read_admit(text: str) -> float:
 
 
 def read_signals(text: str) -> tuple[signal.Signals, ...]:
-    """Signals by name, in the order given, each once; no name at all is no signal."""
+    """Signals by name, in the order given, each once; none if the text is empty."""
     names = [name.strip().upper() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in signal.Signals.__members__:

@@ -27,8 +27,8 @@ _USAGE = "Usage: aelastic [OPTIONS] SCRIPT [ARGS]...  or  aelastic COMMAND [OPTI
 _RULES = (
     "--like-this and --like_this are the same, and an unambiguous prefix is enough. Variables set defaults: "
     "PET_NPROC_PER_NODE and the like for torchrun's options (except --logs-specs, --numa-binding and "
-    "--print-completion), AELASTIC_LOOP and the like for those of aelastic only. An empty variable counts as unset; "
-    "a flag is 1 or 0."
+    "--print-completion), AELASTIC_LOOP and the like for those of aelastic only. An empty variable is ignored; a "
+    "flag is 1 or 0."
 )
 
 

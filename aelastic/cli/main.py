@@ -1,11 +1,10 @@
 """The command line: arguments and environment in, exit code out.
 
-`main` reads the arguments, runs the supervisor on a loop of its own, and says how it ended; the exit
-codes are in `docs/reference/exit-codes.md`.  This is the shell that owns the process: signals, standard streams,
-logging and PID 1's duties are set here and nowhere else.
+`main` reads the arguments, runs the supervisor on a loop of its own, and reports how it ended; the exit codes are in
+`docs/reference/exit-codes.md`.  It owns the process: signals, standard streams, logging and the duties of PID 1 are set
+up only here.
 
-Imports are late on purpose: a usage error or `--help` must not pay for asyncio, and nothing here pays
-for torch.
+Imports are late on purpose: a usage error or `--help` does not import asyncio, and nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -63,8 +62,8 @@ _say = _stderr.put
 _VARIABLE = re.compile(r"[A-Z][A-Z_]+=")
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
-# Variables that ask for plain lines: CI, no-color.org, and Jupyter, whose output understands few control sequences;
-# with the values that count as unset.
+# Variables that turn the status line off: CI, no-color.org, and Jupyter, which understands few control sequences;
+# with the values that leave it on.
 _UNSET = {"CI": {"", "0", "false"}, "NO_COLOR": {""}, "JPY_PARENT_PID": {""}}
 
 # Container objects made, and not yet freed, before the collector looks.
@@ -72,7 +71,7 @@ COLLECT_AFTER = (100_000, 20, 100)
 
 
 class Outcome(NamedTuple):
-    """How the command ended: an exit code, and the signal to die of where one of ours ended it."""
+    """How the command ended: an exit code, and the signal to die of, if a signal ended it."""
 
     code: int
     signum: int | None = None
@@ -83,7 +82,7 @@ class Outcome(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line, and gives its exit code; 128+n where signal n stopped it."""
+    """Runs the command line, and returns its exit code: 128+n if signal n stopped it."""
     outcome = _run_command(sys.argv[1:] if argv is None else argv, os.environ)
     _stderr.finish()
     return outcome.code
@@ -119,7 +118,7 @@ def main_and_exit(groups: Groups = GROUPS) -> NoReturn:
 
 
 def _end_multiprocessing() -> None:
-    """Ends the helper processes of `multiprocessing`, which would outlive this process for a moment."""
+    """Ends the helper processes of `multiprocessing`, which would briefly outlive this process."""
     helpers = [("multiprocessing.forkserver", "_forkserver"), ("multiprocessing.resource_tracker", "_resource_tracker")]
     running = [getattr(sys.modules[module], name) for module, name in helpers if module in sys.modules]
     for helper in running:
@@ -135,7 +134,7 @@ def _end_helper(helper: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Opens /dev/null for each closed standard stream: else the next file opened would be used as one."""
+    """Opens /dev/null for each closed standard stream: otherwise the next file opened would become one."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -157,7 +156,7 @@ def _run_command(
             adopt_orphans()
     except (InputError, ModuleNotFoundError) as error:
         return _explain(error)
-    except SystemExit:  # `--help` and `--version` have said it
+    except SystemExit:  # after `--help` and `--version`
         return Outcome(0)
     except KeyboardInterrupt:
         return Outcome.of_signal(signal.SIGINT)
@@ -181,11 +180,11 @@ def collect_rarely() -> None:
 def _run_job(invocation: Invocation, *, owns_process: bool) -> Outcome:
     from aelastic.workers.requirements import check_open_files
 
-    # Also for the last words: they begin a new line below what workers left open.
+    # Also for the last lines: they begin below a line that workers left open.
     with _status_line(invocation) as live:
         stopped_by: list[int] = []
         try:
-            check_open_files(invocation.spec)  # here, too: without descriptors there is no event loop to be refused in
+            check_open_files(invocation.spec)  # also here: without descriptors no event loop can start
             result = _run_on_loop(_run(invocation, live, stopped_by, owns_process=owns_process), invocation.loop)
         except BaseException as error:  # noqa: BLE001  the last line of the CLI: any error gets a report and an exit code
             return _explain(error, invocation.endpoint_note)
@@ -230,7 +229,7 @@ async def _run(
 
 @contextmanager
 def _status_line(invocation: Invocation) -> Iterator[StatusLine | None]:
-    """The status line on our terminal, if it may be drawn there; else our lines begin at the first column, at least."""
+    """The status line on our terminal, if it may be drawn; otherwise our lines take turns with those of workers."""
     if not _may_draw(invocation.ui, os.environ):
         with _streams_in_turns():
             yield None
@@ -243,7 +242,7 @@ def _status_line(invocation: Invocation) -> Iterator[StatusLine | None]:
 
 @contextmanager
 def _streams_in_turns() -> Iterator[None]:
-    """Lines of ours and what workers have left open take turns on stderr, and on stdout where that is the same."""
+    """Our lines and unfinished lines of workers take turns on stderr, and on stdout if both are one terminal."""
     try:
         fd = sys.stderr.fileno() if isinstance(sys.stderr, io.TextIOWrapper) else -1
     except (OSError, ValueError):
@@ -298,7 +297,7 @@ def _reaping_orphans(loop: AbstractEventLoop) -> Iterator[None]:
 
 
 def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
-    """Runs on a loop of our own; the policy, and the thread's current loop, stay what they are."""
+    """Runs on a loop of our own, and leaves the policy and the thread's current loop alone."""
     import asyncio
 
     from aelastic.aio import loop_factory
@@ -307,7 +306,7 @@ def _run_on_loop(job: Coroutine[Any, Any, RunResult], name: str) -> RunResult:
         return runner.run(job)
 
 
-# Say how it ended.
+# Report how it ended.
 
 
 def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None) -> Outcome:
@@ -335,7 +334,7 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
 
 
 def _told(result: RunResult) -> str:
-    """Lines on workers that failed when they were asked to end, and with the stacks of those that had to be killed."""
+    """Lines about workers that failed while stopping, and the stacks of those that had to be killed."""
     if not result.raised and not result.stacks:
         return ""
     from aelastic.failures.report import killed, raised_meanwhile

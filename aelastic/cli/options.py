@@ -58,7 +58,7 @@ from aelastic.settings import (
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 
 
-# Named tuples, where dataclasses would do: each of those costs 0.5 ms to make, at every start.
+# Named tuples rather than dataclasses, which cost 0.5 ms each at every start.
 class Option(NamedTuple):
     """One option.
 
@@ -67,8 +67,8 @@ class Option(NamedTuple):
         default: the text that is read if the option is not given; `None` is not read.
         metavar: what the help calls the value; empty for a flag.
         text: the help, without the default.
-        variables: environment variables that replace the default, first one first; an empty one counts as unset.
-        field: the field of a `WorkerSpec` that gets the value; empty if there is none, or if several options decide it.
+        variables: environment variables that replace the default, the first one that is not empty.
+        field: the field of a `WorkerSpec` that gets the value; empty without one, or if several options decide it.
         rule: what the value must be; by default, what the field must be.
     """
 
@@ -123,7 +123,7 @@ def _silent(name: str, read: Callable[[str], Any], metavar: str, text: str, **ou
 
 
 def _row(*columns: Any, field: str | None = None, rule: Rule | None = None) -> Option:
-    """An option; unless it says otherwise it is the field of its own name, with `_s` for seconds, if there is one."""
+    """An option; by default it decides the field of its own name (with `_s` for seconds), if there is one."""
     if field is None:
         dest = _dest(columns[0][-1])
         field = next((name for name in (dest, f"{dest}_s") if name in RULES), "")
@@ -143,7 +143,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "workers and nodes": (
         _option("--nproc-per-node", read_workers, "1", "N",
             "workers on this node: a number, cpu (one per usable CPU), gpu or xpu (one per device), or auto (one per "
-            "accelerator, or per CPU if there are none)"),
+            "accelerator, or per CPU without accelerators)"),
         _silent("--numa-binding", one_of(*NUMA_BINDINGS), "MODE",
             f"bind each worker to CPUs near its GPU: {', '.join(NUMA_BINDINGS)}"),
         _option("--virtual-local-rank", read_flag, "0", "",
@@ -246,7 +246,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "USR1=drain:110: on SIGUSR1, drain this node within 110 s, once all ranks have saved at the same step; "
             "USR2=pass: pass SIGUSR2 on to the workers"),
         _own("--notice-file", read_path, None, "PATH",
-            "drain this node when PATH appears (the file may say how many seconds are left); deleting the file cancels "
+            "drain this node when PATH appears (it may hold the seconds that are left); deleting the file cancels "
             "the drain"),
         _own("--notice-command", str, None, "COMMAND",
             "program that announces interruptions, one per line on stdout: 'drain 110 spot' or 'cancel'"),
@@ -303,7 +303,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     ),
 }  # fmt: skip
 
-# `torch.distributed.launch` has all of them, and passes the local rank to the script in an argument unless told not to.
+# `torch.distributed.launch` has all of them, and passes the local rank to the script as an argument, unless --use-env.
 LAUNCH_GROUPS: Mapping[str, tuple[Option, ...]] = {
     "torch.distributed.launch": (
         Option(("--use-env",), read_flag, "0", "",

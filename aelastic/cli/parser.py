@@ -1,10 +1,10 @@
 """The command line as it was typed: which text each option has, and its value.
 
 `read_options` finds for each option the text (command line, else `PET_<NAME>` or `AELASTIC_<NAME>`, else the
-default) and reads it.  argparse does the grammar alone, so prefixes, `-r3`, `--` and the arguments of the script mean
-what they mean to torchrun; values are read here, so that a message about a bad one says where it came from.
+default) and reads it.  argparse does only the grammar, so prefixes, `-r3`, `--` and the arguments of the script mean
+what they mean to torchrun; values are read here, so that a message about a bad one names its source.
 
-Nothing here looks at the machine.
+Nothing here depends on the machine.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIASES = {"exclude": "cordon", "include": "uncordon"}
 COMMANDS = (*VERBS, "doctor", "help", "version")
 PURPOSE = "Start, watch and restart distributed PyTorch workers."
 FORMATTER_WIDTH = 100
-# What other launchers call ours (accelerate, DeepSpeed, mpirun, srun), and short forms of it.
+# Names of other launchers (accelerate, DeepSpeed, mpirun, srun) for our options, and short forms.
 _OF_WORKERS = "--nprocs", "--np", "--num-processes", "--num-procs", "--num-workers", "--num-gpus", "--workers"
 _OTHER_NAMES = {
     **dict.fromkeys(_OF_WORKERS, "--nproc-per-node"),
@@ -224,7 +224,7 @@ def _find(argv: Sequence[str], groups: Groups, command: str) -> dict[str, Any]:
     try:
         found, unknown = parser.parse_known_args(argv)
     except _NoScriptError:
-        # argparse misses the script first, and what was wrong is more likely the option before it.
+        # argparse reports the missing script first; an unknown option before it is the more likely mistake.
         _, unknown = parser.parse_known_args([*argv, "script"])
         if not unknown:
             raise

@@ -1,9 +1,9 @@
 """This process while a job runs: its stderr, written in turn by one thread, and its signals.
 
-Log lines, reports and the status line go to a `StderrWriter`.  A console that stops reading blocks its thread, and
-never the agent.  Where the host refuses the thread, what is put is written at once: it matters more.
+Log lines, reports and the status line go to a `StderrWriter`.  A console that stops reading blocks its thread, never
+the agent.  If the host refuses the thread, lines are written at once, since they matter more.
 
-Signals are those that stop the job or have a meaning of their own, and those of a terminal (another size, Ctrl-Z).
+Signals are those that stop the job or have an action of their own, and those of a terminal (resize, Ctrl-Z).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 Handlers: TypeAlias = Mapping[int, Callable[[], None]]
 
-# As long as the workers' output waits for the console (`logs`).
+# As long as the workers' output waits for the console (see `logs`).
 STALL_TIMEOUT_S = 30.0
 LOG_FORMAT = "aelastic: %(levelname).1s %(message)s"
-# What a person at the terminal asks for is obeyed at any time.
+# Signals of a person at the terminal are obeyed at any time.
 OF_KEYBOARD = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP})
 
 
 class StderrWriter(logging.Handler):
-    """The queue of what is to be written, and the thread that writes it, started with the first line at the latest."""
+    """A queue of lines, and the thread that writes them, which starts with the first line at the latest."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +125,7 @@ def warnings_on_stderr() -> Iterator[None]:
 
 
 def handlers_of(invocation: Invocation, supervisor: Supervisor, stop: Callable[[int], None]) -> Handlers:
-    """What signals are for: one that has a meaning of its own (`--on-signal`) does not stop the job."""
+    """What each signal does: one with an action of its own (`--on-signal`) does not stop the job."""
     handlers: dict[int, Callable[[], None]] = {signum: partial(stop, signum) for signum in invocation.signals}
     return {**handlers, **{on.signum: partial(_act, supervisor, on) for on in invocation.on_signal}}
 
@@ -139,14 +139,14 @@ def _act(supervisor: Supervisor, on: OnSignal) -> None:
 
 @contextmanager
 def handle_signals(loop: AbstractEventLoop, handlers: Handlers, *, is_last: bool) -> Iterator[None]:
-    """Has the loop call what each signal is for.
+    """Makes the loop call the handler of each signal.
 
     A signal that was ignored at the start (nohup, a shell's background job) stays ignored.  One that C code handles
     stays with it in a program that lives on; a command that ends with the job takes it over.
 
     Args:
-        is_last: this process ends with the job; what comes then, such as the SIGTERM after a `preStop`, is too late to
-            change how it ends.
+        is_last: this process ends with the job; a signal that comes then, such as the SIGTERM after a `preStop`, is too
+            late to change how it ends.
     """
     before = {signum: signal.getsignal(signum) for signum in handlers}
     # `None` is a handler of C code, set before Python started, that Python cannot put back.

@@ -1,4 +1,4 @@
-"""Rendezvous options of nodes that have to find each other: where they meet, and which of them this one is.
+"""Rendezvous options of a job with several nodes: where they meet, and which of them this one is.
 
 No back end is contacted.
 """
@@ -17,7 +17,7 @@ from aelastic.rdzv.settings import BACKENDS, RendezvousSettings, split_endpoint,
 
 _log = logging.getLogger(__name__)
 
-# `torch:NAME` is the handler that torchrun's agents have under that name, for a job with some in it: torch's own, and
+# `torch:NAME` is the handler that torchrun's agents use under that name, for a job with such agents: torch's own, and
 # ours for `etcd-v3`, so each back end has one.
 TORCH_PREFIX = "torch:"
 # The entry point group in which packages list rendezvous handlers of torch's kind, for torchrun and for us.
@@ -27,11 +27,11 @@ _HANDLERS = "torchrun.handlers"
 _MASTER_PORT = 29500
 # Schedulers that number the nodes of a job: an indexed job of Kubernetes, Slurm.
 _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
-# Slurm's number of nodes of a step of srun; the second is set for a batch script, too, which one node runs.
+# Slurm's number of nodes of a step of srun; the second is also set for a batch script, which one node runs.
 _NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # What to read when a scheduler's variable is wrong, by how its name begins.
 _PAGES = {"SLURM": "docs/how-to/slurm.md", "JOB": "docs/how-to/kubernetes.md"}
-# The options that a refusal is about, by its first word of these.
+# The options that an error is about, by the first of these words in it.
 _ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port")
 _SUBJECTS = {
     "endpoint": _ENDPOINT,
@@ -43,10 +43,10 @@ _SUBJECTS = {
 
 
 def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, most: int) -> dict[str, Any]:
-    """The fields of a `WorkerSpec` for nodes that have to find each other.
+    """The fields of a `WorkerSpec` for a job with several nodes.
 
     Raises:
-        InputError: what was asked for cannot be.
+        InputError: the options contradict each other, or cannot work.
     """
     backend = chosen["rdzv_backend"]
     check_backend(backend, chosen.source("rdzv_backend"))
@@ -54,7 +54,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
         raise InputError(f"{chosen.source('rdzv_id')}: use a run id that is not empty, the same on every node")
     is_static = backend.removeprefix(TORCH_PREFIX) == "static"
     config = dict(chosen["rdzv_conf"])
-    if is_static and config.pop("rank", None) is not None:  # torchrun, too, goes by the option
+    if is_static and config.pop("rank", None) is not None:  # torchrun also uses the option
         _log.info("ignoring rank in %s: use --node-rank", chosen.source("rdzv_conf"))
     if is_static:
         endpoint = static_endpoint(chosen)
@@ -86,7 +86,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
 
             etcd_settings(settings)  # refuses what cannot work before anything is started
     except InputError as error:
-        # What several options say together: the variables among them are named, and the page.
+        # Several options decide this together: name those that are variables, and the page.
         subject = re.search("|".join(_SUBJECTS), str(error))
         variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
         named = f"{' and '.join(variables)}: " if variables else ""
@@ -117,8 +117,8 @@ def _endpoint_of(host: str, port: int) -> str:
 def nodes_of_scheduler(chosen: Settings, environ: Mapping[str, str]) -> tuple[int, int] | None:
     """The number of nodes that Slurm gives a job that names its master and not `--nnodes`; `None` if it gives none.
 
-    A batch script that runs a job on its own node has `SLURM_NNODES`, too: a master that no other node can reach means
-    that, unless srun says otherwise.
+    A batch script that runs a job on its own node also has `SLURM_NNODES`: a master that no other node can reach means
+    that, unless srun has set its own variable.
 
     Raises:
         InputError: the variable holds no number of nodes.

@@ -1,15 +1,15 @@
-"""What options mean together: the fields of a `WorkerSpec` that more than one of them decides.
+"""The fields of a `WorkerSpec` that more than one option decides.
 
-`arguments` puts these beside the fields that an option has to itself.
+`arguments` adds these to the fields that one option decides alone.
 
 - `rendezvous_fields`: back end, address and run id, as torchrun 2.15 resolves them.  No back end is contacted.
 - `output_fields`: where output goes.  A class of a package (`--logs-specs`) is loaded and called here, as torchrun
   does; if it imports torch, the agent does.
-- `hang_fields`: when workers count as hung.
-- `check_effects`: what can be read, and has no effect: an unknown key, ranks that no worker has, an option after the
-  script.
+- `hang_fields`: when a worker hangs.
+- `check_effects`: options that can be read but have no effect: an unknown key, ranks of no worker, an option after
+  the script.
 
-What has no effect is logged where the job can run all the same, and refused where nothing sensible is left.
+An option without effect is logged if the job can run anyway, and refused if nothing sensible remains.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def rendezvous_fields(chosen: Settings, environ: Mapping[str, str]) -> dict[str,
     - Anything else is a rendezvous.
 
     Raises:
-        InputError: what was asked for cannot be.
+        InputError: the options contradict each other, or cannot work.
     """
     backend = chosen["rdzv_backend"]
     fewest, most = chosen["nnodes"]
@@ -113,7 +113,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
 
 
 def output_fields(chosen: Settings) -> dict[str, Any]:
-    """Folder, prefix and the package's class; the other log options are fields as they are.
+    """Folder, prefix and the class of a package; the other log options are fields without a change.
 
     Raises:
         InputError: the folder cannot be written, or the class of `--logs-specs` is missing or raises.
@@ -128,7 +128,7 @@ def output_fields(chosen: Settings) -> dict[str, Any]:
 
 
 def _check_can_write(folder: Path, source: str) -> None:
-    """Makes and removes a folder in the nearest one there is: permission bits alone do not tell (root, read-only)."""
+    """Makes and removes a folder in the nearest existing one: permission bits are not enough (root, read-only)."""
     try:
         nearest = folder.absolute()
         while not os.path.lexists(nearest):
@@ -181,7 +181,7 @@ def logs_specs_of(chosen: Settings) -> Any:
             tee=_as_torchs(chosen["tee"]),
             local_ranks_filter=None if chosen["local_ranks_filter"] is None else set(chosen["local_ranks_filter"]),
         )
-    except Exception as error:  # the package's own code: whatever it raises is said in one line
+    except Exception as error:  # the package's own code may raise anything
         raise InputError(f"{source}: {type(error).__name__}: {error}") from error
 
 
@@ -250,7 +250,7 @@ def _any_of(streams: Std | Mapping[int, Std], ranks: Iterable[int], of: Std = St
 
 
 def _check_ranks(chosen: Settings, dest: str, there: range, log: Callable[..., None], *, is_needed: bool) -> None:
-    """Tells of ranks that are not there; refuses where none is, and one is needed."""
+    """Logs ranks that do not exist; refuses if one is needed and none exists."""
     if not chosen[dest]:
         return
     source, missing = chosen.source(dest), sorted(set(chosen[dest]) - set(there))

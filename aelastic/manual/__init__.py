@@ -1,7 +1,7 @@
 """The manual of commands: one table, from which their parsers, `--help`, and `docs/reference/cli.md` are made.
 
-`rows` says what a row is, `table` has them, and `readers` read the values of options.  `parsing` makes a parser of a
-row, and `text` makes its help.
+`rows` defines a row, `table` has all rows, and `readers` read the values of options.  `parsing` makes a parser from a
+row, and `text` its help.
 """
 
 __all__ = ["parsing", "rows", "table", "text"]

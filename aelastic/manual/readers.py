@@ -1,4 +1,4 @@
-"""How the commands read the values of their options; a `ValueError` says what to write instead."""
+"""How the commands read the values of their options; their `ValueError` names the remedy."""
 
 from __future__ import annotations
 

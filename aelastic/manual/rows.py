@@ -13,7 +13,7 @@ class Argument(NamedTuple):
         names: with dashes, the long one last; a single name without dashes is a positional argument.
         text: the help, without the default.
         metavar: what the help calls the value; empty for a flag.
-        read: turns the text into the value, and raises `ValueError` with what to write instead.
+        read: turns the text into the value; its `ValueError` names the remedy.
         default: the text that is read if the argument is not given; `None` is not read.
         nargs: of a positional argument: `?` may be left out, `+` and `*` may be repeated.
     """
@@ -38,7 +38,7 @@ class Example(NamedTuple):
 
 
 class Command(NamedTuple):
-    """What the manual says of one command.
+    """The manual's entry on one command.
 
     Args:
         name: what stands after `aelastic`; empty for running a job.

@@ -310,7 +310,7 @@ _COMMANDS = (
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {command.name: command for command in _COMMANDS}
 
-# Running a job, which is no command.
+# Running a job, which needs no command.
 RUN = Command(
     "", "", "start, watch and restart distributed PyTorch workers. A drop-in for torchrun",
     (

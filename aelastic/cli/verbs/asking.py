@@ -39,12 +39,12 @@ RANK = re.compile("[0-9]{1,9}")
 
 
 def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable[[str], None]) -> int:
-    """Asks, says what is answered, and gives the exit code.
+    """Sends a request to an agent, prints the answer, and returns the exit code.
 
     Args:
-        argv: the verb, and what follows.
-        environ: says where agents can be spoken to.
-        complain: called with what is wrong.
+        argv: the command and its arguments.
+        environ: has the folder of the control sockets.
+        complain: called with each error.
     """
     try:
         return _Asking(argv, _read(argv), sockets.doors_folder(environ), complain).run()
@@ -54,10 +54,10 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
         return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:
         return _refuse(argv, EXIT_FAILURE, str(error), complain)
-    except SystemExit:  # `--help` has said it
+    except SystemExit:  # after `--help`
         return 0
     except BrokenPipeError:
-        return 0  # who reads has seen enough
+        return 0  # the reader has seen enough
     except OSError as error:
         complain(f"aelastic: stdout cannot be written: {error.strerror}")
         return EXIT_NO_ANSWER
@@ -93,13 +93,13 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
 
 
 class _Asking:
-    """One command; each verb that does nothing to the job is a method.
+    """One command; each query is a method.
 
     Args:
-        argv: the verb, and what follows.
-        args: what that says.
-        folder: with the doors of agents.
-        complain: called with what is wrong.
+        argv: the command and its arguments.
+        args: the arguments, read.
+        folder: has the control sockets of agents.
+        complain: called with each error.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class _Asking:
         """Refuses an invalid rank, a job's name given instead of a rank or a node, and extra words.
 
         Raises:
-            NoAnswerError: there are such.
+            InputError: there is one of these.
         """
         args, parser = self._args, parser_of(self._verb)
         ranks = [args.rank] if self._verb == "logs" else args.ranks if self._verb == "stacks" else []
@@ -137,12 +137,12 @@ class _Asking:
             parser.error(f"unrecognized arguments: {' '.join(args.more)}")
 
     def _answer(self) -> Said:
-        """What an agent of the job that is meant answers to this verb."""
+        """The answer of an agent of the job to this query."""
         door, _ = self._jobs.meant()[0]
         return self._jobs.answer(door, verb=self._verb)
 
     def _conclude(self, said: Said, text: str | None = None, about: str = "") -> int:
-        """Says the answer, as JSON or in words (`about` whom), and gives the exit code."""
+        """Prints the answer, as JSON or as text that begins with `about`, and returns the exit code."""
         code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
         if self._args.json:
             _write(json.dumps(said, indent=None if getattr(self._args, "watch", False) else 2))
@@ -152,7 +152,7 @@ class _Asking:
             _write(printable(f"{about}{text or said['text']}"))
         return code
 
-    # The verbs.
+    # Queries.
 
     def ps(self) -> int:
         jobs = [here for _, here in self._jobs.named()]
@@ -186,7 +186,7 @@ class _Asking:
         return self._conclude(said, texts.why(said["why"], said.get("held", "")))
 
     def _why_ended(self) -> Said | None:
-        """Of a job that has ended; `None`: nothing is known of it."""
+        """The answer about a job that has ended; `None` if nothing is known of it."""
         job, ended = self._args.job, self._jobs.ended()
         wanted = self._jobs.ended_as(job) if job else [each for each in ended if each["why"]] or ended
         if not wanted and os.path.exists(job):
@@ -205,7 +205,7 @@ class _Asking:
         is_first, text = True, ""
         door, _ = self._jobs.meant()[0]
         for said in self._jobs.answers(door, verb="logs", **asked):
-            if "code" in said:  # who follows has read to the end of the job
+            if "code" in said:  # with --follow, the job may be over
                 is_over = self._args.follow and not is_first and said is NO_ANSWER
                 return 0 if is_over else self._conclude({**said, "data": text} if self._args.json else said)
             data = said["data"].encode("latin-1")
@@ -220,7 +220,7 @@ class _Asking:
         raise AssertionError("the last answer ends it")
 
     def _request(self) -> int:
-        """Has something done to the job."""
+        """Sends a request that changes the job."""
         args, has_said = vars(self._args), False
         if args.get("now") and args["at_save"]:
             raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
@@ -241,7 +241,7 @@ class _Asking:
         raise AssertionError("the last answer ends it")
 
     def _agent_of(self, args: Mapping[str, Any]) -> tuple[str, Said]:
-        """An agent of the job; if the verb is about its own node, the only one.
+        """An agent of the job; the only one, if the request is about its own node.
 
         Raises:
             NoAnswerError: there are several.
@@ -254,6 +254,6 @@ class _Asking:
 
 
 def _write(text: str) -> None:
-    if sys.stdout is not None:  # else it is closed
+    if sys.stdout is not None:  # otherwise it is closed
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

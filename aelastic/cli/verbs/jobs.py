@@ -1,4 +1,4 @@
-"""Which job a verb is about: agents answer at their doors, and leave there how their jobs have ended."""
+"""Which job a command is about: agents answer at their control sockets, and leave records of ended jobs there."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ANSWER_S = 10.0
 Said = dict[str, Any]
 NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
 
-# Verbs whose first argument is not the job.
+# Commands whose first argument is not the job.
 OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "cordon", "uncordon")
-# What does something to a job takes the beginning of an id only if nobody chose it: a job `exp` may have ended.
+# Commands that change a job take the beginning of an id only if nobody chose the id: a job `exp` may have ended.
 OF_THE_JOB = (*OF_NODES, "restart", "stop")
 _GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NoAnswerError(Exception):
-    """No agent can be asked: the command is wrong, or names no job, or more than one; says what to do."""
+    """No agent can be asked: no job has the name, or several could be meant.  The message names the remedy."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)
@@ -40,9 +40,9 @@ class Jobs:
     """The jobs of this user on this machine, as one command sees them.
 
     Args:
-        folder: with the doors of agents.
-        argv: the command: a verb, and what follows.
-        job: the one that it names; empty if it names none.
+        folder: has the control sockets of agents.
+        argv: the command and its arguments.
+        job: the job that it names; empty without one.
     """
 
     def __init__(self, folder: Path, argv: Sequence[str], job: str) -> None:
@@ -68,7 +68,7 @@ class Jobs:
         return next(self.answers(door, **asked))
 
     def agents(self) -> list[tuple[str, Said]]:
-        """All agents that answer, with their doors."""
+        """All agents that answer, with the names of their control sockets."""
         answers = [(door, self.answer(door, verb="here")) for door in sockets.doors_in(self._folder)]
         return [(door, here) for door, here in answers if here["code"] == "ok" and here["phase"] != "done"]
 
@@ -76,7 +76,7 @@ class Jobs:
         """The agents of the named job, or all if the command names none.
 
         Raises:
-            NoAnswerError: there are none.
+            NoAnswerError: there is no such agent.
         """
         job = self._job
         found = [each for each in self.agents() if each[1]["run"]["run_id"].startswith(job)]
@@ -122,7 +122,7 @@ class Jobs:
     # Jobs that have ended.
 
     def ended(self) -> list[Said]:
-        """The records that ended agents have left, the latest first, if this version can read them."""
+        """The records that ended agents have left, the latest first; only those that this version can read."""
         return [said for said in map(_left, sockets.left_at_doors(self._folder)) if said is not None]
 
     def ended_as(self, job: str) -> list[Said]:
@@ -140,7 +140,7 @@ def _is_this_folder(folder: str) -> bool:
 
 
 def _left(data: bytes) -> Said | None:
-    """The record that an agent has left; `None` if it cannot be shown, since another version wrote it."""
+    """The record that an agent has left; `None` if another version wrote it and it cannot be shown."""
     try:
         said: Said = json.loads(data)
         if not said.get("run"):

@@ -1,4 +1,4 @@
-"""What verbs say: tables and sentences for people, made of what agents answer."""
+"""The text of answers: tables and sentences for people."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def jobs(agents: Sequence[Said]) -> str:
 
 
 def ended(agents: Sequence[Said]) -> str:
-    """What has ended within the last hour."""
+    """The jobs that have ended within the last hour."""
     names = [*dict.fromkeys(f"{each['run']['run_id']}, {each['state']}" for each in agents)]
     more = f", and {len(names) - 3} more" * (len(names) > 3)
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}: aelastic why says more)" if names else ""
@@ -35,18 +35,18 @@ def has_ended(agent: Said) -> str:
 
 
 def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str]) -> str:
-    """A line about the job, and one for each node: `*` is the coordinator's."""
+    """A line about the job, and one for each node; `*` marks the leader's."""
     first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
     if first is None:
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
     counts = f"{counted(restarts, 'restart')} after failures, {counted(drains, 'drain')}"
-    phases = {each["phase"] for each in nodes}  # the coordinator's node may take no part
+    phases = {each["phase"] for each in nodes}  # the leader's node may take no part
     phase = next((each for each in ("held", "running") if each in phases), first["phase"])
     head = [first["run"]["run_id"], phase, _since(first, first["run"]["began"]), counts]
     if whole := sum(first["spent"].values()):
         head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
-    # Of most scripts one rank writes steps, wherever it runs.
+    # In most scripts one rank prints steps, on whatever node it runs.
     told = [each["progress"] for each in nodes if each["progress"] is not None]
     if told:
         progress = max(told, key=lambda each: int(each["step"]))
