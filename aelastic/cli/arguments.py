@@ -163,7 +163,7 @@ def check_word(word: str) -> None:
         return
     known = [f"{word}.py"] if _exists(f"{word}.py") else COMMANDS
     if meant := did_you_mean(word, known):
-        raise InputError(f"there is no script {word}, and no command{meant}")
+        raise InputError(f"there is no script or command {word}{meant}")
 
 
 def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:

@@ -43,7 +43,7 @@ def read_preload(text: str) -> tuple[str, ...] | Literal["auto"]:
         return "auto" if text == "auto" else ()
     names = tuple(name.strip() for name in text.split(","))
     if alone := {"auto", "off"}.intersection(names):
-        raise ValueError(f"{min(alone)} stands alone: leave the modules out, or name modules only")
+        raise ValueError(f"{min(alone)} cannot be combined with modules: use it alone, or name only modules")
     return tuple(dict.fromkeys(names))
 
 

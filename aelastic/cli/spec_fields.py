@@ -296,7 +296,9 @@ def _check_arguments(chosen: Settings) -> None:
         name = arg.partition("=")[0].replace("_", "-")
         dest = name.removeprefix("--").replace("-", "_")
         if name.startswith("--") and dest in _OF_THE_AGENT and chosen.by_dest[dest].is_default:
-            _log.warning("%s goes to %s: an option of aelastic comes before the script", name, chosen.script)
+            _log.warning(
+                "%s was passed to %s, not to aelastic: put aelastic's options before the script", name, chosen.script
+            )
 
 
 def _check_meeting_point(chosen: Settings) -> None:

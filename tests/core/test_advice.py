@@ -81,7 +81,7 @@ def test_an_option_of_ours_after_the_script_is_pointed_out(
     script: str, after: str, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert invoke(script, *after.split()).spec.args[2:] == tuple(after.split())
-    assert f"{name} goes to {script}: an option of aelastic comes before the script" in caplog.text
+    assert f"{name} was passed to {script}, not to aelastic: put aelastic's options before the script" in caplog.text
 
 
 @pytest.mark.parametrize("before, after", [("", "--log-dir x --role y --max-restart 2"), ("--nnodes 1", "--nnodes 2")])

@@ -174,7 +174,7 @@ def test_what_was_learned_holds_for_the_same_command_and_script_only(tmp_path: P
     "options, why",
     [
         ("--preload a-b", "--preload a-b: 'a-b' is not the name of a module: use names such as"),
-        ("--preload auto,json", "--preload auto,json: auto stands alone: leave the modules out"),
+        ("--preload auto,json", "--preload auto,json: auto cannot be combined with modules: use it alone"),
         ("--preload json --numa-binding node", "preload and numa_binding are both given"),
         ("--preload json --run-path --start-method fork", "preload is given with start_method 'fork'"),
     ],

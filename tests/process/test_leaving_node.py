@@ -64,7 +64,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
     assert len({line.split()[2] for line in job.wait_line("saved", 3)}) == 1, "at one step"
     assert not any(line.startswith("goes on") for line in job.lines)
     assert "leaves within 600 s (by SIGUSR1): all ranks save at call" in job.stderr
-    assert "drained, all workers have ended; the same command may go on" in job.stderr
+    assert "; all workers have ended; run the same command again to resume" in job.stderr
 
 
 @pytest.mark.parametrize("hang_timeout_s", [0, pytest.param(1, marks=pytest.mark.all)])
@@ -158,7 +158,7 @@ def test_workers_that_know_nothing_of_it_run_on_until_the_end(launch: Launcher) 
     job.signal(signal.SIGUSR1)
     assert job.wait() == EXIT_TRY_AGAIN, job.story
     assert "leaves within 1 s" in job.stderr
-    assert "; 1 of 1 nodes have not saved in time: drained" in job.stderr, job.story
+    assert "; 1 of 1 nodes have not saved in time; all workers" in job.stderr, job.story
 
 
 def test_a_failure_while_ranks_save_is_one(launch: Launcher) -> None:

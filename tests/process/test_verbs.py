@@ -116,7 +116,7 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
         assert done.stderr.count("\n") == bool(words), done
     job.assert_ends(-signal.SIGTERM)
     said = verb(here, "status")
-    assert said.code == 3 and ", STOPPED: aelastic why says more)" in said.err
+    assert said.code == 3 and ", STOPPED; see aelastic why)" in said.err
 
 
 NO_ROOM = "aelastic: stdout cannot be written: "
@@ -128,7 +128,7 @@ CANNOT = [
     (("status", "one", "two"), 2, "error: status: unrecognized arguments: two"),
     (("stop", "one", "--job", "two"), 2, "error: stop: one and --job two are two jobs: name one"),
     (("drain",), 1, ": this ends the job: no node would be left; --force drains "),
-    (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: say one"),
+    (("stop", "--at-save", "--now"), 2, "--at-save lets workers save, --now kills them: use one of the two"),
     (("stacks", "9"), 1, "no rank 9; there are 0 to 1"),
     (("status", "other"), 3, "no job other of yours runs on this machine"),
     (("drain", "nowhere"), 1, "no node nowhere"),
@@ -196,7 +196,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         job.wait_line("start")
     assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
     said = verb(launch.folder, "status", "ex")
-    assert said.code == 2 and "2 jobs run on this machine: say which: exp, exp2 (as in aelastic status exp" in said.err
+    assert said.code == 2 and "2 jobs run on this machine; name one: exp, exp2 (as in aelastic status exp" in said.err
     for argv, words in MISTAKEN:
         said = verb(launch.folder, *argv)
         assert said.code == 2 and said.err.startswith(f"aelastic: error: {words} (see aelastic "), said
@@ -204,15 +204,17 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         "exp: stop asked for on "
     )
     jobs[0].assert_ends(EXIT_TRY_AGAIN)
-    assert "all ranks have saved: all workers have ended; the same command may go on" in jobs[0].stderr, jobs[0].story
+    assert "all ranks have saved; all workers have ended; run the same command again to resume" in jobs[0].stderr, jobs[
+        0
+    ].story
     said = verb(launch.folder, "stop", "--job", "exp")
-    assert said.code == 3 and "no job exp of yours runs on this machine: say the whole id of exp2" in said.err
+    assert said.code == 3 and "no job exp of yours runs on this machine; give the whole id of exp2" in said.err
     # A colleague may use the same account: a job of another folder is named.
     (elsewhere := launch.folder / "elsewhere").mkdir()
     for typed, command in (("stop --now", "stop exp2 --now"), ("drain vm", "drain --job exp2 vm")):
         said = verb(launch.folder, *typed.split(), cwd=elsewhere)
         folder = f"job exp2 was started in {jobs[1].folder}, not in this folder"
-        assert said.code == 2 and said.err == f"aelastic: {folder}: if it is meant, aelastic {command}", said
+        assert said.code == 2 and said.err == f"aelastic: {folder}; to act on it anyway: aelastic {command}", said
     assert verb(launch.folder, "status", cwd=elsewhere).code == 0, "it does nothing to the job"
     assert verb(launch.folder, "stop", "--now", "--job", "exp2", cwd=elsewhere).code == 0
     assert jobs[1].wait() == -signal.SIGTERM and "; all workers have ended" in jobs[1].stderr
@@ -282,7 +284,7 @@ def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypat
     job = trains(launch)
     stand_still(job.pid)
     said = verb(job.folder, "restart")
-    assert said.code == 4 and "it is not known what follows" in said.err
+    assert said.code == 4 and "the request may or may not have been carried out" in said.err
     folder = job.folder / "aelastic"
     assert {path.suffix for path in folder.iterdir()} == {".sock"}
     assert folder.stat().st_mode & 0o777 == 0o700 and all(path.stat().st_mode & 0o77 == 0 for path in folder.iterdir())

@@ -167,7 +167,7 @@ class _Asking:
         said = self._answer()
         found, ranks = said.get("stacks", {}), {str(int(rank)) for rank in self._args.ranks}
         if said["code"] == "ok" and (unknown := ranks - found.keys()):
-            there = f"; there are {texts.ranks(found)}" if found else ": no worker runs"
+            there = f"; there are {texts.ranks(found)}" if found else ": no worker is running"
             said = {"code": "refused", "text": f"no rank {', '.join(sorted(unknown))}{there}"}
         said["stacks"] = {rank: text for rank, text in found.items() if rank in (ranks or found)}
         return self._conclude(said, texts.stacks(said["stacks"], said.get("compared", "")))
@@ -197,7 +197,7 @@ class _Asking:
             return None
         last, ids = wanted[0], {each["run"]["run_id"] for each in wanted}
         if len(ids) > 1 and not job:
-            self._complain(f"aelastic: of {last['run']['run_id']}, the last of {len(ids)} jobs that have ended")
+            self._complain(f"aelastic: about {last['run']['run_id']}, the last of {len(ids)} jobs that have ended")
         return {"code": "ok", "why": last["why"], "ended": texts.has_ended(last)}
 
     def logs(self) -> int:
@@ -223,7 +223,9 @@ class _Asking:
         """Sends a request that changes the job."""
         args, has_said = vars(self._args), False
         if args.get("now") and args["at_save"]:
-            raise NoAnswerError("error: stop: --at-save lets workers save, --now kills them: say one", EXIT_INPUT)
+            raise NoAnswerError(
+                "error: stop: --at-save lets workers save, --now kills them: use one of the two", EXIT_INPUT
+            )
         asked: Said = {name: args[name] for name in ("node", "at_save", "force", "reason", "wait") if name in args}
         asked["verb"] = "cancel" if args.get("cancel") else "kill" if args.get("now") else self._verb
         if "deadline" in args:
@@ -249,7 +251,7 @@ class _Asking:
         agents = self._jobs.meant()
         if len(agents) > 1 and args.get("node") == "":
             ids = ", ".join(sorted(here["run"]["node_id"] for _, here in agents))
-            raise NoAnswerError(f"{len(agents)} agents of the job run on this machine: say which: {ids}", EXIT_INPUT)
+            raise NoAnswerError(f"{len(agents)} agents of the job run on this machine; name one: {ids}", EXIT_INPUT)
         return agents[0]
 
 

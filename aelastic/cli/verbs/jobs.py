@@ -19,7 +19,8 @@ EXIT_NO_JOB, EXIT_NO_ANSWER = 3, 4
 # An agent waits 8 s for the stacks of others, 5 s for all else.
 ANSWER_S = 10.0
 Said = dict[str, Any]
-NO_ANSWER: Said = {"code": "no-answer", "text": "the agent has not answered: it is not known what follows"}
+_UNANSWERED = "no answer from the agent; the request may or may not have been carried out (check: aelastic status)"
+NO_ANSWER: Said = {"code": "no-answer", "text": _UNANSWERED}
 
 # Commands whose first argument is not the job.
 OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "cordon", "uncordon")
@@ -84,7 +85,7 @@ class Jobs:
         if job in ids:
             found = [each for each in found if each[1]["run"]["run_id"] == job]
         elif job and self._verb in OF_THE_JOB and (chosen := sorted(i for i in ids if not _GENERATED.fullmatch(i))):
-            text = f"no job {job} of yours runs on this machine: say the whole id of {', '.join(chosen)}"
+            text = f"no job {job} of yours runs on this machine; give the whole id of {' or '.join(chosen)}"
             raise NoAnswerError(text, EXIT_NO_JOB)
         if not found and self._is_silent:
             raise NoAnswerError(str(NO_ANSWER["text"]), EXIT_NO_ANSWER)
@@ -105,12 +106,12 @@ class Jobs:
         here = [said["run"]["run_id"] for _, said in agents if _is_this_folder(said.get("folder", ""))]
         if len(jobs := sorted({said["run"]["run_id"] for _, said in agents})) > 1:
             example = self._command(here[0] if here else jobs[0])
-            text = f"{len(jobs)} jobs run on this machine: say which: {', '.join(jobs)} (as in {example})"
+            text = f"{len(jobs)} jobs run on this machine; name one: {', '.join(jobs)} (as in {example})"
             raise NoAnswerError(text, EXIT_INPUT)
         (job,) = jobs
         if self._verb in OF_THE_JOB and not self._job and not here:  # perhaps that of another who uses this account
             folder = agents[0][1].get("folder") or "a folder that is gone"
-            text = f"job {job} was started in {folder}, not in this folder: if it is meant, {self._command(job)}"
+            text = f"job {job} was started in {folder}, not in this folder; to act on it anyway: {self._command(job)}"
             raise NoAnswerError(text, EXIT_INPUT)
         return agents
 

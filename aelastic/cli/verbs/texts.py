@@ -24,7 +24,7 @@ def ended(agents: Sequence[Said]) -> str:
     """The jobs that have ended within the last hour."""
     names = [*dict.fromkeys(f"{each['run']['run_id']}, {each['state']}" for each in agents)]
     more = f", and {len(names) - 3} more" * (len(names) > 3)
-    return f" (ended in the last hour: {'; '.join(names[:3])}{more}: aelastic why says more)" if names else ""
+    return f" (ended in the last hour: {'; '.join(names[:3])}{more}; see aelastic why)" if names else ""
 
 
 def has_ended(agent: Said) -> str:
@@ -62,7 +62,7 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
         halted = told_of({one["rank"]: one["kernel"] for one in each["workers"] if one["kernel"]})
         note = "; ".join(filter(None, [halted, note]))
         rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note))
-    rows += [(each, "silent", "-", "-", "has not answered") for each in silent]
+    rows += [(each, "silent", "-", "-", "no answer") for each in silent]
     rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
     return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
 
@@ -93,7 +93,7 @@ def _end(end: Said) -> str:
 
 def stacks(found: Mapping[str, str], compared: str) -> str:
     if not found:
-        return "no worker runs"
+        return "no worker is running"
     parts = [f"--- rank {rank}\n{found[rank].rstrip()}" for rank in sorted(found, key=int)]
     return "\n\n".join([*filter(None, [compared]), *parts])
 
