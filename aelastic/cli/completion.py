@@ -61,6 +61,7 @@ def _parser(groups: Mapping[str, tuple[Option, ...]]) -> argparse.ArgumentParser
         words, flag = option.text.replace("%", "%%"), {"action": "store_true"}
         more = {"metavar": option.metavar, "choices": option.choices or None} if option.metavar else flag
         parser.add_argument(*option.spellings, dest=option.dest, help=words, **more)
+    parser.add_argument("--help-all", action="store_true", help="show all commands and options, and exit")
     parser.add_argument("--version", action="version", version="", help="show the version and exit")
     parser.add_argument("script", help="what to run")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="the arguments of the script")

@@ -13,7 +13,7 @@ from aelastic.cli.spec_fields import rendezvous_fields
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host
-from aelastic.errors import EXIT_FAILURE
+from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.ui.commands import say
 
@@ -31,7 +31,10 @@ def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> 
         InputError: an option is wrong.
         SystemExit: after `--help` and `--version`.
     """
-    chosen = read_options([*argv, "--", "doctor"], environ, groups, "doctor")
+    try:
+        chosen = read_options([*argv, "--", "doctor"], environ, groups, "doctor")
+    except InputError as error:
+        raise InputError(f"{error} (see aelastic doctor --help)") from None
     fields = rendezvous_fields(chosen, environ)
     log_dir = Path(chosen["log_dir"]) if chosen["log_dir"] else None
     levels = {_say(finding) for finding in check_host(environ, log_dir, chosen["nnodes"][1])}

@@ -19,7 +19,7 @@ MOST_USED = {
     "--log-dir": "folder for log files",
     "--tee": "streams to log and show: 1 stdout, 2 stderr, 3 both",
     "--progress": r"how the script prints its step, e.g. 'step (\d+)'",
-    "--hang-timeout": "seconds until a silent worker has failed",
+    "--hang-timeout": "fail a worker without sign of life for this long",
     "--preload": "modules to import once for all workers, or auto",
     "--secret-file": "file with the secret that all agents share",
 }

@@ -24,7 +24,7 @@ def parser_of(name: str, prog: str = "") -> Parser:
     parser = Parser(prog=prog, allow_abbrev=False)
     parser.help_text = lambda: help_of(command, prog)
     if command.subcommand:
-        parser.add_argument("subcommand", choices=[command.subcommand])
+        parser.add_argument("subcommand", metavar=command.subcommand, choices=[command.subcommand])
     for argument in command.arguments:
         _add(parser, argument)
     return parser
