@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from aelastic.decisions import wording
+from aelastic.decisions.decision import DecisionKind
 from aelastic.errors import (
     ChildFailedError,
     InternalError,
@@ -89,12 +91,12 @@ def result_of(
         InternalError: a bug of ours.
     """
     if group.state is WorkerState.UNKNOWN:
-        raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [group.reason])
+        raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [wording.text_of(group.reason)])
     verdict = group.verdict
     if verdict is not None and verdict.outcome is Outcome.TIMED_OUT:
-        raise RendezvousTimeoutError(verdict.reason)
+        raise RendezvousTimeoutError(wording.text_of(verdict.decision))
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
-        raise RendezvousError(verdict.reason)
+        raise RendezvousError(wording.text_of(verdict.decision))
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
     cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.exits.failed.items()})
@@ -113,10 +115,12 @@ def result_of(
 
 
 def _reason(group: WorkerGroup, failure: ProcessFailure | None) -> str:
-    """Why the run ended; of a failure, what failed, too."""
-    if group.state is not WorkerState.FAILED or failure is None or failure.headline in group.reason:
-        return group.reason
-    return f"{group.reason}; cause: {failure.headline}"
+    """Why the run ended; of a failure, also what failed."""
+    reason, verdict = wording.text_of(group.reason), group.verdict
+    names_error = verdict is not None and verdict.decision.kind is DecisionKind.SAME_ERROR
+    if group.state is not WorkerState.FAILED or failure is None or names_error:
+        return reason
+    return f"{reason}; cause: {failure.headline}"
 
 
 def _failures(

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import anyio
 
 from aelastic.cli.main import collect_rarely
+from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.protocol.messages import (
@@ -146,7 +147,7 @@ class Agents:
                 case Interrupted():
                     link.tell(Ready(node))  # there are no workers that would have to end first
                 case Ended():
-                    sys.exit(f"the job ended: {message.reason}")
+                    sys.exit(f"the job ended: {wording.text_of(message.decision)}")
                 case _:
                     pass  # others change nothing here
 

@@ -19,6 +19,8 @@ import anyio.lowlevel
 from aelastic import aio
 from aelastic.agent.resources import GenerationContext, listen_for_workers
 from aelastic.aio import run_sync
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import next_round
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
-FROZEN = "this agent was frozen, and its guard killed the workers; rejoining"
+FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
 
 class Generation:

@@ -21,6 +21,7 @@ from aelastic import aio
 from aelastic.agent.generation import Generation
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
 from aelastic.aio import Mailbox
+from aelastic.decisions import wording
 from aelastic.errors import AelasticError, RendezvousTimeoutError
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
@@ -299,7 +300,10 @@ class Run:
 
     def _deliver(self, message: m.CoordinatorMessage) -> None:  # noqa: C901  one case for each message
         if isinstance(message, m.Waiting):
-            self._tell(Waited(message.text + self._missing_endpoints(message.text)))
+            missing = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
+            self._tell(Waited(message.text + missing, message.missing))
+        elif isinstance(message, m.Settled):
+            self._tell(Waited(wording.settled(message.round, message.decision)))
         elif isinstance(message, r.Benched):
             self._benched.cancel()
             if self._tasks is not None:
@@ -338,8 +342,10 @@ class Run:
         cause = None if group.verdict is None else group.verdict.cause
         failures = {} if self._result is None else self._result.failures
         told = "" if self._error is None else _traceback_of(self._error)
-        reason = group.reason if self._given_up_for is None else str(self._given_up_for)
-        return RunEnded(group.state, reason, cause, failures, told)
+        if self._given_up_for is not None:
+            return RunEnded(group.state, str(self._given_up_for), cause, failures, told)
+        decision = None if group.verdict is None else group.verdict.decision
+        return RunEnded(group.state, wording.text_of(group.reason), cause, failures, told, decision)
 
     def _left(self) -> dict[str, Any] | None:
         """What stays to be read of this run."""
@@ -347,7 +353,8 @@ class Run:
         if group.state is WorkerState.SUCCEEDED and len(self._observers.state.ends) == 1:
             # There is no more to say, and what describes a run takes 40 ms to import.
             run, time = {"run_id": self._settings.run_id}, datetime.now(UTC).isoformat(timespec="milliseconds")
-            return {"time": time, "run": run, "state": group.state.value, "reason": group.reason, "why": []}
+            reason = wording.text_of(group.reason)
+            return {"time": time, "run": run, "state": group.state.value, "reason": reason, "why": []}
         try:
             status = self.enquiries.status()
             return {**status, "why": self.enquiries.why()}
@@ -370,12 +377,12 @@ class Run:
             self._endpoints[run_event.endpoint] = run_event.trouble, now
         self._observers.tell(run_event, now)
 
-    def _missing_endpoints(self, text: str) -> str:
-        """What a line about waiting says of endpoints that are missing, and that it does not name yet."""
+    def _missing_endpoints(self) -> str:
+        """What a line about waiting says of endpoints that are missing."""
         missing = [
             f"{endpoint} ({trouble}, for {aio.now() - since:.0f} s)"
             for endpoint, (trouble, since) in sorted(self._endpoints.items())
-            if trouble and endpoint not in text
+            if trouble
         ]
         return f"; rendezvous endpoints missing: {', '.join(missing)}" if missing else ""
 

@@ -44,9 +44,15 @@ def root_of(failure: ProcessFailure) -> str:
     names = {match["name"] for match in _NAMED.finditer(failure.traceback)} | {name}
     if not name or is_agents_doing or any(map(_WORLD.match, names)) or _DEVICES.search(failure.message):
         return ""
+    place = place_of(failure)
+    return f"{name} at {place}" if place else name
+
+
+def place_of(failure: ProcessFailure) -> str:
+    """The innermost line that is the user's, as in `train.py:40`; empty where there is no traceback."""
     frames = [(match["file"], match["line"]) for match in _FRAME.finditer(failure.traceback)]
     own = [frame for frame in frames if not _NOT_THE_USERS.search(frame[0])] or frames
-    return "{} at {}:{}".format(name, *own[-1]) if own else name
+    return "{}:{}".format(*own[-1]) if own else ""
 
 
 def is_certain(failure: ProcessFailure) -> bool:

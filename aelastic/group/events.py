@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
+from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.host.signals import signal_name
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
@@ -217,7 +218,7 @@ class Stop(Record):
 class Finish(Record):
     """Return from the supervisor with the state the group has now."""
 
-    reason: str
+    reason: Why
 
 
 Action: TypeAlias = Join | Spawn | CancelSpawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish

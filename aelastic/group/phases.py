@@ -12,6 +12,7 @@ from enum import StrEnum, auto
 from typing import TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.rdzv.protocol.messages import Ended, Outcome
@@ -63,7 +64,7 @@ class End(Record):
     """Once the workers are gone: return."""
 
     state: WorkerState
-    reason: str
+    reason: Why
     asked: bool = False  # by a person or a scheduler: the next request kills
     is_drained: bool = False
     signum: int = signal.SIGTERM  # what the workers are asked to end with
@@ -73,14 +74,14 @@ class End(Record):
         """How this node ends once the job has a verdict."""
         match verdict.outcome:
             case Outcome.SUCCEEDED:
-                return cls(WorkerState.SUCCEEDED, verdict.reason)
+                return cls(WorkerState.SUCCEEDED, verdict.decision)
             case Outcome.STOPPED | Outcome.KILLED:
                 how = signal.SIGTERM if verdict.outcome is Outcome.STOPPED else signal.SIGKILL
-                return cls(WorkerState.STOPPED, verdict.reason, asked=True, signum=how)
+                return cls(WorkerState.STOPPED, verdict.decision, asked=True, signum=how)
             case Outcome.SAVED:
-                return cls(WorkerState.STOPPED, verdict.reason, asked=True, is_drained=True)
+                return cls(WorkerState.STOPPED, verdict.decision, asked=True, is_drained=True)
             case Outcome.FAILED | Outcome.TIMED_OUT | Outcome.REPLACED:
-                return cls(WorkerState.FAILED, verdict.reason)
+                return cls(WorkerState.FAILED, verdict.decision)
 
 
 Wish: TypeAlias = Rejoin | Await | End

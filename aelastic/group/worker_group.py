@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
+from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
@@ -37,7 +38,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     spec: WorkerSpec
     phase: Phase = Phase.INIT
     state: WorkerState = WorkerState.INIT
-    reason: str = ""  # the sentence that explains `state`
+    reason: Why = ""  # what explains `state`
     deadline: float | None = None
     generation: int = 0
     assigned: Assigned | None = None  # of the current generation
@@ -131,16 +132,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return []  # of another round
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for another round
-                return self._cancel(Rejoin(), WorkerState.STOPPED, event.reason, now)
+                return self._cancel(Rejoin(), WorkerState.STOPPED, event.decision, now)
             case Phase.RUNNING:  # workers are stopped, for another round
-                return self._stop(Rejoin(), WorkerState.STOPPED, event.reason, now)
+                return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
             case Phase.STOPPING if isinstance(self._wish, Await):  # the answer to our failure: restart
-                self._wish, self.reason = Rejoin(), event.reason
+                self._wish, self.reason = Rejoin(), event.decision
                 return self._stop_rest(now)
             case Phase.CANCELLING | Phase.STOPPING | Phase.JOINING | Phase.DONE:
                 return []  # on the way to the next round, or out, already
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
-                self.state, self.reason = WorkerState.STOPPED, event.reason
+                self.state, self.reason = WorkerState.STOPPED, event.decision
                 return self._join()
             case Phase.INIT:
                 raise self._impossible(event)
@@ -154,9 +155,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         end = End.after(event)
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for good
-                return self._cancel(end, WorkerState.UNHEALTHY, event.reason, now)
+                return self._cancel(end, WorkerState.UNHEALTHY, event.decision, now)
             case Phase.RUNNING:  # workers are stopped, for good
-                return self._stop(end, WorkerState.UNHEALTHY, event.reason, now)
+                return self._stop(end, WorkerState.UNHEALTHY, event.decision, now)
             case Phase.CANCELLING | Phase.STOPPING:  # ends once the workers are gone
                 self._wish = end
                 return self._stop_rest(now)
@@ -339,7 +340,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.exits.begin(range(self.spec.local_world_size))
         self.workers = tuple(worker.replace(id=event.ids.get(worker.local_rank)) for worker in self.workers)
 
-    def _cancel(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
+    def _cancel(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.CANCELLING, state, reason, wish
         self.deadline = now + self.spec.shutdown_timeout_s
         return [ev.CancelSpawn(self.generation)]
@@ -350,7 +351,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
         return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
-    def _stop(self, wish: Wish, state: WorkerState, reason: str, now: float) -> list[ev.Action]:
+    def _stop(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish
         self.deadline = now + self.spec.shutdown_timeout_s
         return self._stop_rest(now)

@@ -33,10 +33,12 @@ from typing import Any, NamedTuple, TypeAlias
 from aelastic import aio
 from aelastic.aio import run_sync
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.as_json import to_json
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import CLOSE_TIMEOUT_S, Observer
-from aelastic.rdzv.restart_policy import otherwise
 
 _log = logging.getLogger(__name__)
 
@@ -263,10 +265,12 @@ class Records:
                 del fields["local_rank"]  # it concerns them all
             case ev.PhaseTook(local_rank=int(local_rank)):
                 fields["rank"] = self._first_rank + local_rank
+            case ev.Waited():
+                fields = {"text": event.full}
             case ev.Restarting():
-                fields["otherwise"] = otherwise(event.reason)
+                fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}
             case ev.JobEnded() | ev.RunEnded():
-                fields["otherwise"] = otherwise(event.reason)
+                fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}
                 fields["failure"] = fields.pop("cause")  # as it is called where a worker ends
                 fields.pop("failures", None)
                 fields.pop("traceback", None)
@@ -294,6 +298,8 @@ def _fields(value: Record) -> Json:
 def _plain(value: Any) -> Any:
     """As JSON has it."""
     match value:
+        case Decision():
+            return to_json(value)
         case ProcessFailure():
             fields = value.for_others().shared
             fields["timestamp_s"] = fields.pop("timestamp")

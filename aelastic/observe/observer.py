@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 import anyio
 
 from aelastic.aio import Mailbox
+from aelastic.decisions import wording
+from aelastic.decisions.decision import DecisionKind
 from aelastic.group.events import signal_words
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_events import RunEnded, RunEvent
 from aelastic.observe.run_state import RunState
 from aelastic.rdzv.protocol.messages import Outcome
-from aelastic.rdzv.restart_policy import OFF, otherwise
 
 _log = logging.getLogger(__name__)
 
@@ -174,8 +175,10 @@ class LogLines(Observer):
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002, C901, PLR0912, PLR0915  one case for each
         runs = self.run_state.phase in _WITH_WORKERS
         match event:
-            case ev.Waited(text) | ev.Announced("held", text):
-                _log.warning("%s", text)
+            case ev.Waited():
+                _log.warning("%s", event.full)
+            case ev.Announced("held", words):
+                _log.warning("%s", words)
             case ev.RoundFormed(round_):
                 self._has_failed, self._is_killing, self._compared = False, False, ""
                 place = event.group_rank, event.group_world_size, event.world_size
@@ -185,23 +188,23 @@ class LogLines(Observer):
                 is_stopped = " is stopped" if event.is_stopped else ""
                 _log.warning("rank %d on %s%s: %s", event.rank, host, is_stopped, event.reason)
                 self._has_failed |= event.is_stopped
-            case ev.Compared(_, text) if text != self._compared:  # each node that finds a hang has it looked into
-                self._compared = text
-                _log.warning("%s", text)
-            case ev.Announced("saving", text):
-                _log.warning("%s: %s", text, event.where)
-            case ev.Announced("refused" | "called off" as what, text):
-                _log.warning("notice %s: %s", what, text or "workers go on")
-            case ev.Announced("leaving", text):
-                _log.info("leaving: %s", text)
+            case ev.Compared(_, words) if words != self._compared:  # each node that finds a hang has it looked into
+                self._compared = words
+                _log.warning("%s", words)
+            case ev.Announced("saving", words):
+                _log.warning("%s: %s", words, event.where)
+            case ev.Announced("refused" | "called off" as what, words):
+                _log.warning("notice %s: %s", what, words or "workers go on")
+            case ev.Announced("leaving", words):
+                _log.info("leaving: %s", words)
             case ev.WorkerEnded(failure=failure) if failure is not None:
                 self._has_failed = True
                 if not failure.found_by:  # else it was said when it was noticed
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
-            case ev.Restarting("membership", reason):  # also where the other nodes of a job are stopped one by one
-                _log.warning("stopping workers for the next round: %s", reason)
-            case ev.Restarting(_, reason):
-                _log.warning("restarting worker group: %s", reason)
+            case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one
+                _log.warning("stopping workers for the next round: %s", event.reason)
+            case ev.Restarting():
+                _log.warning("restarting worker group: %s", event.reason)
             case ev.Killed(_, _, reason, is_early):
                 self._is_killing = True
                 if is_early:
@@ -213,13 +216,13 @@ class LogLines(Observer):
                     _log.warning("stopping workers: %s", reason)
             case ev.WorkerReached(generation, _, _, "cold", _, duration_s) if generation > 1:
                 self._began_s[generation] = max(self._began_s.get(generation, 0.0), duration_s)
-            case ev.JobEnded(Outcome.FAILED, reason) if runs and not self._has_failed:
-                _log.warning("the job has failed: %s", reason)  # elsewhere; the report comes once our workers end
-            case ev.JobEnded(Outcome.FAILED, reason) if not reason.endswith(OFF):
-                changed = f" (changed by {text})" if (text := otherwise(reason)) else ""
-                _log.warning("not restarted: %s%s", reason, changed)
-            case ev.JobEnded(outcome, reason):
-                _log.info("the job has %s: %s", outcome, reason)
+            case ev.JobEnded(Outcome.FAILED) if runs and not self._has_failed:
+                _log.warning("the job has failed: %s", event.reason)  # elsewhere; the report comes once our workers end
+            case ev.JobEnded(Outcome.FAILED, decision) if decision.kind is not DecisionKind.RESTARTS_OFF:
+                instead = wording.instead_of(decision)
+                _log.warning("not restarting: %s%s", event.reason, f". To restart anyway: {instead}" if instead else "")
+            case ev.JobEnded(outcome):
+                _log.info("the job has %s: %s", outcome, event.reason)
             case ev.RunEnded() if (spent_s := sum(self._began_s.values())) >= SAVED_MIN_S:
                 count = len(self._began_s)
                 times = f"{count} restart{'s' * (count > 1)} took {spent_s:.0f} s until workers had begun"

@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WatchName, Worker, WorkerState
 from aelastic.group.phases import Phase
@@ -84,6 +86,11 @@ class Waited(RunEvent):
     """Nodes are missing.  Repeated every 10 s."""
 
     text: str  # names the missing nodes
+    missing: str = ""  # the part that matters most where there is little room
+
+    @property
+    def full(self) -> str:
+        return f"{self.text}; {self.missing}" if self.missing else self.text
 
 
 class EndpointChanged(RunEvent):
@@ -222,8 +229,12 @@ class Restarting(RunEvent):
     """All workers on all nodes will restart."""
 
     cause: RestartCause
-    reason: str
+    decision: Decision
     restart_count: int  # of the next round
+
+    @property
+    def reason(self) -> str:
+        return wording.text_of(self.decision)
 
 
 class StopAsked(RunEvent):
@@ -242,8 +253,12 @@ class JobEnded(RunEvent):
     """The job has a verdict; the agent stops workers that still run."""
 
     outcome: Outcome
-    reason: str
+    decision: Decision
     cause: ProcessFailure | None = None
+
+    @property
+    def reason(self) -> str:
+        return wording.text_of(self.decision)
 
 
 class RunEnded(RunEvent):
@@ -254,6 +269,7 @@ class RunEnded(RunEvent):
     cause: ProcessFailure | None = None
     failures: Mapping[int, ProcessFailure] = MappingProxyType({})  # as in `RunResult`, by global rank
     traceback: str = ""  # of the exception that ended the run, if any
+    decision: Decision | None = None  # if the agent or the job made one
 
 
 @cache

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import (
     Event,
@@ -35,7 +37,6 @@ from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
-from aelastic.rdzv.restart_policy import Cause
 
 if TYPE_CHECKING:
     from aelastic.group.worker_group import WorkerGroup
@@ -117,7 +118,8 @@ class RunEventSource:
             told += [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
             self._name, self._since = name, now
         if (group.phase, group.state) != (self._phase, self._state):
-            told.append(ev.Changed(self._phase, group.phase, group.state, group.reason or _words(event)))
+            reason = wording.text_of(group.reason) if group.reason else _words(event)
+            told.append(ev.Changed(self._phase, group.phase, group.state, reason))
             self._phase, self._state = group.phase, group.state
         return told
 
@@ -136,8 +138,8 @@ class RunEventSource:
                 return self._worker_ended(event, now)
             case Interrupted():
                 return self._restarting(event)
-            case Ended(outcome, reason, cause) if self._phase is not Phase.DONE:
-                return [ev.JobEnded(outcome, reason, cause)]
+            case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
+                return [ev.JobEnded(outcome, decision, cause)]
             case StopRequested(is_drained=True) if self._phase is not Phase.DONE:
                 return [ev.Announced("leaving", event.reason)]
             case StopRequested(signum, reason) if self._phase is not Phase.DONE:
@@ -166,9 +168,9 @@ class RunEventSource:
         if not is_of_now or group.is_leaving or self._restarted_round == event.round:
             return []
         self._restarted_round = event.round
-        has_failed = event.restart_count > self._restart_count or Cause.is_failure(event.reason)
+        has_failed = event.restart_count > self._restart_count or event.decision.cause.is_failure
         self._restart_count = max(event.restart_count, self._restart_count)
-        return [ev.Restarting("failure" if has_failed else "membership", event.reason, self._restart_count)]
+        return [ev.Restarting("failure" if has_failed else "membership", event.decision, self._restart_count)]
 
     def _killed(self, event: Event) -> list[ev.RunEvent]:
         was_killing, self._is_killing = self._is_killing, self._group.exits.is_killing
@@ -249,6 +251,8 @@ class GenerationEnd(Record):
     failure: ProcessFailure | None  # the first that this node knows of
     step: int | None  # by the workers' output
     again: float | None = None  # when workers ran again
+    decision: Decision | None = None  # where one was made
+    round: int = 0  # that this node took part in; 0: none yet
 
 
 class RunState:
@@ -262,6 +266,7 @@ class RunState:
         self.phase, self.state, self.reason = Phase.INIT, WorkerState.INIT, ""
         self.phase_since = 0.0
         self.waited = ""
+        self.waited_parts = "", ""  # what is missing, and the rest
         self.why_stopping = ""
         self.endpoints: dict[str, tuple[str, float]] = {}  # why each is missing, or "", and since when
         # This generation.
@@ -294,8 +299,8 @@ class RunState:
             case ev.Changed(_, phase, state, reason):
                 self._enter(phase, now)
                 self.state, self.reason = state, reason
-            case ev.Waited(text):
-                self.waited = text
+            case ev.Waited(words, missing):
+                self.waited, self.waited_parts = event.full, (missing, words)
             case ev.EndpointChanged(endpoint, trouble):
                 self.endpoints[endpoint] = trouble, now
             case ev.RoundFormed():
@@ -331,9 +336,10 @@ class RunState:
             case ev.PhaseTook(name, duration_s, of_rank):
                 self.past.append(PastPhase(name, self.generation, now, duration_s, of_rank))
                 self.took[name] = duration_s
-            case ev.Restarting(cause, reason, restart_count):
+            case ev.Restarting(cause, decision, restart_count):
                 self.restarts[cause] += 1
-                self._on_end(cause, reason, None, now)
+                reason = event.reason
+                self._on_end(cause, reason, decision, None, now)
                 self.restart_count, self.why_stopping = restart_count, reason
             case ev.ForkServerMeasured():
                 self.fork_server = event
@@ -342,14 +348,14 @@ class RunState:
             case ev.RunEnded(state, reason, cause):
                 self._enter(Phase.DONE, now)
                 self.ended, self.state, self.reason = event, state, reason
-                self._on_end("end", reason or state.value, cause, now)
+                self._on_end("end", reason or state.value, event.decision, cause, now)
                 self._on_failure(cause, now)
             case _:
                 pass  # passes, and leaves no state
 
     def _enter(self, phase: Phase, now: float) -> None:
         if phase is not self.phase:
-            self.phase, self.phase_since, self.waited = phase, now, ""
+            self.phase, self.phase_since, self.waited, self.waited_parts = phase, now, "", ("", "")
         if phase in {Phase.JOINING, Phase.SPAWNING}:
             self.why_stopping = ""
 
@@ -360,7 +366,12 @@ class RunState:
         self.progress = self.compared = None
 
     def _on_end(
-        self, cause: ev.RestartCause | Literal["end"], reason: str, failure: ProcessFailure | None, now: float
+        self,
+        cause: ev.RestartCause | Literal["end"],
+        reason: str,
+        decision: Decision | None,
+        failure: ProcessFailure | None,
+        now: float,
     ) -> None:
         if failure is None and self.first_failure is not None and self.first_failure[0] == self.generation:
             failure = self.first_failure[1]
@@ -368,7 +379,9 @@ class RunState:
         self.announced = self.held = ""
         last = self.last_progress
         step = None if last is None or last.generation != self.generation else last.step
-        self.ends.append(GenerationEnd(self.generation, self.formed_at, now, cause, reason, failure, step))
+        round_ = 0 if self.formed is None else self.formed.round
+        known = (self.generation, self.formed_at, now, cause, reason, failure, step)
+        self.ends.append(GenerationEnd(*known, decision=decision, round=round_))
 
     def _on_progress(self, event: ev.Progressed, now: float) -> None:
         self.last_progress = event

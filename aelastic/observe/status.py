@@ -11,12 +11,14 @@ from types import MappingProxyType
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.as_json import to_json
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.host.kernel_states import told as told_of
 from aelastic.observe.run_events import NAME_OF, Progressed
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
-from aelastic.rdzv.restart_policy import blame_of, otherwise
+from aelastic.rdzv.restart_policy import innocence
 
 SCHEMA = 1
 # Of a failure's traceback; the end of it says most.
@@ -99,7 +101,7 @@ def describe(
         "drains": state.drains,
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
         "restarts": dict(state.restarts),
-        "last_restart": None if last is None else {"cause": last.cause, "reason": last.reason, "at": at(last.ended)},
+        "last_restart": None if last is None else _describe_restart(last, at),
         "last_failure": None if failure is None else _describe_failure(*failure),
         "now": None if takes is None else {"phase": takes, "began": at(state.phase_since)},
         "phases": [
@@ -126,19 +128,25 @@ def describe_ends(ends: Sequence[GenerationEnd], now: float, wall: datetime) -> 
     return [
         {
             "generation": each.generation,
+            "round": each.round or None,
             "at": (wall - timedelta(seconds=now - each.ended)).astimezone(UTC).isoformat(timespec="milliseconds"),
             "after_s": round(each.ended - each.began, 3) if each.generation else None,
             "step": each.step,
             "cause": each.cause,
             "symptom": _symptom(each.failure),
             "reason": each.reason,
-            "otherwise": otherwise(each.reason),
-            "blame": "" if each.failure is None else blame_of(each.failure),
+            "decision": to_json(each.decision),
+            "otherwise": wording.instead_of(each.decision),
+            "blame": "" if each.failure is None else wording.blame(each.failure.host, innocence(each.failure)),
             "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
             "again_s": None if each.again is None else round(each.again - each.ended, 3),
         }
         for each in reversed(ends)
     ]
+
+
+def _describe_restart(end: GenerationEnd, at: Callable[[float], str]) -> dict[str, Any]:
+    return {"cause": end.cause, "reason": end.reason, "decision": to_json(end.decision), "at": at(end.ended)}
 
 
 def _symptom(failure: ProcessFailure | None) -> str:

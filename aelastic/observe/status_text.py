@@ -88,10 +88,10 @@ class StatusText:
             case Phase.JOINING:
                 began = self._of.began
                 if began is None or began.max_nodes == 1:
-                    return ("starting", *_missing_first(self._of.waited))
+                    return ("starting", *self._waited)
                 fewest, most = began.min_nodes, began.max_nodes
                 nodes = f"{fewest} nodes" if fewest == most else f"{fewest} to {most} nodes"
-                return (f"waiting for {nodes}", *_missing_first(self._of.waited))
+                return (f"waiting for {nodes}", *self._waited)
             case Phase.SPAWNING | Phase.RUNNING:
                 return (self._running(),)
             case Phase.CANCELLING | Phase.STOPPING:
@@ -105,9 +105,14 @@ class StatusText:
             case Phase.BARRIER if self._of.formed is not None and self._of.formed.group_world_size == 1:
                 return ("done",)
             case Phase.BARRIER:
-                return ("done here", self._of.waited.removeprefix("finished; ") or "waiting for other nodes")
+                return ("done here", self._of.waited_parts[0] or "waiting for other nodes")
             case Phase.DONE:
                 return ("over",)
+
+    @property
+    def _waited(self) -> tuple[str, ...]:
+        """What is waited for, missing nodes first: the end of the line may be cut off."""
+        return tuple(part[:WORDS_MAX] for part in self._of.waited_parts if part)
 
     def _why(self) -> str:
         failed = [rank.rank for rank in self._of.workers.values() if rank.state == "failed"]
@@ -210,12 +215,6 @@ def duration(passed_s: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
-
-
-def _missing_first(waited: str) -> list[str]:
-    """The clauses of a waiting text, missing nodes first: the end of the line may be cut off."""
-    clauses = waited[:WORDS_MAX].split("; ") if waited else []
-    return sorted(clauses, key=lambda clause: not clause.startswith("waiting for "))
 
 
 def counted(number: int, noun: str) -> str:

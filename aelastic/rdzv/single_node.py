@@ -10,15 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from aelastic.decisions.cause import PENDING, Cause, CauseKind
+from aelastic.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.failures.places import Place
 from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import assign_ranks
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 
 if TYPE_CHECKING:
     from aelastic.rdzv.requests.drain import Drain
+
+SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(CauseKind.ALL_SUCCEEDED)))
 
 
 @dataclass(slots=True)
@@ -71,7 +75,7 @@ class SingleNode:
             case r.Fetched():
                 return [r.Shown(message)]
             case m.Succeeded() if self._runs(message.round):
-                self._is_running, self.verdict = False, m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
+                self._is_running, self.verdict = False, SUCCEEDED
                 return [self.verdict]
             case m.Hangs(is_last=False) if self._runs(message.round) and self._question is None:
                 self._question = message
@@ -116,23 +120,23 @@ class SingleNode:
     def _end(self, failed: m.Failed, now: float) -> m.Interrupted | m.Ended:
         """A failure has ended the round: the job restarts, or is over."""
         self._is_running, self._ended_at = False, now
-        cause, reached = Cause.of(failed.failure), most_of(failed.reached)
-        self._ended = End(cause, self.restart_count, self._ledger, reached, now=now)
+        reached = most_of(failed.reached)
+        self._ended = End(cause_of(failed.failure), failed.failure, self.restart_count, self._ledger, reached, now=now)
         decision = self.policy.decide(self._ended)
         if decision.is_final:
             return self._close(self._ended, decision)
-        return m.Interrupted(failed.round, decision.text, self.restart_count + decision.is_charged)
+        return m.Interrupted(failed.round, decision, self.restart_count + decision.is_charged)
 
     def _on_ready(self, ready: m.Ready, now: float) -> None:
         """No worker runs: now it is known how far all of them were."""
         if self._ended is None and self._assigned is not None:  # for free
-            self._ended, self._ended_at = End(Cause(""), self.restart_count, self._ledger), now
+            self._ended, self._ended_at = End(PENDING, None, self.restart_count, self._ledger), now
         if self._ended is not None and ready.reached is not None:
             self._ended = self._ended.replace(reached=ready.reached)
         self._is_running, self._waiting = False, None if ready.node.unfit else ready
 
     def _close(self, end: End, decision: Decision) -> m.Ended:
-        self._waiting, self.verdict = None, m.Ended(m.Outcome.FAILED, decision.text, end.cause.failure)
+        self._waiting, self.verdict = None, m.Ended(m.Outcome.FAILED, decision, end.failure)
         return self.verdict
 
     def _on_request(self, request: r.Request | None, now: float) -> list[m.CoordinatorMessage]:
@@ -159,7 +163,8 @@ class SingleNode:
                 told.append(verdict)
             elif is_restarted:
                 self._is_running = False
-                told.append(m.Interrupted(round_, drain.outcome, self.restart_count))
+                assert drain.outcome is not None, "a drain is over for a reason"
+                told.append(m.Interrupted(round_, next_round(drain.outcome), self.restart_count))
         return told
 
     def on_deadline_passed(self, now: float) -> list[m.CoordinatorMessage]:

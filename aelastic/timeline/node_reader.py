@@ -198,4 +198,4 @@ def _is_of_a_start(entry: Entry) -> bool:
 def _decided(entry: Entry) -> str:
     """What was decided, and what would have changed it."""
     otherwise = entry.text("otherwise")
-    return entry.text("reason") + (f" (changed by {otherwise})" if otherwise else "")
+    return entry.text("reason") + (f" (to restart anyway: {otherwise})" if otherwise else "")

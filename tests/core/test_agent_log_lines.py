@@ -6,14 +6,15 @@ import logging
 import signal
 
 import pytest
+from kit import decided
 
+from aelastic.decisions import wording
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.observer import LogLines, Observers
 from aelastic.rdzv.protocol.messages import Outcome
-from aelastic.rdzv.restart_policy import OFF
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 5, 1, 4711, 3, "it broke")
 BEGAN = ev.RunBegan("job", "node1-1-ab", "node1", 1, "trainer", "train.py", 2, 2, 4, 3, "c10d")
@@ -31,6 +32,7 @@ def began(generation: int, local_rank: int, after_s: float) -> ev.WorkerReached:
     return ev.WorkerReached(generation, local_rank, local_rank, "cold", "output", after_s)
 
 
+ANYWAY = "To restart anyway: a larger --max-restarts, or a rule with its own budget"
 OVER = ev.RunEnded(WorkerState.FAILED, "it broke")
 RUNNING: list[ev.RunEvent] = [BEGAN, FORMED, changed(Phase.JOINING, Phase.RUNNING)]
 
@@ -64,9 +66,9 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, ev.Announced("refused", "no node n9")], "W notice refused: no node n9"),
         ([*RUNNING, ev.Announced("leaving", "n1 leaves")], "I leaving: n1 leaves"),
         ([*RUNNING, ev.Announced("answer", "n1 leaves")], ""),
-        ([*RUNNING, ev.Restarting("failure", "rank 5 failed", 3)], "W restarting worker group: rank 5 failed"),
+        ([*RUNNING, ev.Restarting("failure", decided.restart(3, 3, decided.failed(5)), 3)], "W restarting worker group: rank 5 failed on host; restart 3 of 3"),
         (
-            [*RUNNING, ev.Restarting("membership", "node n1 left: the agent was asked to stop", 0)],
+            [*RUNNING, ev.Restarting("membership", decided.left("n1", "the agent was asked to stop"), 0)],
             "W stopping workers for the next round: node n1 left: the agent was asked to stop",
         ),
         ([*RUNNING, ev.RendezvousLost("the store is gone")], "W stopping workers: the store is gone"),
@@ -111,18 +113,33 @@ def test_a_stop_says_what_becomes_of_the_workers(
 @pytest.mark.parametrize(
     "before, outcome, level, line",
     [
-        ([], Outcome.FAILED, "W", "the job has failed: rank 5 failed"),  # on another node: ours are stopped for it
-        ([ev.WorkerEnded(3, 1, 5, "failed", FAILURE)], Outcome.FAILED, "W", "not restarted: rank 5 failed"),
-        ([changed(Phase.RUNNING, Phase.AWAITING)], Outcome.FAILED, "W", "not restarted: rank 5 failed"),
-        ([], Outcome.SUCCEEDED, "I", "the job has succeeded: rank 5 failed"),
+        (
+            [],
+            Outcome.FAILED,
+            "W",
+            "the job has failed: rank 5 failed on host; all 3 restarts are used up",
+        ),  # on another node: ours are stopped for it
+        (
+            [ev.WorkerEnded(3, 1, 5, "failed", FAILURE)],
+            Outcome.FAILED,
+            "W",
+            f"not restarting: rank 5 failed on host; all 3 restarts are used up. {ANYWAY}",
+        ),
+        (
+            [changed(Phase.RUNNING, Phase.AWAITING)],
+            Outcome.FAILED,
+            "W",
+            f"not restarting: rank 5 failed on host; all 3 restarts are used up. {ANYWAY}",
+        ),
+        ([], Outcome.SUCCEEDED, "I", "the job has succeeded: rank 5 failed on host; all 3 restarts are used up"),
     ],
 )
 def test_the_verdict_is_a_warning_where_workers_are_stopped_for_it(
     caplog: pytest.LogCaptureFixture, before: list[ev.RunEvent], outcome: Outcome, level: str, line: str
 ) -> None:
-    lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, "rank 5 failed", FAILURE))
+    lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, decided.refused(3, decided.failed(5)), FAILURE))
     assert lines == [(level, line)]
-    off = f"rank 5 failed; {OFF}"  # torchrun's default: nobody has asked for restarts
-    assert not before or ("I", f"the job has failed: {off}") in lines_of(
+    off = decided.refused(0, decided.failed(5))  # torchrun's default: nobody has asked for restarts
+    assert not before or ("I", f"the job has failed: {wording.text_of(off)}") in lines_of(
         caplog, *RUNNING, *before, ev.JobEnded(Outcome.FAILED, off, FAILURE)
     )

@@ -12,9 +12,12 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit import decided
 from kit.effort import examples
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import next_round
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.failures.places import Place
@@ -80,15 +83,17 @@ MESSAGES: list[Any] = [
     m.Goodbye("resigned", False),
     m.Departed(3, 1),
     m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
-    m.Interrupted(7, "rank 4 failed", 3),
-    m.Interrupted(7, "round 7 went on without this node; rejoining", 3, went_on=True),
-    m.Ended(m.Outcome.FAILED, "rank 4 failed", FAILURE),
-    m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded"),
+    m.Interrupted(7, decided.restart(3, 3, decided.failed(4)), 3),
+    m.Interrupted(7, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=7)), 3, went_on=True),
+    m.Settled(7, decided.lost("n2", "silent for 5 s")),
+    m.Ended(m.Outcome.FAILED, decided.refused(3), FAILURE),
+    m.Ended(m.Outcome.TIMED_OUT, decided.TOO_FEW),
+    m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED),
     m.Waiting("1 of 2 nodes are ready"),
     r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot", spares_job=True),
     r.Frozen("n1", 1000, 81, 2, 0),
     r.Saved("n1", 1000),
-    r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, "host-1 leaves within 110 s (spot)"),
+    r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
     r.Answer("n1-5", True, "host-1 leaves within 110 s (spot)", ("n1", "n2")),
     FETCH,
     FETCHED,
@@ -426,13 +431,16 @@ def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() ->
     heard = decode_json([name, {**fields, "failure": {**fields["failure"], **texts}}])
     assert all(len(getattr(heard.failure, key)) < TEXT_MAX for key in texts)
     worst = ProcessFailure.from_elsewhere(**{**FAILURE.shared, **dict.fromkeys(texts, "💥" * TEXT_MAX)})
-    assert len(encode(m.Ended(m.Outcome.FAILED, "💥" * 1024, worst))) < FRAME_MAX
+    longest = decided.refused().replace(error="💥" * 1024, rule="💥" * 1024)
+    assert len(encode(m.Ended(m.Outcome.FAILED, longest, worst))) < FRAME_MAX
 
 
 def test_what_may_be_missing_is_null_and_not_left_out() -> None:
-    assert decode_json(["Ended", {"outcome": "succeeded", "reason": "", "cause": None}]).cause is None
+    name, fields = as_json(m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED))
+    assert decode_json([name, {**fields, "cause": None}]).cause is None
+    del fields["cause"]
     with pytest.raises(WireError, match="cause"):
-        decode_json(["Ended", {"outcome": "succeeded", "reason": ""}])
+        decode_json([name, fields])
 
 
 @pytest.mark.parametrize(

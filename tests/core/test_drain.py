@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from kit import decided
 from kit.stories.drains import Told
 
+from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Answer, Ask, Stage, Verb
@@ -47,11 +49,13 @@ def test_answers_are_kept_for_so_many_requests() -> None:
 
 @pytest.mark.parametrize("left, is_over", [(0, False), (1, True), (2, False)])
 def test_the_job_ends_where_too_few_are_left(left: int, is_over: bool) -> None:
-    verdict = RoundRules(2, 4).too_few("host-a leaves", ["host-b", "host-c"][:left])
+    verdict = RoundRules(2, 4).too_few(decided.drain("host-a", 60.0, ""), ["host-b", "host-c"][:left])
     assert (verdict is not None) is is_over
     if verdict is not None:
         assert verdict.outcome is Outcome.TIMED_OUT
-        assert verdict.reason == "host-a leaves; 1 of at least 2 nodes are left: host-b"
+        decision = verdict.decision
+        assert (decision.kind, decision.number, decision.most) == (DecisionKind.TOO_FEW_LEFT, 1, 2)
+        assert decision.hosts == ("host-b",)
 
 
 def test_a_name_of_all_nodes_is_refused_as_the_end_of_the_job_is() -> None:

@@ -23,6 +23,7 @@ FLOORS = (
     ("errors",),
     ("core",),
     ("rdzv.secret", "rdzv.ledger", "rdzv.restart_rules"),
+    ("decisions",),
     ("rdzv.settings", "rdzv.restart_policy"),
     ("settings",),
     ("spec",),
@@ -53,7 +54,7 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.requests", "rdzv.survivors",
+    "core", "decisions", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.requests", "rdzv.survivors",
     "rdzv.ledger", "rdzv.restart_policy", "rdzv.restart_rules", "rdzv.single_node",
     "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",

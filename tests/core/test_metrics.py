@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import decided
 from kit.metrics_text import values
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
@@ -156,8 +157,8 @@ COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {
          "parked_processes": 2, "fork_server_pss_bytes": 1 << 27},
     ),
     "restarts by their cause": (
-        (ev.Restarting("failure", "rank 0 fell", 1), ev.Restarting("membership", "a node came", 1),
-         ev.Restarting("failure", "rank 1 fell", 2)), {},
+        (ev.Restarting("failure", decided.restart(), 1), ev.Restarting("membership", decided.joined("n2"), 1),
+         ev.Restarting("failure", decided.restart(2), 2)), {},
         {'restarts_total{cause="failure"}': 2, 'restarts_total{cause="membership"}': 1, "used_restarts": 2, "max_restarts": 3},
     ),
     "sizes of a round": (
@@ -290,14 +291,14 @@ def spent(*events: Any, at: float) -> dict[str, float]:
         ((BEGAN, spawning(), STARTED), 9.0, {"starting": 2, "trained": 7}),
         ((BEGAN, spawning(), STARTED, FAILED), 9.0, {"starting": 2 + 6, "trained": 1}),
         (
-            (BEGAN, spawning(), STARTED, ev.Restarting("membership", "", 0), STARTED),
+            (BEGAN, spawning(), STARTED, ev.Restarting("membership", decided.joined("n2"), 0), STARTED),
             9.0,
             {"starting": 2 + 1, "trained": 1 + 5},
         ),
         # Of the four steps of the last second, two are made for the second time.
         (
             (
-                BEGAN, spawning(), STARTED, PROGRESSED[1], PROGRESSED[5], FAILED, ev.Restarting("failure", "", 1),
+                BEGAN, spawning(), STARTED, PROGRESSED[1], PROGRESSED[5], FAILED, ev.Restarting("failure", decided.restart(), 1),
                 ROUND.replace(round=2), STARTED, PROGRESSED[3], PROGRESSED[7],
             ),
             10.0,
@@ -305,7 +306,7 @@ def spent(*events: Any, at: float) -> dict[str, float]:
         ),
         ((BEGAN, spawning(), STARTED, ev.Announced("saving", "n1 leaves", 8)), 9.0, {"starting": 2, "trained": 1, "drained": 6}),
         (
-            (BEGAN, spawning(), STARTED, ev.Announced("saving", "restart", 8, verb="restart"), ev.Restarting("membership", "", 0)),
+            (BEGAN, spawning(), STARTED, ev.Announced("saving", "restart", 8, verb="restart"), ev.Restarting("membership", decided.joined("n2"), 0)),
             9.0,
             {"starting": 2 + 5, "trained": 1 + 1},
         ),

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import decided
 from kit.arguments import complaint, invoke
 from kit.metrics_text import values
 
@@ -166,7 +167,7 @@ def test_an_end_has_the_last_step_of_its_generation_and_no_step_of_another() -> 
     state = RunState()
     state.tell(ev.RoundFormed(1, 1, 0, 0, 1, 0, 1, 1), 1.0)
     state.tell(AT, 2.0)
-    state.tell(ev.Restarting("failure", "rank 0 failed on n0", 1), 3.0)
+    state.tell(ev.Restarting("failure", decided.restart(1, 3, decided.failed(0, "n0")), 1), 3.0)
     assert [end.step for end in state.ends] == [250]
     state.tell(ev.RoundFormed(2, 2, 1, 0, 1, 0, 1, 1), 4.0)
     state.tell(AT.replace(step=264, is_last=True), 4.0)  # written while it was stopped

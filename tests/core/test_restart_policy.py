@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import decided
 from kit.stories.coordinator import failure as killed
 from kit.stories.coordinator import node
 from kit.stories.decisions import raised
 
+from aelastic.decisions.cause import Cause, CauseKind, Innocence
+from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -20,7 +23,7 @@ from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, innocence
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of, innocence
 from aelastic.rdzv.restart_rules import (
     ACTIONS,
     CONDITIONS,
@@ -40,12 +43,13 @@ NOTHING = Reached()
 
 def decide(policy: RestartPolicy, *failures: ProcessFailure, reached: Reached = NOTHING, life_s: float = 1) -> Decision:
     """What follows from the last of some failures in a row."""
-    ledger, count, now, decision = Ledger(), 0, 0.0, Decision("")
+    ledger, count, now, decision = Ledger(), 0, 0.0, None
     for each in failures:
-        assert not decision.is_final, "the job is over"
-        end = End(Cause.of(each), count, ledger, reached.replace(life_s=life_s), now=now)
+        assert decision is None or not decision.is_final, "the job is over"
+        end = End(cause_of(each), each, count, ledger, reached.replace(life_s=life_s), now=now)
         decision = policy.decide(end)
         ledger, count, now = policy.after(end, decision), count + decision.is_charged, now + life_s
+    assert decision is not None
     return decision
 
 
@@ -143,7 +147,7 @@ def test_an_error_rule_holds_for_failures_that_their_nodes_found_to_match_it() -
     assert error_patterns(parse(rules)) == {"ECC": [0, 1], "NVLink": [1]}
     matched = {places: decide(ruled(rules, 5), raised().replace(matched_rules=places)) for places in ((), (0, 1), (1,))}
     assert matched[()].is_charged and matched[0, 1].is_final
-    assert "costs none" in matched[1,].text, "the coordinator searches for nothing"
+    assert matched[1,].kind is DecisionKind.RESTART_FREE, "the coordinator searches for nothing"
 
 
 # Proof.
@@ -213,7 +217,7 @@ def test_a_script_that_only_a_change_helps_is_stopped_the_second_time(code: str)
 
 @pytest.mark.parametrize("code", ["assert False", "raise RuntimeError('odd')", "class E(Exception): ...\nraise E('x')"])
 def test_what_may_heal_has_the_whole_budget(code: str) -> None:
-    assert decide(RestartPolicy(3), *[died(code)] * 4).text.endswith("; all 3 restarts are used up")
+    assert decide(RestartPolicy(3), *[died(code)] * 4).kind is DecisionKind.RESTARTS_SPENT
 
 
 @pytest.mark.parametrize(
@@ -277,13 +281,16 @@ def test_what_is_not_known_changes_nothing() -> None:
 
 
 def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
-    lost = End(Cause("node n was lost", is_loss=True))
-    assert RestartPolicy(0).decide(lost) == ruled("*: stop").decide(lost) == Decision("node n was lost")
+    loss = decided.lost("n", "silent for 5 s")
+    lost = End(loss.cause)
+    assert RestartPolicy(0).decide(lost) == ruled("*: stop").decide(lost) == loss
     assert ruled("node-lost: stop").decide(lost).is_final
     assert ruled("node-lost: restart").decide(lost).is_charged
-    assert not ruled("node-lost: stop").decide(End(Cause("node n left"))).is_final
-    assert RestartPolicy(3).after_drain("spot") == ruled("drained: ignore").after_drain("spot") == ""
-    assert ruled("drained: stop").after_drain("spot") == "spot; drained: stop (--restart-policy)"
+    assert not ruled("node-lost: stop").decide(End(decided.left("n", "SIGTERM").cause)).is_final
+    drain = decided.drain("n", 60.0, "spot")
+    assert RestartPolicy(3).after_drain(drain) is None and ruled("drained: ignore").after_drain(drain) is None
+    stop = ruled("drained: stop").after_drain(drain)
+    assert stop is not None and (stop.kind, stop.rule) == (DecisionKind.STOPPED_BY_RULE, "drained: stop")
 
 
 # In the coordinator.
@@ -318,7 +325,7 @@ def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
     assert other.forming.bench.ledger.spent == (Spent(1, 490.0),)
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
-    assert other.verdict is not None and "twice without progress" in other.verdict.reason
+    assert other.verdict is not None and other.verdict.decision.kind is DecisionKind.SAME_ERROR
 
 
 # Hosts without a seat.
@@ -341,11 +348,12 @@ def test_a_successor_knows_who_has_no_seat() -> None:
 
 def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
     policy, ledger = ruled("*: elsewhere"), Ledger().exclude("g", "x", 0.0)
-    end = End(Cause.of(raised()), ledger=ledger, now=5.0, seats=16)
-    assert policy.decide(end).text.endswith(
-        "; restart 1 of 3; h keeps its seat: 1 of 16 are empty already, and all fail alike"
-    )
-    assert policy.decide(end.replace(seats=20)).excluded == policy.decide(end.replace(now=3601.0)).excluded == "h"
+    failure = raised()
+    end = End(cause_of(failure), failure, ledger=ledger, now=5.0, seats=16)
+    kept = policy.decide(end)
+    assert (kept.kind, kept.cordoned) == (DecisionKind.RESTART, "")
+    assert (kept.kept, kept.absent, kept.seats) == ("h", 1, 16), "one of so many, and all fail alike"
+    assert policy.decide(end.replace(seats=20)).cordoned == policy.decide(end.replace(now=3601.0)).cordoned == "h"
     decision = policy.decide(end.replace(seats=20))
     assert policy.after(end, decision).absent(5.0).keys() == {"g", "h"}
 
@@ -376,30 +384,34 @@ def test_a_job_of_one_node_keeps_it() -> None:
 @pytest.mark.parametrize(
     "failure, why",
     [
-        (raised(), "an error of the script"),
-        (raised(found_by="the progress watch", exitcode=-9), "a hang"),
-        (raised("MemoryError"), "lack of memory"),
-        (raised("RuntimeError: Connection reset by peer"), "a connection that was lost"),
-        (raised("x", exitcode=-9), "a signal"),
-        (raised("x", exitcode=-11), ""),
-        (raised("x", exitcode=-7), ""),
+        (raised(), Innocence.ERROR),
+        (raised(found_by="the progress watch", exitcode=-9), Innocence.HANG),
+        (raised("MemoryError"), Innocence.MEMORY),
+        (raised("RuntimeError: Connection reset by peer"), Innocence.LOST_CONNECTION),
+        (raised("x", exitcode=-9), Innocence.SIGNAL),
+        (raised("x", exitcode=-11), None),
+        (raised("x", exitcode=-7), None),
     ],
 )
-def test_only_what_proves_something_of_a_host_is_held_against_it(failure: ProcessFailure, why: str) -> None:
-    assert innocence(failure) == why
+def test_only_what_proves_something_of_a_host_is_held_against_it(
+    failure: ProcessFailure, why: Innocence | None
+) -> None:
+    assert innocence(failure) is why
     ledger, policy = Ledger(), RestartPolicy(9)
     for now in range(3):
-        end = End(Cause.of(failure), 0, ledger, now=float(now), seats=4, hosts=4)
+        end = End(cause_of(failure), failure, 0, ledger, now=float(now), seats=4, hosts=4)
         decision = policy.decide(end)
         ledger = policy.after(end, decision)
-    assert (decision.excluded == "h") is (not why)
+    assert (decision.cordoned == "h") is (not why)
 
 
 def test_a_host_is_not_blamed_where_all_are_on_it_or_nothing_is_known_of_it() -> None:
-    for cause in (Cause.of(killed("a")), Cause("seats are missing", is_loss=True)):
+    failure = killed("a")
+    missing = Cause(CauseKind.NODES_MISSING, ranks=(1,), is_loss=True)
+    for cause, died in ((cause_of(failure), failure), (missing, None)):
         ledger, policy = Ledger(blamed=(Blamed("host-a", 0.0), Blamed("", 0.0))), RestartPolicy(9)
-        end = End(cause, 0, ledger, now=1.0, hosts=1 if cause.failure else 4)
-        assert not policy.decide(end).excluded and not policy.after(end, policy.decide(end)).excluded
+        end = End(cause, died, 0, ledger, now=1.0, hosts=1 if died else 4)
+        assert not policy.decide(end).cordoned and not policy.after(end, policy.decide(end)).excluded
 
 
 def test_a_successor_blames_the_host_of_the_coordinator_that_is_gone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from kit import decided
 
 from aelastic.errors import ChildFailedError, InputError, InternalError, ProcessFailure, exit_code_of
 from aelastic.group import events as ev
@@ -26,7 +27,7 @@ def ended(cause: ProcessFailure | None, *failures: ProcessFailure) -> RunResult:
     group.handle(ev.Spawned(1, {0: 12, 1: 13}), 0.0)
     for local_rank, failure in enumerate(failures):
         group.handle(ev.Exited(1, local_rank, failure), 0.0)
-    group.handle(m.Ended(m.Outcome.FAILED, "rank 0 failed on host-a", cause), 0.0)
+    group.handle(m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(0, "host-a")), cause), 0.0)
     for local_rank in range(2):
         group.handle(ev.Exited(1, local_rank, None), 0.0)
         group.handle(ev.Cleared(1, local_rank), 0.0)
@@ -52,7 +53,7 @@ def test_a_job_that_was_stopped_is_so_also_once_all_have_saved() -> None:
     for outcome in (m.Outcome.STOPPED, m.Outcome.SAVED):
         group = WorkerGroup(WorkerSpec(entrypoint="train.py"))
         group.handle(ev.Start(), 0.0)
-        group.handle(m.Ended(outcome, "stop asked for on host-a"), 0.0)
+        group.handle(m.Ended(outcome, decided.stopped("host-a")), 0.0)
         result = result_of(group, {}, {}, str)
         assert (result.is_stopped, result.is_drained) == (True, outcome is m.Outcome.SAVED)
 

@@ -33,7 +33,7 @@ def some_line(random: Random, story: Told) -> str:
     return random.choice(
         (
             "start", f"round {story.core.generation + 1} restarts={restarts}", f"spawned of={of}",
-            f"interrupted {of} restarts={restarts} for=why", f"{rank} exits {how} ago=0 of={of}", f"{rank} clears of={of}",
+            f"interrupted {of} restarts={restarts} for=joined", f"{rank} exits {how} ago=0 of={of}", f"{rank} clears of={of}",
             f"{rank} hangs of={of}", "a timer fires",
         )
     )  # fmt: skip

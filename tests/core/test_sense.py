@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_type_hints
 
 import pytest
+from kit import decided
 from kit.stories.leader_terms import EPOCH, FAILURE, hello, running
 from kit.stories.member import LEASE_S, Story, assigned, busy, interrupted, member
 
@@ -51,7 +52,7 @@ def decode(message: Any) -> Any:
         ("round", assigned(0)),
         ("round", assigned(2**62)),
         ("restart_count", interrupted(1, -1)),
-        ("cause", m.Ended(m.Outcome.FAILED, "x", None)),
+        ("cause", m.Ended(m.Outcome.FAILED, decided.refused(), None)),
         ("exitcode", m.Failed("a", 1, FAILURE.replace(exitcode=2**40))),
         ("rank", m.Failed("a", 1, FAILURE.replace(rank=-7))),
         ("age_s", m.Failed("a", 1, FAILURE, -1.0)),
@@ -111,8 +112,8 @@ def test_each_field_of_each_message_has_a_rule() -> None:
 )
 def test_texts_that_people_read_move_no_cursor_and_begin_no_line(text: str) -> None:
     for message in (
-        m.Waiting(text), m.Refused(text, True), m.Interrupted(1, text), m.Goodbye(text, True), m.Left("a", text),
-        m.Ended(m.Outcome.SUCCEEDED, text), m.Voted(True, 1, text), m.Ready(NODE.replace(host=text, role=text)),
+        m.Waiting(text), m.Refused(text, True), m.Interrupted(1, decided.lost(text, text)), m.Goodbye(text, True), m.Left("a", text),
+        m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED.replace(error=text, rule=text, cordoned=text)), m.Voted(True, 1, text), m.Ready(NODE.replace(host=text, role=text)),
     ):  # fmt: skip
         body = str(decode(message))
         assert not any(sign in body for sign in ("\\x1b", "\\x07", "\\n", "\\r", "\\x00", "\\u202e", "\\ud800"))
@@ -184,7 +185,7 @@ def test_a_node_that_was_not_in_the_round_uses_up_none_of_its_restarts(past: m.P
     term = running("ab")
     term.join("s", past=past)
     interruptions = [each for each in term.hears(term.fail("a"))["b"] if isinstance(each, m.Interrupted)]
-    assert interruptions == [m.Interrupted(1, "rank 0 failed on host-a; restart 1 of 3", 1)]
+    assert interruptions == [m.Interrupted(1, decided.restart(1, 3, decided.failed(0, "host-a")), 1)]
 
 
 def test_an_epoch_that_no_board_has_counted_to_is_refused() -> None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 import pytest
+from kit import decided
 from kit.stories.leader_terms import (
     EPOCH,
     FAILURE,
+    FIRST,
     LEASE_S,
-    REASON,
     RENEWED,
     START,
     Term,
@@ -27,6 +28,7 @@ from kit.stories.leader_terms import (
 )
 
 from aelastic.core.machine import InvalidTransition, check_invariants
+from aelastic.decisions.cause import CauseKind
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards.encoding import record_to_bytes
@@ -84,7 +86,7 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
     reason = "protocol error: message for another node_id"
     assert term.say("a", message) == [
         ev.Say(1, m.Refused(reason, True)), ev.Drop(1),
-        ev.Say(2, m.Interrupted(1, f"node host-a was lost: {reason}", 0)), ev.Renew(),
+        ev.Say(2, m.Interrupted(1, decided.lost("host-a", reason), 0)), ev.Renew(),
     ]  # fmt: skip
 
 
@@ -191,7 +193,7 @@ def test_an_answer_that_was_not_asked_for_is_impossible_and_changes_nothing(even
     with pytest.raises(InvalidTransition):
         term.tell(event)
     assert of_kind(term.say("a", failed("a")), m.Interrupted)
-    assert before.say("a", failed("a")) == [ev.Say(conn, m.Interrupted(1, REASON, 1)) for conn in (1, 2)]
+    assert before.say("a", failed("a")) == [ev.Say(conn, m.Interrupted(1, FIRST, 1)) for conn in (1, 2)]
     assert (term.leader.deadline, term.leader.lease) == (before.leader.deadline, before.leader.lease)
 
 
@@ -261,11 +263,8 @@ def test_a_coordinator_whose_verdict_too_few_know_has_workers_stopped_and_says_a
         said += term.pass_deadline()
         said += term.tell(RENEWED) if term.leader.lease.is_asked else []
     assert of_kind(said, ev.Publish) == of_kind(said, m.Ended) == []
-    (stop,) = {each.reason for each in of_kind(said, m.Interrupted)}
-    assert (
-        stop
-        == "the job's outcome is not known here: host-b, host-c have not confirmed it, and may go on; waiting for them"
-    )
+    (stop,) = {each.decision.cause for each in of_kind(said, m.Interrupted)}
+    assert (stop.kind, stop.hosts) == (CauseKind.OUTCOME_UNKNOWN, ("host-b", "host-c"))
     while not of_kind(said, m.Ended):
         said = term.say("a", KNOWS) + term.pass_deadline()
         said += term.tell(RENEWED) if term.leader.lease.is_asked else []
@@ -340,7 +339,7 @@ def test_agents_that_may_live_are_awaited_for_a_lease_after_they_were_lost(
     if is_over:
         lose(term, how)
     if how == "replaced":
-        term.leader.sessions.say("c", m.Ended(m.Outcome.REPLACED, "another agent has its rank"))
+        term.leader.sessions.say("c", m.Ended(m.Outcome.REPLACED, decided.refused()))
     assert term.leader.sessions.awaited_until == math.inf, "two are connected"
     for name in "ab":
         term.close(name)

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from kit import decided
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import Worker, WorkerState
@@ -161,7 +162,7 @@ def test_what_was_waited_for_is_over_with_its_phase() -> None:
         started(),
         RUNNING,
         BARRIER,
-        ev.Waited("finished; waiting for the workers of b"),
+        ev.Waited("finished", "waiting for the workers of b"),
         rejoins,
     )
     assert described(status, 9.0)["waiting"] is None
@@ -196,15 +197,16 @@ def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
     status = told(
         BEGAN,
         formed(),
-        ev.Restarting("failure", "rank 3 fell", 1),
+        ev.Restarting("failure", decided.restart(1, 3, decided.failed(3)), 1),
         formed(2),
-        ev.Restarting("membership", "host-2 came", 1),
+        ev.Restarting("membership", decided.joined("host-2"), 1),
     )
     said = described(status, 4.0)
     assert said["restarts"] == {"failure": 1, "membership": 1}
     assert said["last_restart"] == {
         "cause": "membership",
-        "reason": "host-2 came",
+        "reason": "node host-2 joined",
+        "decision": {"kind": "next_round", "cause": {"kind": "nodes_joined", "hosts": ["host-2"], "count": 1}},
         "at": "2026-11-21T12:00:00.000+00:00",
     }
     assert said["round"]["generation"] == 2
@@ -259,6 +261,9 @@ def test_an_ended_run_says_how() -> None:
 
 def test_a_restart_or_a_stop_at_a_save_is_no_drain() -> None:
     for verb, drains in (("drain", 1), ("restart", 0), ("stop", 0)):
-        saving, restarting = ev.Announced("saving", "…", 8, verb=verb), ev.Restarting("membership", "", 0)
+        saving, restarting = (
+            ev.Announced("saving", "…", 8, verb=verb),
+            ev.Restarting("membership", decided.joined("n2"), 0),
+        )
         assert told(saving, restarting).drains == drains
         assert told(saving, ev.Announced("called off", ""), restarting).drains == 0

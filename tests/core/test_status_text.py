@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kit import decided
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
@@ -62,7 +63,7 @@ def test_before_anything_is_known_it_says_little() -> None:
 def test_missing_nodes_come_first() -> None:
     text = told(changed(Phase.JOINING))
     assert line(text) == "aelastic 7 s | waiting for 2 to 4 nodes | 2 ranks here | restarts 0 of 3"
-    text.run.tell(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a); waiting for node rank 1"), 101.0)
+    text.run.tell(ev.Waited("rendezvous: 1 of 2 nodes joined after 10 s (a)", "waiting for node rank 1"), 101.0)
     assert line(text) == (
         "aelastic 7 s | waiting for 2 to 4 nodes | waiting for node rank 1 | rendezvous: 1 of 2 nodes joined after 10 s (a) | "
         "2 ranks here | restarts 0 of 3"
@@ -85,7 +86,7 @@ def test_running_workers_and_those_that_are_done_are_counted() -> None:
     text.run.tell(ev.WorkerEnded(1, 1, 3, "succeeded"), 101.0)
     text.run.tell(changed(Phase.BARRIER), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for other nodes | ")
-    text.run.tell(ev.Waited("finished; waiting for the workers of b"), 101.0)
+    text.run.tell(ev.Waited("finished", "waiting for the workers of b"), 101.0)
     assert line(text).startswith("aelastic 7 s | done here | waiting for the workers of b | ")
 
 
@@ -99,7 +100,9 @@ def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
 
 
 def test_a_restart_says_why_and_counts() -> None:
-    text = told(*RUNNING, ev.Restarting("failure", "rank 0 failed on b; restart 1 of 3", 1), changed(Phase.STOPPING))
+    text = told(
+        *RUNNING, ev.Restarting("failure", decided.restart(1, 3, decided.failed(0, "b")), 1), changed(Phase.STOPPING)
+    )
     assert line(text) == (
         "aelastic 7 s | stopping 2 workers: rank 0 failed on b; restart 1 of 3 | round 1 | 4 ranks on 2 nodes | "
         "restarts 1 of 3"

@@ -8,9 +8,11 @@ import socket
 from pathlib import Path
 
 import pytest
+from kit import decided
 from kit.stories.event_logs import NodeLog, a_crash, a_start
 from kit.stories.timelines import data_of
 
+from aelastic.decisions import wording
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import RunEnded
@@ -104,18 +106,19 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = a_failure(then=Phase.DONE)
-    node.tell(2.2, RunEnded(WorkerState.FAILED, "rank 1 failed on node-a; all 3 restarts are used up"))
+    spent = decided.refused(3, decided.failed(1, "node-a"))
+    node.tell(2.2, RunEnded(WorkerState.FAILED, wording.text_of(spent), decision=spent))
     page = node.write(tmp_path).with_name("timeline.html")
 
     assert main([str(tmp_path)]) == 0
     said = capsys.readouterr().out.splitlines()
-    changed = "(changed by a larger --max-restarts, or a rule with a budget of its own)"
+    changed = "(to restart anyway: a larger --max-restarts, or a rule with its own budget)"
     assert said[-2:] == [
         f"ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up {changed}",
         "cause    rank 1 on node-a: RuntimeError: loss is NaN",
     ]
     assert (
-        "all 3 restarts are used up (changed by a larger --max-restarts, or a rule with a budget of its own)</p>"
+        "all 3 restarts are used up (to restart anyway: a larger --max-restarts, or a rule with its own budget)</p>"
         in page.read_text()
     )
     assert "rank 1 on node-a: RuntimeError: loss is NaN</p>" in page.read_text()
@@ -125,7 +128,7 @@ def test_of_a_run_that_ended_for_want_of_nodes_no_worker_is_the_cause(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     node = a_failure(then=Phase.AWAITING)
-    node.told(2.2, "rank 1 failed on node-a; restart 1 of 3")
+    node.told(2.2, decided.restart(1, 3, decided.failed(1, "node-a")))
     node.tell(9.0, RunEnded(WorkerState.FAILED, "too few nodes came"))
     node.write(tmp_path)
 

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from kit import decided
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
 from kit.stories.timelines import changed, logs_of, story_of
 
+from aelastic.decisions import wording
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
@@ -36,9 +38,10 @@ def blocks_of(node: NodeStory) -> list[tuple[str, float, float]]:
 
 def test_what_would_have_changed_an_end_is_said_with_it() -> None:
     a = a_start()
-    a.tell(1.0, RunEnded(WorkerState.FAILED, "rank 0 failed on node-a; restarts are off (max_restarts is 0)"))
+    off = decided.refused()
+    a.tell(1.0, RunEnded(WorkerState.FAILED, wording.text_of(off), decision=off))
 
-    assert story_of(a).reason.endswith("; restarts are off (max_restarts is 0) (changed by --max-restarts N)")
+    assert story_of(a).reason == f"{wording.text_of(off)} (to restart anyway: {wording.instead_of(off)})"
 
 
 # Several nodes.
@@ -99,7 +102,7 @@ def test_what_follows_a_start_is_unknown_where_the_log_ends_with_it() -> None:
         late.alive(60.0 * minute)
     late.fails(7200.0, 0, "boom", known_at=7200.01)
     for node, at in ((restarted, 20.0), (late, 7200.0)):
-        node.told(at + 0.02, "rank 0 failed")
+        node.told(at + 0.02, decided.restart())
         node.stopped(at + 0.1, 1)
         node.formed(at + 0.2, 2, 0, nodes=1, restarts=1)
         node.started(at + 0.3)

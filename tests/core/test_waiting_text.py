@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aelastic.rdzv.coordinator.roster import NAMES_MAX, some_of
+from aelastic.decisions.cause import NAMES_MAX
+from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.waiting_text import forming_text
 from aelastic.rdzv.protocol.messages import Node
 
@@ -23,7 +24,7 @@ def line(joined: list[Node], **others: Any) -> str:
     given = {
         "stopping": [], "lost": {}, "nodes": (2, 2), "waited_s": 10.4, "is_first": False, "reconnected": None, **others,
     }  # fmt: skip
-    return forming_text(joined=joined, **given)
+    return forming_text(joined=joined, **given).full
 
 
 LOST = {"b": "silent for 5 s", "a": "connection closed"}

@@ -29,12 +29,13 @@ from sources import ROOT
 from aelastic.cli.parser import VERBS, read_options
 from aelastic.cli.rehearsal import ALL_GROUPS
 from aelastic.cli.verbs.texts import why
+from aelastic.decisions import wording
 from aelastic.failures.failure import ProcessFailure
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.observe.time_spent import TimeSpent
 from aelastic.rdzv.ledger import Blamed, Ledger
-from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
 from aelastic.spent.command import as_text
 
@@ -139,8 +140,8 @@ def tells_why(block: Block) -> None:
     """It is what would be said."""
     failure = ProcessFailure.from_elsewhere("n1", 5, 1, 4711, -11, "Signal 11 (SIGSEGV) received by PID 4711")
     ledger = Ledger(blamed=(Blamed("n1", 0.0),))
-    decision = RestartPolicy(9).decide(End(Cause.of(failure), 1, ledger, now=1.0, seats=8, hosts=8))
-    end = GenerationEnd(7, 0.0, 1860.0, "failure", decision.text, failure, 4120)
+    decision = RestartPolicy(9).decide(End(cause_of(failure), failure, 1, ledger, now=1.0, seats=8, hosts=8))
+    end = GenerationEnd(7, 0.0, 1860.0, "failure", wording.text_of(decision), failure, 4120, decision=decision)
     now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
     assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), held='')}\n"
 

@@ -22,6 +22,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
+from kit import decided
 from kit.stories import member
 from kit.stories.leader_terms import EPOCH, FAILURE, LEASE_S, RENEWED, Term, hello, node, reclaimed
 from kit.visits import Act, Name
@@ -363,7 +364,7 @@ def agents_want_ranks(count: int) -> Iterator[Measured]:
 
 NOW, WALL, LATE = 100.0, 5000.0, 1100.0
 HANGS = ProcessFailure.from_elsewhere("host", 4, 0, 77, 1, "ValueError", "", 1000)
-STOPPED = m.Interrupted(1, "a node was lost")
+STOPPED = m.Interrupted(1, decided.lost("n0", "silent for 5 s"))
 
 
 def group_of(count: int, *events: Any) -> WorkerGroup:
@@ -403,7 +404,7 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     yield "no worker is started", ALL, Act(group, g.SpawnCancelled(1), NOW)
     yield "another round", ALL, Act(working(count), STOPPED, NOW)
     yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
-    yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, "rank 4 failed"), NOW)
+    yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(4))), NOW)
     group = working(count)
     yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
     yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 
 import pytest
+from kit import decided
 from kit.agents import LONG_LEASE_S
 from kit.board_kits import board_at, secret_of, settings_at
 from kit.servers.etcd_boards import elected, until_answered
@@ -111,7 +112,7 @@ async def test_a_verdict_is_believed_of_agents_of_the_job_alone(
 ) -> None:
     ours, stranger = make(secret_of("job")), make(None)
     mine = await campaign(ours, A)
-    verdict = to_text(m.Ended(m.Outcome.SUCCEEDED, "all is well"))
+    verdict = to_text(m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED))
     monkeypatch.setattr(stranger._writing, "verify", lambda text, _: claimed(text))  # type: ignore[attr-defined]
     await stranger.open()
     assert await stranger.publish(mine, verdict), "it has read our record, and writes it back with a verdict"

@@ -19,6 +19,7 @@ from typing import Any
 
 import anyio
 import pytest
+from kit import decided
 from kit.agents import FAIL, FINISH, c10d, team_of
 from kit.backends import FAILS, STUBBORN, SUCCEEDS, FakeBackend, StoreStandIn
 from kit.launching import Launcher
@@ -58,16 +59,18 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.WorkerEnded(3, 1, 5, "failed", FAILURE),
     ev.PhaseTook("detect", 0.001, 1),
     ev.Killed(3, (0,), "not ended after 30 s"),
-    ev.Restarting("failure", "rank 5 failed", 3),
+    ev.Restarting("failure", decided.restart(3, 3, decided.failed(5)), 3),
     ev.EndpointChanged("node1:29400", "connection refused"),
     ev.StopAsked(15),
     ev.RendezvousLost("the store is gone"),
-    ev.JobEnded(m.Outcome.FAILED, "rank 5 failed", FAILURE),
+    ev.JobEnded(m.Outcome.FAILED, decided.refused(3, decided.failed(5)), FAILURE),
     ev.Compared(
         3, "hang: 3 of 4 ranks wait in all_reduce (train.py:120) for 62 s; rank 5 on n1 does not: sleeps", (5,)
     ),
     ev.Announced("saving", "n1 leaves within 110 s (spot)", 82),
-    ev.RunEnded(WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback"),
+    ev.RunEnded(
+        WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback", decided.refused(3, decided.failed(5))
+    ),
 )
 
 

@@ -133,7 +133,7 @@ class World:
 
     def check_sends(self, sends: list[Send], event: Event, replaced: str | None) -> None:
         for send in sends:
-            if isinstance(send.message, m.Interrupted) and "went on without" in send.message.reason:
+            if isinstance(send.message, m.Interrupted) and send.message.went_on:
                 assert isinstance(event, DeadlinePassed)
                 self.nodes[send.node_id].is_given_up = True
         closed_before = self.verdict
@@ -155,10 +155,10 @@ class World:
                 assert message.round == self.round
                 assert message.restart_count - self.paid in {0, 1}
                 assert send.node_id in self.participants
-            case m.Waiting() if message.text.startswith(("round ", "the workers of ")):
+            case m.Settled() | m.Waiting(kind=m.WaitKind.GIVEN_UP):
                 assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
             case m.Waiting():
-                self.check_waiting(send, sends, event, is_spare=not message.text.startswith("joining in at most"))
+                self.check_waiting(send, sends, event, is_spare=message.kind is m.WaitKind.SPARE)
             case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]

@@ -10,6 +10,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kit import decided
 from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
@@ -29,7 +30,7 @@ FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1
 HANGS = ProcessFailure.from_elsewhere("host", 0, 0, 77, -9, "timer 'step' expired", "", 1)
 # What no other worker is stopped with.
 HANGS_WITH = signal.SIGUSR1
-VERDICTS = [Ended(Outcome.FAILED, "no restart is left", FAILURE), Ended(Outcome.SUCCEEDED, "every worker succeeded")]
+VERDICTS = [Ended(Outcome.FAILED, decided.refused(3), FAILURE), Ended(Outcome.SUCCEEDED, decided.SUCCEEDED)]
 
 
 class FakeWorld(RuleBasedStateMachine):
@@ -149,7 +150,7 @@ class FakeWorld(RuleBasedStateMachine):
         self.is_interrupted = True
         self.stops_for = "something else"
         self.restarts_allowed += 1
-        self.tell(Interrupted(self.round, "another worker failed"))
+        self.tell(Interrupted(self.round, decided.restart()))
 
     @precondition(lambda self: self.round and self.hears)
     @rule(verdict=st.sampled_from(VERDICTS))
@@ -305,7 +306,7 @@ class FakeWorld(RuleBasedStateMachine):
     @precondition(lambda self: self.round > 1)
     @rule(data=st.data())
     def stale_interruption(self, data: Any) -> None:
-        self.changes_nothing(Interrupted(data.draw(st.integers(0, self.round - 1)), "long ago"))
+        self.changes_nothing(Interrupted(data.draw(st.integers(0, self.round - 1)), decided.restart()))
 
     # What always holds.
 

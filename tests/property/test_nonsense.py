@@ -8,6 +8,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit import decided
 from kit.effort import examples
 from kit.stories.leader_terms import EPOCH, FAILURE, RENEWED, Term, hello, ready, running
 from kit.stories.member import LEASE_S, NODE, SUCCEEDED, TERMS, Story, assigned, busy, greeting, interrupted, member
@@ -26,7 +27,7 @@ PAST = m.Past(m.Standing.FAILED, 1, 1, 0, 2, 0, FAILURE, epoch=EPOCH)
 DOWN: list[Any] = [
     m.Welcome(4, LEASE_S), m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False),
     m.Departed(1, 0), SEATS, assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"),
-    m.Ended(m.Outcome.FAILED, "x", FAILURE),
+    m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()),
 ]  # fmt: skip
 UP: list[Any] = [
     hello("a", past=PAST), hello("a", past=PAST).replace(seats=SEATS, seen_epoch=EPOCH), hello("d"), m.Alive(FENCE),

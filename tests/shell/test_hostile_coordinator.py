@@ -10,6 +10,7 @@ import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import decided
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, frames, hostile
 from kit.stories.member import NODE, assigned, interrupted
 from kit.waiting import DEADLINE_S
@@ -29,7 +30,7 @@ pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLE
 LEASE_S = 60.0
 WELCOME = m.Welcome(4, LEASE_S)
 SEATS = m.Seats(m.fence_of(4, 1), 1, "t0k3n", (m.Seat("me", "h", "a..b", 1), m.Seat("b", "h", "127.0.0.1", 2)))
-NOTICE = r.Notice(1, 1, r.Stage.FREEZE, 0, False, 5.0, "n1 leaves")
+NOTICE = r.Notice(1, 1, r.Stage.FREEZE, 0, False, 5.0, decided.drain("n1", 60.0, ""))
 DOWN: list[Any] = [
     WELCOME, m.Refused("not now", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("bye", False), m.Departed(1, 0), SEATS,
     assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.GivenUp(), m.Look(1, "a hang"),

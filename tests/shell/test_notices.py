@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from kit import decided
 from kit.virtual_clock import on_virtual_time
 
 from aelastic.agent.channels import NoticePages
@@ -25,7 +26,7 @@ from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
 
-REASON = "n1 leaves within 60 s"
+CAUSE = decided.drain("n1", 60.0, "")
 
 
 class Node:
@@ -65,7 +66,7 @@ class Node:
 
 
 def notice(number: int, stage: r.Stage, save_at: int = 0, round_: int = 2, kill_s: float = 60.0) -> r.Notice:
-    return r.Notice(number, round_, stage, save_at, False, kill_s, REASON)
+    return r.Notice(number, round_, stage, save_at, False, kill_s, CAUSE)
 
 
 def of_a_node(test: Callable[[Node], Awaitable[None]]) -> Callable[..., None]:
@@ -150,7 +151,7 @@ async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_
     assert node.pages.phase == FROZEN
     node.notices.on_told(notice(0, r.Stage.LEAVE))
     await node.until(lambda: node.posted)
-    assert node.posted == [ev.StopRequested(reason=REASON, is_drained=True)]
+    assert node.posted == [ev.StopRequested(reason="n1 leaves within 60 s", is_drained=True)]
 
 
 @of_a_node

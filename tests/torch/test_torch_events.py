@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
+from kit import decided
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
 from kit.stories import torch_events as torch_event_stories
@@ -251,8 +252,8 @@ BEGUN: list[Any] = [
     g.Spawned(1, {0: 100, 1: 101}),
 ]
 GONE: list[Any] = [g.Exited(1, 0, None), g.Exited(1, 1, None), g.Cleared(1, 0), g.Cleared(1, 1)]
-INTERRUPTED = Interrupted(1, "a node was lost")
-OTHERS_SUCCEEDED = Ended(Outcome.SUCCEEDED, "every worker succeeded")
+INTERRUPTED = Interrupted(1, decided.lost("n1", "silent for 5 s"))
+OTHERS_SUCCEEDED = Ended(Outcome.SUCCEEDED, decided.SUCCEEDED)
 HUNG = ProcessFailure(1, 4711, -9, "nowhere", unhealthy="timer 'step' expired")
 LOOKED_BAD = ["workers.default.remaining_restarts", "workers.default.failed"]
 COUNTED = [
@@ -266,7 +267,7 @@ COUNTED = [
 POINTS: dict[str, tuple[list[Any], list[str]]] = {
     "workers begin": (BEGUN, ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START"]),
     "where no round comes the agent has failed": (
-        [g.Start(), Ended(Outcome.TIMED_OUT, "no node came"), ended(WorkerState.UNKNOWN)], ["RENDEZVOUS", "FAILED"],
+        [g.Start(), Ended(Outcome.TIMED_OUT, decided.TOO_FEW), ended(WorkerState.UNKNOWN)], ["RENDEZVOUS", "FAILED"],
     ),
     "no further round comes, and there was a rendezvous all the same": (
         [*BEGUN, INTERRUPTED, *GONE, g.StopRequested()], ["RENDEZVOUS"],
@@ -278,16 +279,16 @@ POINTS: dict[str, tuple[list[Any], list[str]]] = {
         [*BEGUN, INTERRUPTED, *GONE, OTHERS_SUCCEEDED, ended(WorkerState.SUCCEEDED)], ["RENDEZVOUS", "SUCCEEDED"],
     ),
     "of a job that another node failed our workers are victims": (
-        [*BEGUN, Ended(Outcome.FAILED, "it broke", FAILURE), *GONE, ended(WorkerState.FAILED)],
+        [*BEGUN, Ended(Outcome.FAILED, decided.refused(3), FAILURE), *GONE, ended(WorkerState.FAILED)],
         [*COUNTED, "TERMINATED", "TERMINATED", "SUCCEEDED"],
     ),
     "a failure that ends the job after all workers are gone is told": (
-        [*BEGUN, g.Exited(1, 1, FAILURE), g.Exited(1, 0, None), *GONE[2:], Ended(Outcome.FAILED, "it broke", FAILURE),
+        [*BEGUN, g.Exited(1, 1, FAILURE), g.Exited(1, 0, None), *GONE[2:], Ended(Outcome.FAILED, decided.refused(3), FAILURE),
          ended(WorkerState.FAILED, ProcessFailure(1, 4711, 3, "nowhere"))],
         [*LOOKED_BAD, *COUNTED, "TERMINATED", "FAILED", "SUCCEEDED"],
     ),
     "a worker that is stopped for a hang has failed as if a look at it had found that": (
-        [*BEGUN, g.FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL), LOOK, *GONE, Ended(Outcome.FAILED, "it hung", FAILURE),
+        [*BEGUN, g.FoundUnhealthy(1, 1, FAILURE, signal.SIGKILL), LOOK, *GONE, Ended(Outcome.FAILED, decided.refused(3), FAILURE),
          ended(WorkerState.FAILED, HUNG)],
         [*LOOKED_BAD, *COUNTED, "TERMINATED", "FAILED", "SUCCEEDED"],
     ),
@@ -311,7 +312,7 @@ def test_what_is_told(point: str) -> None:
 
 def test_a_restart_that_another_nodes_failure_costs_is_counted_before_its_round() -> None:
     story = Story()
-    for step in (*BEGUN, Interrupted(1, "it broke elsewhere", 1), *GONE):
+    for step in (*BEGUN, Interrupted(1, decided.restart(), 1), *GONE):
         story.tell(step)
     told = story.tell(ended(WorkerState.STOPPED))
     assert [each.restart_count for each in told if isinstance(each, Status)] == [1]

@@ -14,11 +14,13 @@ from typing import Any, TypeVar
 
 import anyio
 import pytest
+from kit import decided
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.ports import quiet_port
 from kit.waiting import DEADLINE_S
 
 from aelastic.aio import Mailbox
+from aelastic.decisions import wording
 from aelastic.errors import (
     InputError,
     ProcessFailure,
@@ -235,7 +237,7 @@ CLOSED = torch_rdzv.RendezvousClosedError("closed")
 STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "a node that waits interrupts the round for free, and a failure after that costs nothing either": (
         [(0, 1), (0, 1)], {"max_restarts": 0},
-        "joins 1 0, waiting 2, interrupted 2 node(s) wait for the next round, waiting 0, fails 1, joins 2 0",
+        "joins 1 0, waiting 2, interrupted 2 nodes wait for the next round, waiting 0, fails 1, joins 2 0",
     ),
     "a failure pays from this agent's budget, and the last one closes the rendezvous once its workers are stopped": (
         [(0, 1), (0, 1)], {"max_restarts": 1},
@@ -251,7 +253,7 @@ STORIES: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     ),
     "a node that has finished starts again with the others": (
         [(0, 2), (0, 1)], {},
-        "joins 1 0, succeeds 1, waiting 1, interrupted 1 node(s) wait, waiting 0, joins 2 0",
+        "joins 1 0, succeeds 1, waiting 1, interrupted 1 node waits, waiting 0, joins 2 0",
     ),
     "a node that has finished has succeeded though the others go before it can start again": (
         [(0, 2), CLOSED], {},
@@ -290,10 +292,10 @@ async def test_the_story_of_a_node(name: str) -> None:
             elif word == "succeeds":
                 await agent.succeed(int(rest))
             elif word == "interrupted":
-                assert rest in (await agent.next(m.Interrupted)).reason
+                assert rest in wording.text_of((await agent.next(m.Interrupted)).decision)
             elif word == "ended":
                 ended, (outcome, _, words) = await agent.next(m.Ended), rest.partition(" ")
-                assert ended.outcome.name == outcome and words in ended.reason
+                assert ended.outcome.name == outcome and words in wording.text_of(ended.decision)
                 assert ended.cause == (FAILURE if outcome == "FAILED" else None)
             else:
                 assert f"shutdowns {handler.shutdowns}" == line
@@ -361,7 +363,7 @@ async def test_a_node_that_has_finished_waits_for_the_others_and_then_the_rendez
         await wait_for(handlers[0].asked.is_set)  # it looks around while it waits
         await second.succeed(1)
         ends = [await each.next(m.Ended) for each in (first, second)]
-    assert ends == [m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")] * 2
+    assert ends == [m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)] * 2
     assert [handler.shutdowns for handler in handlers] == [1, 1]
 
 

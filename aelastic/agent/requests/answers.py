@@ -215,9 +215,9 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
             case Announced("called off", text):
                 yield text or "called off"
                 return
-            case Restarting(_, reason):
+            case Restarting():
                 has_ended = True
-                yield reason
+                yield event.reason
             case WorkersStarted() if has_ended:
                 yield f"running again after {aio.now() - began:.2f} s"
                 return
@@ -228,10 +228,10 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
                 pass
 
 
-def _keys(ends: Sequence[Said]) -> list[tuple[str, int]]:
-    """Identifies the ends of one node, the latest first, on all nodes: by reason, and how many later ones share it."""
-    reasons = [each["reason"] for each in ends]
-    return [(reason, reasons[:number].count(reason)) for number, reason in enumerate(reasons)]
+def _keys(ends: Sequence[Said]) -> list[tuple[int, int]]:
+    """Identifies the ends of one node, the latest first, on all nodes: by round, and how many later ones share it."""
+    rounds = [each["round"] or 0 for each in ends]
+    return [(round_, rounds[:number].count(round_)) for number, round_ in enumerate(rounds)]
 
 
 def _code(shown: Shown) -> Said:

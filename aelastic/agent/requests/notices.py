@@ -13,6 +13,7 @@ import anyio
 
 from aelastic import aio
 from aelastic.agent.resources import Asked, RunContext
+from aelastic.decisions import wording
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
 from aelastic.host import proc_table
@@ -72,7 +73,7 @@ class Notices:
     async def _follow(self, notice: r.Notice, kill_at: float) -> None:
         pages = self._pages
         if notice.stage is r.Stage.LEAVE:
-            self._post(ev.StopRequested(reason=notice.reason, is_drained=True))
+            self._post(ev.StopRequested(reason=_words(notice), is_drained=True))
             return await self._kill_late(kill_at)
         while self._round <= notice.round and not self._is_in(notice.round):
             if aio.now() >= kill_at:
@@ -91,10 +92,10 @@ class Notices:
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)
-                self._tell(Announced("saving", notice.reason, notice.save_at, notice.is_signalled, notice.verb.value))
+                self._tell(Announced("saving", _words(notice), notice.save_at, notice.is_signalled, notice.verb.value))
                 return await self._await_saves(notice, kill_at)
             case r.Stage.NONE:
-                self._tell(Announced("called off", notice.reason))
+                self._tell(Announced("called off", _words(notice)))
                 if self._group.exits.is_draining:
                     self._ask(r.Verb.RESTART, "workers have ended for a notice that is called off")
                 return pages.set_phase(NONE)
@@ -140,3 +141,7 @@ class Notices:
         await anyio.sleep_until(kill_at)
         if self._group.generation == generation and self._group.phase is Phase.STOPPING:
             self._post(ev.GraceOver(generation, "the time to leave is over", is_final=True))
+
+
+def _words(notice: r.Notice) -> str:
+    return "" if notice.cause is None else wording.text_of(notice.cause)

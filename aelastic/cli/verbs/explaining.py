@@ -8,28 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aelastic.agent.error_rules import ErrorRules
 from aelastic.cli.converters import read_policy
+from aelastic.decisions import wording
+from aelastic.decisions.as_json import from_json, to_json
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import Decision
 from aelastic.errors import InputError
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
 from aelastic.manual.parsing import parser_of
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.timeline.files import read_all
 from aelastic.timeline.reader import Entry
 from aelastic.ui.commands import say
 
 Json = dict[str, Any]
+
+
+class Told(NamedTuple):
+    """How a record says that a round has ended."""
+
+    reason: str
+    decision: Decision | None
+    at: float
+    has_failed: bool
 
 
 class Round:
@@ -39,8 +51,10 @@ class Round:
         self.number, self.began, self.ended = number, began, 0.0
         self.generation, self.started = number, None  # type: int, float | None
         self.reason, self.is_over, self.step = "", False, NONE
+        self.decision: Decision | None = None  # None in logs of older versions
+        self._has_failed = False  # for those
         self._last_steps: dict[str, int] = {}  # by node
-        self._ends: dict[bool, tuple[str, float]] = {}  # the first that was told of a restart, and of the job's end
+        self._ends: dict[bool, Told] = {}  # the first that was told of a restart, and of the job's end
         self.failures: dict[int, ProcessFailure] = {}  # by rank
         self.hosts: set[str] = set()
 
@@ -65,7 +79,9 @@ class Round:
                     failure = _failure_in(record["failure"])
                     self.failures.setdefault(failure.rank, failure)
                 if reason := entry.text("reason"):
-                    self._ends.setdefault(event != "restarting", (reason, at))
+                    has_failed = entry.text("cause") == "failure" or record.get("failure") is not None
+                    told = Told(reason, from_json(record.get("decision")), at, has_failed)
+                    self._ends.setdefault(event != "restarting", told)
             case _:
                 pass
         self.hosts.add(entry.text("host"))
@@ -73,23 +89,31 @@ class Round:
     def settle(self, *, is_last: bool) -> None:
         """Once all is read: a node that has taken part in no later round tells the job's end of this one, too."""
         if self._ends:
-            self.reason, self.ended = self._ends.get(is_last) or self._ends[not is_last]
+            told = self._ends.get(is_last) or self._ends[not is_last]
+            self.reason, self.decision, self.ended, self._has_failed = told
             self.is_over = is_last and True in self._ends
 
     @property
     def cause(self) -> Cause:
-        """The first cause, as it was told."""
-        told = re.match(r"rank (\d+) failed on \S+?(?=[;:]|$)", self.reason)
-        if told is not None and (failure := self.failures.get(int(told[1]))) is not None:
-            return Cause(told[0], failure)
-        lost = re.match(r"node (\S+) was lost", self.reason)
-        return Cause(self.reason, is_loss=lost is not None, lost=lost[1] if lost else "")
+        """The first cause, as it was told; of logs of older versions, a failure or nothing that costs."""
+        if self.decision is not None:
+            return self.decision.cause
+        if self._has_failed and self.failures:
+            return cause_of(next(iter(self.failures.values())))
+        return Cause(CauseKind.TORCH, detail=self.reason)
+
+    @property
+    def failure(self) -> ProcessFailure | None:
+        """The failure that is the cause, if one is, and a log has it."""
+        cause = self.cause
+        return self.failures.get(cause.ranks[0]) if cause.is_failure and cause.ranks else None
 
     def end(self, again: float | None) -> GenerationEnd:
         """As an agent that lives says it; `again`: when workers ran again."""
-        failure = self.cause.failure or next(iter(self.failures.values()), None)
+        failure = self.failure or next(iter(self.failures.values()), None)
         step = max(self._last_steps.values(), default=None)
-        return GenerationEnd(self.generation, self.began, self.ended, "end", self.reason, failure, step, again)
+        known = (self.reason, failure, step, again, self.decision, self.number)
+        return GenerationEnd(self.generation, self.began, self.ended, "end", *known)
 
 
 def _failure_in(told: Json) -> ProcessFailure:
@@ -191,7 +215,7 @@ async def _compare(rounds: Sequence[Round], rules: Sequence[Rule]) -> None:
     error_rules = ErrorRules(rules)
     try:
         for each in rounds:
-            if (failure := each.cause.failure) is not None:
+            if (failure := each.failure) is not None:
                 each.failures[failure.rank] = await error_rules.matched_by(failure)
     finally:
         await error_rules.aclose()
@@ -200,19 +224,26 @@ async def _compare(rounds: Sequence[Round], rules: Sequence[Rule]) -> None:
 def _decisions(policy: RestartPolicy, rounds: Sequence[Round]) -> Iterator[Json]:
     ledger, count = Ledger(), 0
     for each in rounds:
-        cause, reached = each.cause, Reached(each.step, NONE, max(0.0, each.ended - each.began))
-        end = End(cause, count, ledger, reached, now=each.ended, seats=len(each.hosts), hosts=len(each.hosts))
-        is_success = each.is_over and cause.failure is None and not cause.is_loss
-        decision = Decision(each.reason, is_final=True) if is_success else policy.decide(end)
+        cause, failure = each.cause, each.failure
+        reached = Reached(each.step, NONE, max(0.0, each.ended - each.began))
+        seats = len(each.hosts)
+        end = End(cause, failure, count, ledger, reached, now=each.ended, seats=seats, hosts=seats)
+        is_success = each.is_over and failure is None and not cause.is_loss
+        decision = None if is_success else policy.decide(end)
         yield {
             "round": each.number,
             "after_s": round(reached.life_s, 3),
             "step": None if each.step == NONE else each.step,
-            "cause": cause.failure.headline if cause.failure else cause.reason,
+            "cause": failure.headline if failure else wording.text_of(cause),
             "decided": each.reason,
-            "now": decision.text,
-            "is_final": decision.is_final,
+            "was": to_json(each.decision),
+            "now": each.reason if decision is None else wording.text_of(decision),
+            "is_same": decision is None or decision == each.decision,
+            "is_final": decision is None or decision.is_final,
+            "decision": to_json(each.decision if decision is None else decision),
         }
+        if decision is None:
+            return
         if decision.is_final:
             return
         ledger, count = policy.after(end, decision), count + decision.is_charged
@@ -225,7 +256,7 @@ def as_text(decided: Sequence[Json], count: int) -> str:
         step = "" if each["step"] is None else f", at step {each['step']}"
         lines += [f"round {each['round']} ended after {each['after_s']:.2f} s{step}", f"  cause    {each['cause']}"]
         lines.append(f"  decided  {each['decided']}")
-        lines.append(f"  now      {'the same' if each['now'] == each['decided'] else each['now']}")
+        lines.append(f"  now      {'the same' if each['is_same'] else each['now']}")
     rest = count - len(decided)
     if rest:
         lines.append(f"the job would have ended here: {rest} round{'s' * (rest > 1)} fewer")

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
+from aelastic.decisions import wording
+from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.roster import Roster
 from aelastic.rdzv.ledger import Ledger
@@ -56,7 +58,7 @@ class Bench:
                 if is_here and node_id not in leaving:
                     roster.put(node, m.Standing.READY)
 
-    def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], str]:
+    def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], Cause | None]:
         """Cordons or uncordons a host; gives the answer, and why a round with its nodes ends.
 
         Args:
@@ -70,20 +72,22 @@ class Bench:
         (host,) = hosts if len(hosts) == 1 else {""}
         least, most = limits
         if most == 1:
-            return [Send(ask.node_id, r.Answer(ask.ask_id, False, r.ONE_NODE))], ""
+            return [Send(ask.node_id, r.Answer(ask.ask_id, False, r.ONE_NODE))], None
         known, why = {each.host for each in ledger.excluded}, ask.reason or "on request"
         if not host or not (nodes or host in known):
-            return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], ""
+            return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], None
         if ask.verb is r.Verb.UNCORDON:
-            self.ledger, text = ledger.include(host), f"{host} is uncordoned"
+            self.ledger, answer = ledger.include(host), f"{host} is uncordoned"
             benched = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
             sends = [Send(node_id, r.Benched("", 0.0)) for node_id in sorted(benched)]
-            return [Send(ask.node_id, r.Answer(ask.ask_id, True, text)), *sends], ""
+            return [Send(ask.node_id, r.Answer(ask.ask_id, True, answer)), *sends], None
         if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)
         absent = self.ledger.absent(now)
-        text = f"{host} is cordoned for {absent[host].for_s / 3600:g} h ({why}), while there are enough other nodes"
+        cause = Cause(CauseKind.HOST_CORDONED, (host,), within_s=absent[host].for_s, detail=why)
+        answer = wording.text_of(cause)
         runs = nodes.keys() & set(roster.connected_participants())
         if is_kept := sum(each.node.host not in absent for each in roster.members.values()) < least:
-            text += "; there are too few now, so it stays"
-        return [Send(ask.node_id, r.Answer(ask.ask_id, True, text))], text if is_new and runs and not is_kept else ""
+            answer += "; there are too few now, so it stays"
+        ends_round = is_new and runs and not is_kept
+        return [Send(ask.node_id, r.Answer(ask.ask_id, True, answer))], cause if ends_round else None

@@ -14,16 +14,18 @@ from math import inf
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import next_round
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.forming import RESTARTED, Forming, Newcomers, Step
+from aelastic.rdzv.coordinator.forming import Forming, Newcomers, Step
 from aelastic.rdzv.coordinator.inquiry import Inquiry
-from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
-from aelastic.rdzv.coordinator.takeover import TAKEN, Takeover, credible, has_seat
+from aelastic.rdzv.coordinator.roster import SUCCEEDED, Roster, RoundRules, hosts_of, joined, replaced_by
+from aelastic.rdzv.coordinator.takeover import Takeover, credible, has_seat
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.messages import Outcome, Standing
+from aelastic.rdzv.protocol.messages import Standing
 from aelastic.rdzv.requests.drain import Drain
 from aelastic.rdzv.restart_policy import RestartPolicy
 
@@ -83,9 +85,9 @@ class Coordinator(Machine[ev.Event, Send]):
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
-                sends, reason = self.forming.bench.ask(event, self.roster, self.rules.limits, now)
-                is_on = reason and self.phase is Phase.RUNNING
-                return sends + self._end_round(now, reason) if is_on else sends  # it counts from the next round on
+                sends, cause = self.forming.bench.ask(event, self.roster, self.rules.limits, now)
+                is_on = cause is not None and self.phase is Phase.RUNNING
+                return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
             case r.Ask() | r.Frozen() | r.Saved():
                 return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
             case r.Fetch() | r.Fetched():
@@ -97,8 +99,8 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Confirmed(losses):
                 self.forming.on_confirmed(losses)
                 return self._form(now) if self.phase is Phase.FORMING else []  # the round may begin
-            case ev.CutOff(reason):  # the next round waits for the board
-                return self._on_cut_off(reason, now)
+            case ev.CutOff(kind):  # the next round waits for the board
+                return self._on_cut_off(Cause(kind), now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
@@ -121,7 +123,7 @@ class Coordinator(Machine[ev.Event, Send]):
         if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
             self.forming.on_past(past, since, is_paid=past.fence > self.roster.fence)
         if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
-            self.forming.end.on_free(f"superseded by round {past.round}", -inf)
+            self.forming.end.on_free(Cause(CauseKind.SUPERSEDED, round=past.round), -inf)
         match self.phase:
             case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
                 return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)
@@ -158,7 +160,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case Standing.BUSY:
                 return departed
             case Standing.STOPPING:  # it has stopped its workers, and not because it was told to
-                return self._end_round(now, RESTARTED.format(node.host))
+                return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Standing.FAILED:  # that is noted
                 return self._end_round(now)
             case Standing.FINISHED:
@@ -170,8 +172,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""
         if self.is_closed or (old := self.roster.on_connected(node)) is None:
             return []
-        reason = f"another agent joined as node rank {node.preferred_rank} ({node.host})"
-        return [Send(old, m.Ended(Outcome.REPLACED, reason)), *self._on_gone(ev.Lost(old, reason), now)]
+        return [Send(old, replaced_by(node)), *self._on_gone(ev.Lost(old, "another agent has its node rank"), now)]
 
     def _join(self, node: m.Node, now: float) -> list[Send]:
         if not self.is_closed:
@@ -184,7 +185,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 self.takeover.on_ready(node.node_id)
                 return self._end_takeover(now)
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
-                return self._end_round(now, RESTARTED.format(node.host))
+                return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
                 told = self.forming.bench.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
@@ -250,17 +251,17 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
-    def _on_cut_off(self, reason: str, now: float) -> list[Send]:
+    def _on_cut_off(self, cause: Cause, now: float) -> list[Send]:
         match self.phase:
             case Phase.FORMING:  # no round is cut off
                 return self._form(now)
             case Phase.TAKING_OVER:  # seats that no node has taken are given up
                 self.forming.await_confirmation()
                 told = self._end_takeover(now, if_complete=False)
-                return told + (self._end_round(now, reason) if self.runs_round else [])
+                return told + (self._end_round(now, cause) if self.runs_round else [])
             case Phase.RUNNING:
                 self.forming.await_confirmation()
-                return self._end_round(now, reason)
+                return self._end_round(now, cause)
             case Phase.CLOSED:
                 return []  # the job is over
             case _:
@@ -279,9 +280,9 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING:  # newcomers are taken in, or wait longer
                 hosts, self.deadline, told = self.newcomers.look(now)
                 if hosts and self.rules.admit_s:
-                    self.drain.restart_at_save(self.rules.joined(hosts), self.rules.admit_s, now)
+                    self.drain.restart_at_save(joined(hosts), self.rules.admit_s, now)
                     return self._drain(None, now)
-                return self._end_round(now, self.rules.joined(hosts)) if hosts else told
+                return self._end_round(now, joined(hosts)) if hosts else told
             case Phase.CLOSED:
                 raise self._impossible(event)
             case _:
@@ -299,18 +300,19 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _end_drain(self, now: float) -> list[Send]:
         """All workers end together: nodes that go leave, the others go on if they are enough."""
-        hosts, how = self.roster.hosts_without(self.drain.leaving), self.drain.outcome
-        if verdict := self.rules.too_few(how, hosts) or self.forming.after_drain(how, self.drain.leaving):
+        hosts, cause = self.roster.hosts_without(self.drain.leaving), self.drain.outcome
+        assert cause is not None, "a drain is over for a reason"
+        if verdict := self.rules.too_few(cause, hosts) or self.forming.after_drain(cause, self.drain.leaving):
             return self.drain.let_go(self.roster.members, now) + self._close(verdict)
         if self.drain.leaving:
             self.forming.await_replacement(now)
-        return self._end_round(now, self.drain.outcome)
+        return self._end_round(now, cause)
 
-    def _end_round(self, now: float, reason: str = "") -> list[Send]:
-        """Ends the round, for a reason that costs nothing, or for what is known about its end."""
+    def _end_round(self, now: float, cause: Cause | None = None) -> list[Send]:
+        """Ends the round, for a cause that costs nothing, or for what is known about its end."""
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
-        self.forming.restart(self.roster.stop_participants(), reason, now)
+        self.forming.restart(self.roster.stop_participants(), cause, now)
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
@@ -351,7 +353,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
 
     def _close_if_finished(self) -> list[Send]:
-        return [] if self.roster.busy else self._close(m.Ended(Outcome.SUCCEEDED, "every worker succeeded"))
+        return [] if self.roster.busy else self._close(SUCCEEDED)
 
     def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
         """The job is over: all nodes hear so, or one that comes late."""
@@ -375,7 +377,8 @@ class Coordinator(Machine[ev.Event, Send]):
             if past.standing is Standing.READY:
                 return self._join(node, now)
             self.roster.put_stray(node)
-            return [self.forming.interrupted(node.node_id, past.round, TAKEN.format(past.round))]
+            taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
+            return [self.forming.ended(node.node_id, past.round, taken)]
         self.roster.take_seat(node, past.standing)
         self.forming.end.on_seat(node, past, since)
         return self._end_takeover(now)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
+from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.protocol import messages as m
 
 
@@ -53,15 +54,10 @@ class Confirmed(Record):
     losses: int
 
 
-CUT_OFF = "no contact with the endpoint: the other nodes of a round may go on without these"
-
-ALONE = "no other node is heard: they may go on without this one"
-
-
 class CutOff(Record):
     """Other nodes may go on without those that are connected: the board does not answer, or this agent hears none."""
 
-    reason: str = CUT_OFF
+    kind: CauseKind = CauseKind.ENDPOINT_SILENT
 
 
 Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | CutOff | DeadlinePassed

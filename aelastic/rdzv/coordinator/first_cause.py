@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import PENDING, Cause, CauseKind
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator_events import Lost
 from aelastic.rdzv.ledger import Reached, most_of
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.restart_policy import Cause
+from aelastic.rdzv.restart_policy import cause_of
 
 # A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
 GRACE_S = 0.3
@@ -80,15 +81,13 @@ class Loss(Record):
     node_id: str
     at: float  # it was heard last
     seen_at: float  # its connection broke, or it was given up
-    reason: str  # the sentence; empty while the node may yet come back
+    what: Cause  # pending while the node may yet come back
     has_left: bool = False  # it said so
     ends_round: bool = True  # false: its workers had finished, or it has come back
-    host: str = ""
 
     @property
     def cause(self) -> Cause:
-        is_loss = self.ends_round and not self.has_left
-        return Cause(self.reason, is_loss=is_loss, lost=self.host if is_loss else "")
+        return self.what.replace(is_loss=self.ends_round and not self.has_left)
 
     def excuses(self, report: Report) -> bool:
         """Whether a failure is this loss's victim."""
@@ -113,7 +112,7 @@ class RoundEnd:
     failed: set[str] = field(default_factory=set[str])  # nodes that have reported a failure
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
     broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
-    free: tuple[float, str] | None = None  # what else has ended it, and when
+    free: tuple[float, Cause] | None = None  # what else has ended it, and when
     hosts: set[str] = field(default_factory=set[str])  # of its nodes
     unfit: set[str] = field(default_factory=set[str])  # of these, those that have come out of it unfit
     reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have told how far they were
@@ -143,7 +142,7 @@ class RoundEnd:
         """A node's connection broke; it may come back within the grace."""
         if self._stays(self.losses.get(node_id)):
             return
-        self._note(Loss(node_id, at, seen_at, "", ends_round=False))
+        self._note(Loss(node_id, at, seen_at, PENDING, ends_round=False))
         self.broken.add(node_id)
 
     def on_back(self, node: m.Node, at: float, seen_at: float) -> None:
@@ -154,8 +153,8 @@ class RoundEnd:
         elif self._stays(known):
             return
         self.broken.discard(node.node_id)
-        reason = f"the connection of {node.host} broke"
-        self._note(Loss(node.node_id, at, seen_at, reason, ends_round=False))
+        what = Cause(CauseKind.CONNECTION_BROKE, (node.host,))
+        self._note(Loss(node.node_id, at, seen_at, what, ends_round=False))
 
     def on_seat(self, node: m.Node, past: m.Past, now: float) -> None:
         """A node of the round has found the new coordinator."""
@@ -174,34 +173,34 @@ class RoundEnd:
         if past.failure is not None:
             at = now - max(0.0, past.failure_age_s)
             self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
-        elif past.ended and loss is not None:  # without contact it stopped its workers by itself
+        elif past.ended is not None and loss is not None:  # without contact it stopped its workers by itself
             self.heard.add(node_id)
             self._note(loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True))
 
     def on_gone(self, node: m.Node, event: m.Left | Lost, now: float, *, ends_round: bool) -> None:
         """A node of the round was lost, or has left; `ends_round`: its workers had not finished."""
         has_left, at = isinstance(event, m.Left), now - max(0.0, event.age_s)
-        reason = f"node {node.host} {'left' if has_left else 'was lost'}: {event.reason}"
+        what = Cause(CauseKind.NODE_LEFT if has_left else CauseKind.NODE_LOST, (node.host,), detail=event.reason)
         known = self.losses.get(node.node_id)
         if known is not None and (self._stays(known) or node.node_id in self.broken):
             at, has_left = known.at, known.has_left  # it came back, and goes once more
         self.broken.discard(node.node_id)
         self.heard.add(node.node_id)
-        self._note(Loss(node.node_id, at, now, reason, has_left, ends_round, node.host))
+        self._note(Loss(node.node_id, at, now, what, has_left, ends_round))
 
     def _stays(self, known: Loss | None) -> bool:
         """Whether a loss of a node counts, whatever becomes of that node after it."""
         return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
-    def on_missing(self, reason: str, at: float, host: str) -> None:
-        """A new coordinator does not hear of nodes of the round; `host`: theirs, if that is known."""
-        self.hosts |= {host} - {""}
-        self._note(Loss("", at, at, reason, host=host))
+    def on_missing(self, what: Cause, at: float) -> None:
+        """A new coordinator does not hear of nodes of the round."""
+        self.hosts |= {*what.hosts}
+        self._note(Loss("", at, at, what))
 
-    def on_free(self, reason: str, at: float) -> None:
+    def on_free(self, cause: Cause, at: float) -> None:
         """Something else ends the round, and costs nothing."""
         if self.free is None or at < self.free[0]:
-            self.free = at, reason
+            self.free = at, cause
 
     # What nodes hear.
 
@@ -265,17 +264,23 @@ class RoundEnd:
         if self._excuse is not None:
             return self._excuse.cause
         if first is not None and (free is None or first.at < free[0]):
-            return Cause.of(first.failure)
-        if self._ending is not None and (free is None or (self._ending.at, self._ending.reason) < free):
+            return cause_of(first.failure)
+        if self._ending is not None and (free is None or self._ending.at <= free[0]):
             return self._ending.cause
-        return None if free is None else Cause(free[1])
+        return None if free is None else free[1]
+
+    @property
+    def failure(self) -> ProcessFailure | None:
+        """The first failure, if that is the first cause."""
+        cause = self.cause
+        return self.first.failure if self.first is not None and cause is not None and cause.is_failure else None
 
     @property
     def is_excused(self) -> bool:
         """Whether nodes have heard that a failure is charged, and a loss has turned out to be its cause."""
-        if self.told is None or self.told.failure is None or (cause := self.cause) is None:
+        if self.told is None or not self.told.is_failure or (cause := self.cause) is None:
             return False
-        return cause.failure is None and bool(cause.reason)
+        return cause.is_known and not cause.is_failure
 
     def known_at(self, *, is_final: bool) -> float | None:
         """From when on the cause is known well enough for nodes to hear it; `None`: not before a node is lost or back.
@@ -286,8 +291,8 @@ class RoundEnd:
         first, cause = self.first, self.cause
         if first is None or cause is None or self.size == 1:
             return 0.0  # nothing to weigh
-        if cause.failure is None:
-            return 0.0 if cause.reason else None
+        if not cause.is_failure:
+            return 0.0 if cause.is_known else None
         if is_final:
             return first.at + GRACE_S
         if len(self.heard) >= self.size:
@@ -300,9 +305,9 @@ class RoundEnd:
         assert (self._ending, self._excuse) == self._weighed(), "the losses that come first are known"
 
 
-def _age(loss: Loss) -> tuple[float, str, str]:
-    return loss.at, loss.reason, loss.node_id
+def _age(loss: Loss) -> tuple[float, str]:
+    return loss.at, loss.node_id
 
 
 def _order(loss: Loss) -> tuple[bool, float, str]:
-    return not loss.reason, loss.at, loss.node_id
+    return not loss.what.is_known, loss.at, loss.node_id

@@ -24,6 +24,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from math import inf
 
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import Decision, next_round
 from aelastic.rdzv.coordinator.bench import Bench
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Phase, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
@@ -32,9 +34,8 @@ from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.requests.drain import Crew
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy
+from aelastic.rdzv.restart_policy import End, RestartPolicy
 
-RESTARTED = "the worker group of {} restarted on its own"
 # When the coordinator is lost, nodes that run and nodes that wait find the next one at the same time.
 SPARES_TIMEOUT_S = 1.0
 # A fork server that imports for longer is not waited for: the workers import on their own.
@@ -119,12 +120,12 @@ class Newcomers:
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
         """What nodes read that wait: there is no room in the round, or it is not interrupted soon."""
         if not self.has_room:
-            text = self.rules.spare_text(has_finished=self.roster.has_finished)
+            text, kind = self.rules.spare_text(has_finished=self.roster.has_finished), m.WaitKind.SPARE
         elif self.why and deadline is not None:
-            text = f"joining in at most {deadline - now:.0f} s, {self.why}"
+            text, kind = f"joining in at most {deadline - now:.0f} s, {self.why}", m.WaitKind.NEWCOMER
         else:
             return []
-        return [Send(node_id, m.Waiting(text)) for node_id in nodes]
+        return [Send(node_id, m.Waiting(text, kind=kind)) for node_id in nodes]
 
     def validate(self) -> None:
         assert 0 <= self.spared_s <= YOUNG_S, "a round is left alone while it is young, no longer"
@@ -148,7 +149,7 @@ class Forming:
     restart_count: int = 0
     bench: Bench = field(default_factory=Bench)
     end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
-    reason: str = ""  # of that, as nodes read it; empty until one does
+    decided: Decision | None = None  # about that, as nodes hear it; `None` until one does
     is_charged: bool = False  # as nodes have heard
     is_corrected: bool = False  # they have heard another one before
     verdict: m.Ended | None = None  # if the job cannot pay for it
@@ -224,7 +225,7 @@ class Forming:
         cause, since = self.end.cause, self.since
         if cause is None:
             return Step.BEGIN
-        if not cause.reason:
+        if not cause.is_known:
             return self._wait(None)
         decision = self.policy.decide(end := self._as_known(cause, now))
         if since is not None and now < since + decision.delay_s and not decision.is_final:
@@ -238,7 +239,8 @@ class Forming:
 
     def _as_known(self, cause: Cause, now: float) -> End:
         end, unfit = self.end, frozenset(self.end.unfit)
-        return End(cause, end.restart_count, self.bench.ledger, *end.progress, now, end.size, len(end.hosts), unfit)
+        known = end.restart_count, self.bench.ledger, *end.progress, now, end.size, len(end.hosts), unfit
+        return End(cause, end.failure, *known)
 
     def _tell(self, cause: Cause, decision: Decision) -> None:
         self.end.tell(cause)
@@ -246,29 +248,34 @@ class Forming:
 
     def _answer(self, cause: Cause, decision: Decision, step: Step) -> Step:
         if decision.is_final:
-            outcome = m.Outcome.TIMED_OUT if cause.failure is None else m.Outcome.FAILED
-            self.verdict = m.Ended(outcome, decision.text, cause.failure)
+            outcome = m.Outcome.FAILED if cause.is_failure else m.Outcome.TIMED_OUT
+            self.verdict = m.Ended(outcome, decision, self.end.failure)
             return Step.END
-        self.reason = decision.text
+        self.decided = decision
         return step
 
     # What nodes hear of the last round.
 
-    def interrupted(self, node_id: str, round_: int, reason: str, *, went_on: bool = False) -> Send:
-        return Send(node_id, m.Interrupted(round_, reason, self.next_count, went_on))
+    def interrupted(self, node_id: str, round_: int, decision: Decision, *, went_on: bool = False) -> Send:
+        return Send(node_id, m.Interrupted(round_, decision, self.next_count, went_on))
 
-    def ended(self, node_id: str, round_: int, reason: str = "") -> Send:
+    def ended(self, node_id: str, round_: int, decision: Decision | None = None) -> Send:
         """Its round is over for a node that returns."""
-        return self.interrupted(node_id, round_, reason or f"round {round_} has ended; rejoining")
+        decision = decision or next_round(Cause(CauseKind.ROUND_ENDED, round=round_))
+        return self.interrupted(node_id, round_, decision)
 
     def went_on(self, stray: m.Node, round_: int) -> Send:
-        text = f"round {round_} went on without this node; rejoining"
-        return self.interrupted(stray.node_id, round_, text, went_on=True)
+        decision = next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_))
+        return self.interrupted(stray.node_id, round_, decision, went_on=True)
+
+    def _told(self, node_id: str, round_: int) -> Send:
+        assert self.decided is not None, "nodes hear what was decided"
+        return self.interrupted(node_id, round_, self.decided)
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""
         nodes = self.end.take_untold()
-        return [self.interrupted(i, round_, self.reason) for i in nodes if i in roster.stopping]
+        return [self._told(i, round_) for i in nodes if i in roster.stopping]
 
     def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Nodes hear that their round's end costs nothing after all: a coordinator after this one is to know it."""
@@ -276,26 +283,27 @@ class Forming:
             return []
         decision = self.policy.decide(self._as_known(cause, now))
         self._tell(cause, decision)
-        self.reason, self.is_corrected = decision.text, True
-        return [self.interrupted(node_id, round_, self.reason) for node_id in roster.connected_participants()]
+        self.decided, self.is_corrected = decision, True
+        return [self._told(node_id, round_) for node_id in roster.connected_participants()]
 
     def tell_excuse_again(self, node: m.Node, past: m.Past) -> list[Send]:
         """A node of the last round returns that may not have heard that."""
         has_missed_it = past.is_charged and self.is_corrected
-        return [self.interrupted(node.node_id, past.round, self.reason)] if has_missed_it else []
+        return [self._told(node.node_id, past.round)] if has_missed_it else []
 
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """The next round does not wait for nodes that do not get their workers stopped."""
         nodes = roster.give_up_stopping()
-        text = m.Waiting(self.rules.gave_up([node.host for node in nodes]))
+        text = m.Waiting(self.rules.gave_up([node.host for node in nodes]), kind=m.WaitKind.GIVEN_UP)
         strays = [self.went_on(node, round_) for node in nodes]
         return [*strays, *(Send(node_id, text) for node_id in roster.ready)]
 
     def correct(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have heard another cause of the round's end hear the one that was settled, and if it is free."""
-        is_free = self.restart_count == self.end.restart_count
-        text = m.Waiting(f"round {round_}: {self.reason}{'; this restart costs none' * is_free}")
-        return [Send(node_id, text) for node_id in roster.ready] if self.is_corrected else []
+        if not self.is_corrected or self.decided is None:
+            return []
+        settled = m.Settled(round_, self.decided)
+        return [Send(node_id, settled) for node_id in roster.ready]
 
     @property
     def next_count(self) -> int:
@@ -327,10 +335,10 @@ class Forming:
         self.deadline = deadline
         return Step.WAIT
 
-    def restart(self, untold: list[str], reason: str, now: float) -> None:
-        """A round is over, for a reason that costs nothing or for what is known: these nodes are to hear so."""
-        if reason:
-            self.end.on_free(reason, now)
+    def restart(self, untold: list[str], cause: Cause | None, now: float) -> None:
+        """A round is over, for a cause that costs nothing or for what is known: these nodes are to hear so."""
+        if cause is not None:
+            self.end.on_free(cause, now)
         self.since = now
         self.end.await_telling(untold)
 
@@ -346,12 +354,13 @@ class Forming:
         crew = roster.crew(round_ if phase is Phase.RUNNING else 0, is_closed=phase is Phase.CLOSED)
         coming = () if takeover is None else takeover.coming
         least = self.rules.least_left if round_ else 1  # before the first round others may yet come
-        return crew.replace(able=crew.able + coming, least=least, rule=self.policy.drain_rule)
+        rule = self.policy.drain_rule
+        return crew.replace(able=crew.able + coming, least=least, rule="" if rule is None else rule.text)
 
-    def after_drain(self, how: str, leaving: Collection[str]) -> m.Ended | None:
+    def after_drain(self, cause: Cause, leaving: Collection[str]) -> m.Ended | None:
         """How the job ends with a drain, if it does."""
-        text = self.policy.after_drain(how) if leaving else ""
-        return m.Ended(m.Outcome.TIMED_OUT, text) if text else None
+        decision = self.policy.after_drain(cause) if leaving else None
+        return None if decision is None else m.Ended(m.Outcome.TIMED_OUT, decision)
 
     def kept(self, now: float) -> tuple[int, Ledger]:
         """What nodes keep for the next coordinator, with ages."""
@@ -373,13 +382,14 @@ class Forming:
         """The last round is one that another coordinator has begun; gives whether it is over."""
         if takeover.has_spares:  # they find the new coordinator at the same time as the nodes of the round do
             self.spares_until = now + SPARES_TIMEOUT_S
-        if takeover.loss:
+        if (loss := takeover.loss) is not None:
             # A coordinator that lived on for the grace after a failure would have answered it.
             host = self.bench.ledger.keeper if takeover.missing == [takeover.gone_rank] else ""
-            self.end.on_missing(takeover.loss, takeover.lost_at if takeover.is_charged else -inf, host)
+            loss = loss.replace(hosts=(host,) if host else ())
+            self.end.on_missing(loss, takeover.lost_at if takeover.is_charged else -inf)
             self.losses += 1
-        if takeover.end:
-            self.end.on_free(takeover.end, -inf if takeover.ended else inf)
+        if (cause := takeover.end) is not None:
+            self.end.on_free(cause, inf if takeover.ended is None else -inf)
         return self.end.cause is not None
 
     def take_over(self, size: int, now: float) -> None:
@@ -393,7 +403,7 @@ class Forming:
         self.end = RoundEnd(size, self.restart_count, hosts=set(hosts))
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = self.is_charged = False
-        self.reason = ""
+        self.decided = None
 
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since

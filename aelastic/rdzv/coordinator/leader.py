@@ -19,9 +19,10 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
+from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import ALONE, Confirmed, CutOff, Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.sessions import Sessions
@@ -246,7 +247,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if not self.sessions.are_all_silent(core.own_node_id, at_least):
             return []
         self.phase = Phase.RECLAIMING
-        told = self._cut_off(CutOff(ALONE), now) if self._has_round else []
+        told = self._cut_off(CutOff(CauseKind.NODES_SILENT), now) if self._has_round else []
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
 
     def _cut_off(self, event: CutOff, now: float) -> list[ev.Action]:
@@ -278,7 +279,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
         if not is_over or past.fence > core.roster.fence:
             return []
-        return [ev.Say(conn, forming.ended(node.node_id, past.round, forming.reason).message)]
+        return [ev.Say(conn, forming.ended(node.node_id, past.round, forming.decided).message)]
 
     def _ask_nodes(self, now: float) -> list[ev.Action]:
         """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
@@ -316,7 +317,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
             elif ended := ended_in_vain(core, self.sessions.unaccounted, now):
-                return actions + self._step_down(ended.reason, ended=ended)
+                return actions + self._step_down("nodes that may run the job cannot be reached", ended=ended)
             elif core.is_due(now):
                 actions += self._tell_coordinator(ev.DeadlinePassed(), now)
                 assert not core.is_due(now), "what is due is done at once"

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import NAMES_MAX, Cause, CauseKind
+from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -21,8 +23,7 @@ from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
 from aelastic.rdzv.requests.drain import Crew
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
-# More names than this make a line that is not read.
-NAMES_MAX = 16
+SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(CauseKind.ALL_SUCCEEDED)))
 
 
 @dataclass(slots=True)
@@ -325,6 +326,18 @@ def some_of(names: Collection[str]) -> str:
     return (", ".join(named) + (f" and {rest} more" if rest > 0 else "")) or "none"
 
 
+def replaced_by(node: m.Node) -> m.Ended:
+    """How an agent ends whose node rank another agent has joined with."""
+    assert node.preferred_rank is not None, "agents replace each other by it"
+    cause = Cause(CauseKind.REPLACED, (node.host,), (node.preferred_rank,))
+    return m.Ended(m.Outcome.REPLACED, Decision(DecisionKind.REPLACED, cause))
+
+
+def joined(hosts: Collection[str]) -> Cause:
+    """Nodes on these hosts joined."""
+    return Cause.of_hosts(CauseKind.NODES_JOINED, hosts)
+
+
 def hosts_of(nodes: Mapping[str, m.Node]) -> list[str]:
     return [node.host for node in nodes.values()]
 
@@ -352,10 +365,6 @@ class RoundRules(Record):
             return "standby: another node has finished already; this node joins only if the job restarts"
         return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
 
-    @staticmethod
-    def joined(hosts: Sequence[str]) -> str:
-        return f"re-rendezvous: node{'s' * (len(hosts) > 1)} {some_of(hosts)} joined"
-
     def gave_up(self, hosts: Sequence[str]) -> str:
         return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
 
@@ -369,17 +378,20 @@ class RoundRules(Record):
         """How many nodes a drain has to leave for the job to go on: where it waits for others, one does."""
         return 1 if self.drain_wait_s else self.min_nodes
 
-    def too_few(self, how: str, hosts: Sequence[str]) -> m.Ended | None:
+    def too_few(self, cause: Cause, hosts: Sequence[str]) -> m.Ended | None:
         """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
         if not 0 < len(hosts) < self.least_left:
             return None
-        text = f"{how}; {len(hosts)} of at least {self.min_nodes} nodes are left: {some_of(hosts)}"
-        return m.Ended(m.Outcome.TIMED_OUT, text)
+        return self._too_few(DecisionKind.TOO_FEW_LEFT, cause, hosts)
 
     def timed_out(self, hosts: Sequence[str], *, is_refill: bool) -> m.Ended:
         within_s = self.drain_wait_s if is_refill else self.join_timeout_s
-        few = f"{len(hosts)} of at least {self.min_nodes} nodes joined within {within_s:g} s"
-        return m.Ended(m.Outcome.TIMED_OUT, f"{few}: {some_of(hosts)}")
+        return self._too_few(DecisionKind.TOO_FEW_JOINED, joined(hosts), hosts, within_s)
+
+    def _too_few(self, kind: DecisionKind, cause: Cause, hosts: Sequence[str], within_s: float = 0.0) -> m.Ended:
+        there = tuple(nsmallest(NAMES_MAX, hosts))
+        decision = Decision(kind, cause, len(hosts), self.min_nodes, within_s=within_s, hosts=there)
+        return m.Ended(m.Outcome.TIMED_OUT, decision)
 
     @classmethod
     def of(cls, settings: RendezvousSettings) -> RoundRules:

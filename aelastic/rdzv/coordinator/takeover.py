@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.protocol.messages import Ended, Past, Seats, Standing
-
-# What a node reads whose seat was taken.
-TAKEN = "another node has the place of this one in round {}; rejoining"
 
 
 def credible(past: Past) -> Past:
@@ -55,7 +53,7 @@ class Takeover:
     _settled: set[int] = field(default_factory=set[int])  # group ranks that are taken, given up or departed
     lost_at: float = 0.0  # when the first of its nodes lost the previous coordinator; the seats that are missing, too
     is_charged: bool = False  # the previous coordinator has said that a failure has ended the round
-    ended: str = ""  # what the previous coordinator has said that has ended the round for free
+    ended: Cause | None = None  # what the previous coordinator has said that has ended the round for free
     has_spares: bool = False  # nodes waited for a place in the round, and will reconnect too
     is_over: bool = False  # a node has heard that the round is over
 
@@ -123,17 +121,20 @@ class Takeover:
         return [rank for rank in range(self.size) if rank not in self.seats and rank not in self.departed]
 
     @property
-    def loss(self) -> str:
-        """What has become of the seats that are missing; empty if none is."""
+    def loss(self) -> Cause | None:
+        """What has become of the seats that are missing; `None` if none is."""
         missing = self.missing
-        if missing in ([self.gone_rank], [self.heir_rank]):
-            return f"the previous coordinator's node is gone (group rank {missing[0]})"
-        return f"group rank {', '.join(map(str, missing))} did not reconnect to the new coordinator" if missing else ""
+        if not missing:
+            return None
+        is_leaders = missing in ([self.gone_rank], [self.heir_rank])
+        return Cause(CauseKind.LEADER_LOST if is_leaders else CauseKind.NODES_MISSING, ranks=tuple(missing))
 
     @property
-    def end(self) -> str:
-        """What has ended the round for free; empty if it goes on."""
-        return self.ended or (f"round {self.round} had ended when the coordinator was lost" if self.is_over else "")
+    def end(self) -> Cause | None:
+        """What has ended the round for free; `None` if it continues."""
+        if self.ended is not None or not self.is_over:
+            return self.ended
+        return Cause(CauseKind.ENDED_EARLIER, round=self.round)
 
     def validate(self) -> None:
         assert not self.seats.keys() & self.given_up, "a seat that is taken is not given up"

@@ -17,13 +17,15 @@ The board is asked again until it has answered, for nodes that come later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Send
-from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
@@ -33,6 +35,8 @@ from aelastic.rdzv.survivors.absent import awaited_s
 PUBLISH_TIMEOUT_S = 1.0
 # A board that is away is asked again so often.
 PUBLISH_AGAIN_S = 0.5
+# Of a text in a verdict, on the board.
+DETAIL_MAX = 1024
 
 
 class Stage(StrEnum):
@@ -119,9 +123,7 @@ class VerdictGate:
         if not self._may_go_on(now, sessions):
             return self.release()
         if self._is_awaited and now >= self._give_up_at:
-            hosts = some_of([seat.host for seat in uninformed(sessions, is_on_board=False)])
-            text = f"the job's outcome is not known here: no contact with {hosts}, which may have gone on: look there"
-            unknown = m.Ended(m.Outcome.TIMED_OUT, text)
+            unknown = unknown_outcome(uninformed(sessions, is_on_board=False))
             self._held, self._again_at = [send.replace(message=unknown) for send in self._held], None
             return self.release()
         self._look_at = now + PUBLISH_TIMEOUT_S
@@ -132,9 +134,8 @@ class VerdictGate:
         if self._has_stopped or core.verdict is None or core.verdict.outcome is m.Outcome.SUCCEEDED:
             return []
         self._has_stopped = True
-        hosts = some_of([seat.host for seat in uninformed(sessions, is_on_board=False)])
-        text = f"the job's outcome is not known here: {hosts} have not confirmed it, and may go on; waiting for them"
-        return sessions.say_all(m.Interrupted(core.round, text, core.forming.next_count))
+        cause = unknown_outcome(uninformed(sessions, is_on_board=False)).decision.cause
+        return sessions.say_all(m.Interrupted(core.round, next_round(cause), core.forming.next_count))
 
     def _may_go_on(self, now: float, sessions: Sessions) -> bool:
         """Whether nodes may go on with another coordinator."""
@@ -171,4 +172,15 @@ def _shortened(verdict: m.Ended) -> m.Ended:
     cause = verdict.cause
     if cause is not None:
         cause = cause.replace(message=cause.message[:1024], traceback=cause.traceback[-2048:])
-    return m.Ended(verdict.outcome, verdict.reason[:1024], cause)
+    decision = verdict.decision
+    detail, error = decision.cause.detail[:DETAIL_MAX], decision.error[:DETAIL_MAX]
+    cut = decision.cause.replace(detail=detail)
+    decision = decision.replace(cause=cut, error=error, rule=decision.rule[:DETAIL_MAX])
+    return m.Ended(verdict.outcome, decision, cause)
+
+
+def unknown_outcome(seats: Sequence[m.Seat], within_s: float = 0.0) -> m.Ended:
+    """How agents end that do not know how the job ends: nodes that they cannot reach may run on."""
+    hosts = [seat.host for seat in seats]
+    cause = Cause.of_hosts(CauseKind.OUTCOME_UNKNOWN, hosts, within_s=within_s)
+    return m.Ended(m.Outcome.TIMED_OUT, Decision(DecisionKind.OUTCOME_UNKNOWN, cause))

@@ -8,6 +8,7 @@ from typing import assert_never
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.roster import hosts_of, some_of
+from aelastic.rdzv.coordinator.verdict import unknown_outcome
 from aelastic.rdzv.protocol import messages as m
 
 
@@ -23,7 +24,7 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
     match coordinator.phase:
         case Phase.FORMING | Phase.TAKING_OVER:
             nodes = roster.ready
-            text = forming_text(
+            waiting = forming_text(
                 joined=list(nodes.values()),
                 stopping=hosts_of(roster.stopping),
                 lost=roster.lost_hosts,
@@ -33,13 +34,14 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
                 reconnected=None if takeover is None else (takeover.round, len(takeover.seats), takeover.size),
             )
             if missing:
-                text = f"{text}; {missing_text(missing)}"
-            return [Send(node_id, m.Waiting(text)) for node_id in nodes]
+                waiting = waiting.replace(text=f"{waiting.text}; {missing_text(missing)}")
+            return [Send(node_id, waiting) for node_id in nodes]
         case Phase.RUNNING:
             if not roster.finished:
                 return []
-            text = f"finished; waiting for the workers of {some_of(hosts_of(roster.busy))}"
-            return [Send(node_id, m.Waiting(text)) for node_id in roster.finished]
+            others = f"waiting for the workers of {some_of(hosts_of(roster.busy))}"
+            waiting = m.Waiting("finished", others, m.WaitKind.OTHERS)
+            return [Send(node_id, waiting) for node_id in roster.finished]
         case Phase.CLOSED:
             return []
         case _:
@@ -55,7 +57,7 @@ def forming_text(
     waited_s: float,
     is_first: bool,
     reconnected: tuple[int, int, int] | None,
-) -> str:
+) -> m.Waiting:
     """One line about a round that forms.
 
     Args:
@@ -75,11 +77,11 @@ def forming_text(
         parts.append(f"stopping their workers: {some_of(stopping)}")
     if reconnected is not None:
         parts.append("reconnected from round {}: {} of {}".format(*reconnected))
-    lacking = fewest - len(joined) - len(stopping)
+    waiting, lacking = m.Waiting("; ".join(parts)), fewest - len(joined) - len(stopping)
     if lacking > 0 or is_first:
         missing = _names_of_missing(joined, lost, fewest) or [f"{max(lacking, 0) or most - len(joined)} more"]
-        parts.append(f"waiting for {some_of(missing)}")
-    return "; ".join(parts)
+        return waiting.replace(missing=f"waiting for {some_of(missing)}")
+    return waiting
 
 
 def doubt_text(unconfirmed_s: float) -> str:
@@ -105,9 +107,7 @@ def ended_in_vain(coordinator: Coordinator, unaccounted: Callable[[], Sequence[m
         return None
     if not (missing := unaccounted()):
         return None
-    hosts = some_of([seat.host for seat in missing])
-    reason = f"the endpoint knows of a round with {hosts}, which may go on: no contact with them for {limit_s:g} s"
-    return m.Ended(m.Outcome.TIMED_OUT, reason)
+    return unknown_outcome(missing, limit_s)
 
 
 def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:

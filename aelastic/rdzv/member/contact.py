@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.board import LeaderRecord
 
 # After a lease without a message.  A board that forgets a dead leader by itself does so within half a second more
@@ -21,8 +22,6 @@ MARGIN_S = 0.7
 RENEWALS_OF_A_LIVING_LEADER = 2
 # Between two looks at the board, while its renewals do not say yet whether the leader lives.
 LOOK_AGAIN_S = 0.25
-
-CUT_OFF = "no contact with the coordinator and the endpoint: the other nodes of the round may go on without this one"
 
 
 @dataclass(slots=True)
@@ -59,8 +58,8 @@ class Contact:
         self.since = max(self.since, now - self.lease_s * 2 / 3)
         self.look_at = self.given_up_at
 
-    def given_up(self, record: LeaderRecord, now: float) -> str:
-        """Says so if the board shows a leader that lives, and that this node has not heard from for too long.
+    def given_up(self, record: LeaderRecord, now: float) -> Cause | None:
+        """The cause, if the board shows a leader that lives, and that this node has not heard from for too long.
 
         Another leader than before waits for the nodes of the round: it gets as long to be heard.
         """
@@ -69,11 +68,10 @@ class Contact:
         if record.renewals is not None:  # nodes have elected the leader, and the board counts from when it knew of that
             self._renewals = min(self._renewals, record.renewals)
         if now < self.given_up_at:
-            return ""
+            return None
         if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
-            return ""
-        silent_s = now - self.since
-        return f"no message from the coordinator for {silent_s:.1f} s, but it renews its lease: this node was removed"
+            return None
+        return Cause(CauseKind.REMOVED, within_s=now - self.since)
 
     @property
     def given_up_at(self) -> float:

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
+from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.contact import CUT_OFF, Contact
+from aelastic.rdzv.member.contact import Contact
 from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase
 from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
@@ -217,8 +218,8 @@ class Member(Machine[Event, Action]):
         self.contact.on_board(now)
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
-        reason = self.contact.given_up(record, now) or self.state.left_behind(record.seats)
-        return [ev.Deliver(stop)] if (stop := self.state.interrupt(reason)) else []
+        cause = self.contact.given_up(record, now) or self.state.left_behind(record.seats)
+        return [ev.Deliver(stop)] if (stop := self.state.interrupt(cause)) else []
 
     # What happens on the connection.
 
@@ -294,7 +295,8 @@ class Member(Machine[Event, Action]):
     def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
         """The coordinator does not read what this node has said: no request is repeated that may be the one."""
         refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
-        return [m.Waiting(f"the coordinator refused a message of this node: {reason}"), *refused]
+        text = f"the coordinator refused a message of this node: {reason}"
+        return [m.Waiting(text, kind=m.WaitKind.LEADER), *refused]
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
@@ -343,12 +345,12 @@ class Member(Machine[Event, Action]):
 
     def _wait(self, now: float) -> list[Action]:
         """Says what this node waits for, and looks at the board meanwhile: has the coordinator given it up?"""
-        actions: list[Action] = [ev.Deliver(m.Waiting(text))] if (text := self.search.note(now)) else []
+        actions: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
         if self._look_at is not None and now >= self._look_at:
             self.contact.look_again(now)
             actions += [ev.ReadBoard()] if self.leader.ask_board() else []
             is_cut_off = self._may_be_given_up and self.state.seats is not None and self.contact.is_cut_off(now)
-            if is_cut_off and (stop := self.state.interrupt(CUT_OFF)) is not None:
+            if is_cut_off and (stop := self.state.interrupt(Cause(CauseKind.LEADER_SILENT))) is not None:
                 actions.append(ev.Deliver(stop))
         return actions
 
@@ -366,7 +368,8 @@ class Member(Machine[Event, Action]):
         assert self.record is not None
         self._lose_leader(told := not_followed(self.record, why), now)
         self.phase = Phase.PAUSING
-        return [ev.Disconnect(), *([ev.Deliver(m.Waiting(told))] if self.search.back_off(now) else [])]
+        waiting = ev.Deliver(m.Waiting(told, kind=m.WaitKind.LEADER))
+        return [ev.Disconnect(), *([waiting] if self.search.back_off(now) else [])]
 
     def _read_board(self) -> list[Action]:
         self.phase = Phase.READING

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import next_round
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
@@ -54,7 +56,7 @@ class NodeState:
     failed_at: float = 0.0  # when it was noticed
     reached: Reached | None = None  # by the workers of that round, as far as it was told
     assigned_at: float = 0.0
-    ended: str = ""  # what this node has heard that has ended that round for free
+    ended: Cause | None = None  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     alone_since: float | None = None  # without a coordinator
     # The same, when this node ended that round by itself, or first lost a coordinator after it had heard `is_charged`.
@@ -147,7 +149,7 @@ class NodeState:
                 return self.on_assigned(message, now)
             case m.Interrupted():
                 return self.on_interrupted(message)
-            case m.Waiting() | m.Ended() | r.Benched():
+            case m.Waiting() | m.Settled() | m.Ended() | r.Benched():
                 return True
             case m.Look() | m.Compared():
                 return message.round == self.round
@@ -192,7 +194,7 @@ class NodeState:
             return False
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
-        self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, "", False, None, now
+        self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, None, False, None, now
         self.ended_alone_since = None
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
@@ -208,20 +210,22 @@ class NodeState:
             return False
         # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.
         self.standing = m.Standing.STOPPING if is_new else self.standing
-        self.is_charged, self.ended = is_charged, "" if is_charged else interrupted.reason
+        self.is_charged, self.ended = is_charged, None if is_charged else interrupted.decision.cause
         return is_new
 
-    def left_behind(self, seats: m.Seats | None) -> str:
-        """Says so if the board shows a later round, without this node."""
+    def left_behind(self, seats: m.Seats | None) -> Cause | None:
+        """The cause, if the board shows a later round, without this node."""
         if self.node is None or seats is None or seats.fence <= self.past.fence:
-            return ""
+            return None
         is_in_it = any(seat.node_id == self.node.node_id for seat in seats.seats)
-        return "" if is_in_it else f"round {seats.round} has begun without this node: the coordinator does not hear it"
+        return None if is_in_it else Cause(CauseKind.LEFT_BEHIND, round=seats.round)
 
-    def interrupt(self, reason: str) -> m.Interrupted | None:
-        """This node ends the round by itself, for a reason; `None` without one."""
-        interrupted = m.Interrupted(self.round, reason, self.restart_count)
-        if not reason or not self.on_interrupted(interrupted):
+    def interrupt(self, cause: Cause | None) -> m.Interrupted | None:
+        """This node ends the round by itself, for a cause; `None` without one."""
+        if cause is None:
+            return None
+        interrupted = m.Interrupted(self.round, next_round(cause), self.restart_count)
+        if not self.on_interrupted(interrupted):
             return None
         self.ended_alone_since = self.alone_since
         return interrupted

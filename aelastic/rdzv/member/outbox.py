@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aelastic.decisions.cause import Cause
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
@@ -14,7 +15,7 @@ from aelastic.rdzv.protocol.codec import PROTOCOL
 class Outbox:
     unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
     heartbeat_at: float = 0.0
-    _greeted_end: str = ""  # of the last round, as `Hello` has said it
+    _greeted_end: Cause | None = None  # of the last round, as `Hello` has said it
 
     def greet(self, terms: m.Terms, to: LeaderRecord, state: NodeState, epoch: int, now: float) -> m.Hello:
         """All that is known of this node, and the newest epoch that it knows."""

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from aelastic.rdzv.member.leader_watch import READ_AGAIN_S
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 # So often the user is told what this node waits for.
@@ -35,6 +36,7 @@ class Search:
     _back_off_s: float = 0.0
     _distrusted_at: float = -math.inf
     _is_of_board: bool = True  # the trouble: it has not answered yet, or has failed
+    _has_failed: bool = False  # the board: the trouble names it
 
     @property
     def deadline(self) -> float | None:
@@ -45,7 +47,7 @@ class Search:
             self.since, self._note_at = now, now + NOTE_INTERVAL_S
 
     def blame(self, trouble: str, *, is_of_board: bool = False) -> None:
-        self.trouble, self._is_of_board = trouble, is_of_board
+        self.trouble, self._is_of_board, self._has_failed = trouble, is_of_board, is_of_board
 
     def pause(self, now: float) -> None:
         self.read_at = now + READ_AGAIN_S
@@ -66,13 +68,14 @@ class Search:
     def outcome(self, now: float) -> str:
         return f"no coordinator for {self._waited_s(now):.0f} s: {self.trouble}"
 
-    def note(self, now: float) -> str:
-        """What this node waits for, each time that the user is to be told; else empty."""
+    def note(self, now: float) -> m.Waiting | None:
+        """What this node waits for, each time that the user is to be told; else `None`."""
         if self.since is None or now < self._note_at:
-            return ""
+            return None
         self._note_at = now + NOTE_INTERVAL_S
         hint = f" ({self.hint})" if self.hint and self._is_of_board else ""
-        return f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
+        text = f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
+        return m.Waiting(text, kind=m.WaitKind.ENDPOINT if self._has_failed else m.WaitKind.LEADER)
 
     def validate(self) -> None:
         assert self.since is None or self._note_at >= self.since + NOTE_INTERVAL_S, (

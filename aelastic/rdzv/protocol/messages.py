@@ -11,11 +11,15 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import Cause
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.ledger import Ledger, Reached
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
+from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
+from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
 # In a fencing number an epoch, in milliseconds, counts as so many rounds: it fits 2^53 until the year 2255.
 ROUNDS_OF_AN_EPOCH = 1_000
@@ -167,7 +171,7 @@ class Past(Record):
     failure_age_s: float = 0.0  # since its agent noticed the failure
     # Since it lost its last coordinator, or the first after it had ended that round by itself or heard `is_charged`.
     alone_s: float = 0.0
-    ended: str = ""  # what it has heard that has ended that round for free
+    ended: Cause | None = None  # what it has heard that has ended that round for free
     is_charged: bool = False  # it has heard that a failure has ended that round
     epoch: int = 0  # of the coordinator that began that round
     reached: Reached | None = None  # by its workers, once one has failed, or they have ended
@@ -279,7 +283,7 @@ class Interrupted(Record):
     """The round is over: stop the workers, then be `Ready` for the next."""
 
     round: int
-    reason: str
+    decision: Decision
     restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
     went_on: bool = False  # without this node: what the count has risen by was another round's
 
@@ -295,14 +299,15 @@ class Ended(Record):
     """The job is over: its verdict, the same for every node."""
 
     outcome: Outcome
-    reason: str
+    decision: Decision
     cause: ProcessFailure | None = None
 
 
-class Waiting(Record):
-    """What is waited for, every few seconds, for the log."""
+class Settled(Record):
+    """What the end of the round before this one cost, for nodes that have heard of another cause."""
 
-    text: str
+    round: int
+    decision: Decision
 
 
 class Look(Record):
@@ -321,7 +326,7 @@ class Compared(Record):
     is_stopped: bool  # these are to be stopped, and have failed
 
 
-CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Waiting | Look | Compared | Reply
+CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Settled | Waiting | Look | Compared | Reply
 
 
 class Departed(Record):

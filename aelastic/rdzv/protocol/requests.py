@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import Cause
 
 # Node to coordinator.
 
@@ -115,7 +116,7 @@ class Notice(Record):
     save_at: int = 0  # 0: no call could be agreed
     is_signalled: bool = False  # no rank has called `notice.due`: workers with a handler get the drain signal
     kill_s: float = 0.0  # from now on, until workers that have not ended are killed
-    reason: str = ""
+    cause: Cause | None = None
     verb: Verb = Verb.DRAIN  # what for: a node leaves, or the job restarts, or stops
 
 

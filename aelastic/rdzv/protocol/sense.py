@@ -11,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.decisions.cause import NAMES_MAX, Cause
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure, printable
 from aelastic.rdzv.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
 from aelastic.rdzv.protocol import messages as m
@@ -74,6 +76,18 @@ def _few(most: int) -> Rule:
     return _rule(lambda values: len(values) <= most, f"at most {most}")
 
 
+def _ranks(values: Any) -> Any:
+    for each in values:
+        _RANK(each)
+    return values
+
+
+def _shown_names(values: Any) -> Any:
+    if len(values) > NAMES_MAX:
+        raise ValueError(f"should be at most {NAMES_MAX}")
+    return tuple(_SHOWN_NAME(each) for each in values)
+
+
 def _exactly(value: Any) -> Any:
     return value
 
@@ -91,7 +105,8 @@ _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
 _RULES: dict[str, Rule] = {
     "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": _exactly, "protocol": _exactly,
-    "host": _SHOWN_NAME, "role": _SHOWN_NAME, "reason": one_line, "text": one_line, "ended": one_line,
+    "host": _SHOWN_NAME, "role": _SHOWN_NAME, "reason": one_line, "text": one_line, "missing": one_line,
+    "ended": one_line,
     "master_addr": _WORD, "way_address": _WORD, "peer_address": _WORD,
     "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
@@ -117,6 +132,7 @@ _RULES: dict[str, Rule] = {
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
+    (m.Past, "ended"): _exactly,
     (m.Past, "group_rank"): _RANK_OR_NONE,
     (m.Past, "group_world_size"): _COUNT,
     (m.Assigned, "master_addr"): _NAME,
@@ -131,6 +147,21 @@ _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (ProcessFailure, "host"): _exactly,
     (ProcessFailure, "world_size"): _COUNT,
 }
+_OWN_RULES |= {
+    (Cause, name): rule
+    for name, rule in {
+        "hosts": _shown_names, "ranks": _ranks, "count": _COUNT, "within_s": _SECONDS,
+        "late": _COUNT, "nodes": _COUNT, "detail": one_line,
+    }.items()
+}  # fmt: skip
+_OWN_RULES |= {
+    (Decision, name): rule
+    for name, rule in {
+        "number": _COUNT, "most": _COUNT, "within_s": _SECONDS, "delay_s": _SECONDS, "rule": one_line,
+        "place": _RANK_OR_NONE, "error": one_line, "hosts": _shown_names, "cordoned": _SHOWN_NAME, "kept": _SHOWN_NAME,
+        "absent": _COUNT, "seats": _COUNT,
+    }.items()
+}  # fmt: skip
 
 _Check = Callable[[Any], list[tuple[str, bool]]]
 

@@ -25,6 +25,9 @@ from enum import StrEnum, auto
 from typing import Generic, TypeVar, assert_never
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.cause import Cause, CauseKind, SaveOutcome
+from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.protocol.messages import Ended, Outcome
 from aelastic.rdzv.protocol.requests import (
     DEADLINE_MIN_S,
@@ -66,18 +69,33 @@ class Aim(Record):
 
     end_at: float  # when the round ends, at the latest
     kill_at: float
-    reason: str
+    cause: Cause
     verb: Verb = Verb.DRAIN
     at_save: bool = True
 
-    def outcome(self, how: str) -> str:
-        """What is said once it is done."""
-        return f"{self.reason}; {how}" if how else self.reason
+    def outcome(self, how: How) -> Cause:
+        """What has ended the round once it is done."""
+        return self.cause if how.saved is SaveOutcome.NOT_ASKED else self.cause.replace(**how.__dict__)
+
+
+class How(Record):
+    """How far nodes came with saving, as `Cause` has it."""
+
+    saved: SaveOutcome = SaveOutcome.NOT_ASKED
+    late: int = 0
+    nodes: int = 0
 
 
 # How the job ends.
 _OUTCOMES = {Verb.STOP: Outcome.STOPPED, Verb.KILL: Outcome.KILLED}
-_WORDS = {Verb.RESTART: "restart", Verb.STOP: "stop", Verb.KILL: "stop"}
+_KINDS = {
+    Verb.RESTART: CauseKind.RESTART_REQUESTED,
+    Verb.STOP: CauseKind.STOP_REQUESTED,
+    Verb.KILL: CauseKind.STOP_REQUESTED,
+}
+_NOT_ASKED = How()
+# Of a drain that nobody has asked for any more.
+_NOBODY = Cause(CauseKind.DRAIN)
 
 
 class Crew(Record):
@@ -107,10 +125,10 @@ class Drain(Generic[T]):
     aim: Aim | None = None  # of the whole job
     save_at: int = 0
     notice_id: int = 0
-    outcome: str = ""  # of the last one that is over: why, and how
-    late: str = ""  # why that was not all ranks' save
+    outcome: Cause | None = None  # of the last one that is over: why, and how
+    late: How = _NOT_ASKED  # why that was not all ranks' save
     is_signalled: bool = False
-    _how: str = ""  # the last one was over
+    _how: How = _NOT_ASKED  # the last one was over
     _round: int = 0
     _nodes: tuple[str, ...] = ()  # that take part in it
     _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not frozen, or not saved
@@ -132,7 +150,7 @@ class Drain(Generic[T]):
     def _first(self) -> Aim:
         """What has to be first."""
         aims = [*self.leaving.values(), *([] if self.aim is None else [self.aim])]
-        return min(aims, key=lambda each: each.end_at, default=Aim(0.0, 0.0, "no node leaves"))
+        return min(aims, key=lambda each: each.end_at, default=Aim(0.0, 0.0, _NOBODY))
 
     @property
     def verdict(self) -> Ended | None:
@@ -141,7 +159,8 @@ class Drain(Generic[T]):
         if aim is None or aim.verb is Verb.RESTART:
             return None
         has_saved = aim.at_save and self.is_over
-        return Ended(Outcome.SAVED, aim.outcome(self._how)) if has_saved else Ended(_OUTCOMES[aim.verb], aim.reason)
+        outcome, cause = (Outcome.SAVED, aim.outcome(self._how)) if has_saved else (_OUTCOMES[aim.verb], aim.cause)
+        return Ended(outcome, Decision(DecisionKind.STOPPED, cause))
 
     def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
         """What a node says, or that time has passed or a round begun; gives what nodes hear.
@@ -191,16 +210,16 @@ class Drain(Generic[T]):
         self.step, self.deadline = Step.OFF, None
         self.aim = None if self.aim is None or self.aim.verb is Verb.RESTART else self.aim
 
-    def restart_at_save(self, reason: str, within_s: float, now: float) -> None:
-        """The round that runs is to end for a reason of the coordinator's own."""
-        self.aim = Aim(now + within_s, now + within_s + MARGIN_S, reason, Verb.RESTART, at_save=True)
+    def restart_at_save(self, cause: Cause, within_s: float, now: float) -> None:
+        """The round that runs is to end for a cause of the coordinator's own."""
+        self.aim = Aim(now + within_s, now + within_s + MARGIN_S, cause, Verb.RESTART, at_save=True)
 
     def let_go(self, node_ids: Container[str], now: float) -> list[T]:
         """Of these, nodes that are to go leave now; each is told once."""
         nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
         self._let_go.update(nodes)
-        late = f"; {self.late}" if self.late else ""
-        told = {node_id: self.leaving[node_id].replace(reason=self.leaving[node_id].reason + late) for node_id in nodes}
+        aims = {node_id: self.leaving[node_id] for node_id in nodes}
+        told = {node_id: aim.replace(cause=aim.outcome(self.late)) for node_id, aim in aims.items()}
         return [self.send(node_id, self._notice(Stage.LEAVE, leaving, now)) for node_id, leaving in told.items()]
 
     def on_connected(self, node_id: str) -> None:
@@ -213,9 +232,9 @@ class Drain(Generic[T]):
         """What becomes of a request: decided once, told as often as it is asked.  A node that was lost goes still."""
         answer = self._answers.get(ask.ask_id)
         if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
-            is_of_job = ask.verb in _WORDS
-            is_applied, text = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew, now)
-            answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, text)
+            is_of_job = ask.verb in _KINDS
+            is_applied, words = self._apply_to_job(ask, crew, now) if is_of_job else self._apply(ask, crew, now)
+            answer = self._answers[ask.ask_id] = Answer(ask.ask_id, is_applied, words)
             if len(self._answers) > ANSWERS_MAX:
                 self._answers.popitem(last=False)
         return answer
@@ -235,18 +254,19 @@ class Drain(Generic[T]):
         if ask.spares_job and (why := self._end_of_job(nodes, crew)):
             return False, f"this ends the job: {why}; --force drains {names} anyway"
         margin_s, until = min(MARGIN_S, ask.deadline_s / 3), now + ask.deadline_s
-        text = f"{names} leaves within {ask.deadline_s:.0f} s" + (f" ({ask.reason})" if ask.reason else "")
+        leaving = sorted({hosts[node_id] for node_id in nodes})
+        cause = Cause.of_hosts(CauseKind.DRAIN, leaving, within_s=ask.deadline_s, detail=ask.reason)
         for node_id in nodes:
-            new = Aim(until - margin_s, until - margin_s / 2, text)
+            new = Aim(until - margin_s, until - margin_s / 2, cause)
             self.leaving[node_id] = min(new, self.leaving.get(node_id, new), key=lambda each: each.end_at)
-        return True, text
+        return True, wording.text_of(cause)
 
     def _end_of_job(self, nodes: Sequence[str], crew: Crew) -> str:
         """Why the job ends if these nodes leave, too; empty if it goes on, or if they leave anyway."""
         if self.leaving.keys() >= {*nodes}:
             return ""
         if crew.rule:
-            return crew.rule
+            return f"{crew.rule} (--restart-policy)"
         left = {*crew.able} - {*nodes} - self.leaving.keys()
         if len(left) >= crew.least:
             return ""
@@ -261,12 +281,13 @@ class Drain(Generic[T]):
         if ask.at_save and (problem := _problem_of(ask.deadline_s, "leave --at-save out")):
             return False, problem
         until_s = ask.deadline_s if ask.at_save else 0.0
-        text = f"{_WORDS[ask.verb]} asked for on {crew.hosts.get(ask.node_id, ask.node_id)}"
-        text += f" ({ask.reason})" if ask.reason else ""
-        new, old = Aim(now + until_s, now + until_s + MARGIN_S, text, ask.verb, ask.at_save), self.aim
+        asker = crew.hosts.get(ask.node_id, ask.node_id)
+        cause = Cause(_KINDS[ask.verb], (asker,), detail=ask.reason)
+        new, old = Aim(now + until_s, now + until_s + MARGIN_S, cause, ask.verb, ask.at_save), self.aim
         if old is None or old.verb is Verb.RESTART or (new.verb is not Verb.RESTART and new.end_at <= old.end_at):
             self.aim = new
-        return True, text + (f": all ranks save first, within {until_s:.0f} s" if ask.at_save else "")
+        first = f": all ranks save first, within {until_s:.0f} s" if ask.at_save else ""
+        return True, wording.text_of(cause) + first
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
         """A node holds its ranks.  Once all do, the call is named."""
@@ -291,8 +312,8 @@ class Drain(Generic[T]):
         if self.step is Step.FREEZING and now < self._first.end_at:
             self.is_signalled = True
             return self._save(now)  # an agent is silent: no call can be named
-        late = f"{len(self._awaited)} of {len(self._nodes)} nodes have not saved in time"
-        self.late = late if self.step is Step.SAVING else "no call to save at could be agreed in time"
+        late = How(SaveOutcome.LATE, len(self._awaited), len(self._nodes))
+        self.late = late if self.step is Step.SAVING else How(SaveOutcome.NO_CALL)
         self._end(self.late)
         return []
 
@@ -306,14 +327,14 @@ class Drain(Generic[T]):
         if not self.leaving.keys() & {*crew.nodes} and self.aim is None:
             return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
         if self.aim is not None and not self.aim.at_save:
-            self._end("")
+            self._end(_NOT_ASKED)
             return told
         if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last that was awaited is gone
             return told + self._go_on(now)
         if self.step in {Step.OFF, Step.HELD}:
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
-            self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, ""
+            self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, _NOT_ASKED
             self.deadline = min(now + FREEZE_S, self._first.end_at)
             return told + self._tell(Stage.FREEZE, now)
         if self.deadline is None or self.deadline <= self._first.end_at:
@@ -324,7 +345,7 @@ class Drain(Generic[T]):
     def _go_on(self, now: float) -> list[T]:
         """All nodes that are there have frozen, or saved."""
         if self.step is Step.SAVING:
-            self._end("all ranks have saved")
+            self._end(How(SaveOutcome.ALL))
             return []
         frozen = self._frozen.values()
         before = max((each.save_at for each in frozen), default=0)
@@ -337,7 +358,7 @@ class Drain(Generic[T]):
         self.step, self._awaited, self.deadline = Step.SAVING, {*self._nodes}, self._first.end_at
         return self._tell(Stage.SAVE, now)
 
-    def _end(self, how: str) -> None:
+    def _end(self, how: How) -> None:
         self.step, self.deadline, self._how, self.outcome = Step.OVER, None, how, self._first.outcome(how)
 
     def _call_off(self, crew: Crew) -> list[T]:
@@ -355,7 +376,7 @@ class Drain(Generic[T]):
     def _notice(self, stage: Stage, aim: Aim, now: float) -> Notice:
         left_s = max(0.0, aim.kill_at - now)
         verb = Verb.DRAIN if self.leaving or self.aim is None else self.aim.verb
-        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.reason, verb)
+        return Notice(self.notice_id, self._round, stage, self.save_at, self.is_signalled, left_s, aim.cause, verb)
 
     def validate(self) -> None:
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}

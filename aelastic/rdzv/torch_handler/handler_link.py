@@ -30,12 +30,14 @@ from anyio.abc import TaskGroup
 
 from aelastic import aio
 from aelastic.aio import Mailbox
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.errors import AelasticError, InputError, RendezvousError, RendezvousTimeoutError
 from aelastic.failures.places import compare
 from aelastic.rdzv.ledger import Ledger, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.restart_policy import Cause, End, RestartPolicy
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.torch_handler.handler_thread import CallThread, HandlerCalls, HandlerExit, NotAdmitted
 from aelastic.spec import WorkerSpec
@@ -225,7 +227,7 @@ class TorchHandlerLink:
         try:
             assigned = await self._thread.call(self._calls.next_round, node, self._round + 1, self._restart_count)
         except NotAdmitted as error:
-            deliver(m.Ended(m.Outcome.SUCCEEDED, f"the job ended without this node: {error}"))
+            deliver(_succeeded(CauseKind.TORCH, f"the job ended without this node: {error}"))
             return
         except RendezvousError as error:
             deliver(self._without_a_round(error))
@@ -243,29 +245,30 @@ class TorchHandlerLink:
         """
         match self._why_over:
             case m.Succeeded():
-                return m.Ended(m.Outcome.SUCCEEDED, f"every worker of this node had succeeded; then {error}")
+                return _succeeded(CauseKind.ALL_SUCCEEDED, f"every worker of this node had succeeded; then {error}")
             case m.Failed(_, _, failure) if not isinstance(error, RendezvousTimeoutError):
-                where = f"rank {failure.rank} failed on {failure.host}"
-                return m.Ended(m.Outcome.FAILED, f"{where}, and there is no new round: {error}", failure)
+                decision = Decision(DecisionKind.NO_NEW_ROUND, cause_of(failure), error=str(error))
+                return m.Ended(m.Outcome.FAILED, decision, failure)
             case _ if isinstance(error, RendezvousTimeoutError):
-                return m.Ended(m.Outcome.TIMED_OUT, str(error))
+                cause = Cause(CauseKind.TORCH, detail=str(error))
+                return m.Ended(m.Outcome.TIMED_OUT, Decision(DecisionKind.NO_NEW_ROUND, cause))
             case _:
                 raise error
 
     def _on_failed(self, failed: m.Failed, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
-        cause, reached = Cause.of(failed.failure), most_of(failed.reached)
-        decision = self._policy.decide(end := End(cause, self._restart_count, self._ledger, reached, now=aio.now()))
+        cause, reached = cause_of(failed.failure), most_of(failed.reached)
+        end = End(cause, failed.failure, self._restart_count, self._ledger, reached, now=aio.now())
+        decision = self._policy.decide(end)
         if decision.is_final:
             self._is_job_over = True
-            deliver(m.Ended(m.Outcome.FAILED, decision.text, failed.failure))
+            deliver(m.Ended(m.Outcome.FAILED, decision, failed.failure))
             return
         self._ledger = self._policy.after(end, decision)
         self._restart_count += decision.is_charged
         self._joins_at = aio.now() + decision.delay_s
-        budget = " (this agent's budget, as in torchrun)" * decision.is_charged
-        deliver(m.Interrupted(self._round, decision.text + budget, self._restart_count))
+        deliver(m.Interrupted(self._round, decision, self._restart_count))
 
     async def _interrupts(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> bool:
         """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
@@ -282,7 +285,8 @@ class TorchHandlerLink:
             self._is_reachable = True
         if count > 0 and self._is_current(round_):
             self._is_on = False
-            deliver(m.Interrupted(round_, f"{count} node(s) wait for the next round", self._restart_count))
+            cause = Cause(CauseKind.NODES_WAITING, count=count)
+            deliver(m.Interrupted(round_, next_round(cause), self._restart_count))
         return not self._is_current(round_)
 
     async def _wait_for_others(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
@@ -300,6 +304,10 @@ class TorchHandlerLink:
                 # Mostly, the node that served the store had left the barrier before this one read the key.
                 reason = f"every worker of this node succeeded; other nodes cannot be waited for any more: {error}"
             else:
-                reason, self._is_job_over = "every worker succeeded", True
+                reason, self._is_job_over = "", True
         if self._is_current(round_):
-            deliver(m.Ended(m.Outcome.SUCCEEDED, reason))
+            deliver(_succeeded(CauseKind.ALL_SUCCEEDED, reason))
+
+
+def _succeeded(kind: CauseKind, detail: str) -> m.Ended:
+    return m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(kind, detail=detail)))

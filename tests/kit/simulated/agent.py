@@ -34,6 +34,7 @@ from aelastic.rdzv.protocol.messages import (
     NodeMessage,
     Prepared,
     Ready,
+    Settled,
     Starts,
     Succeeded,
     Terms,
@@ -252,6 +253,8 @@ class Agent(SimulatedProcess):
 
     def _deliver(self, message: CoordinatorMessage) -> None:
         self.watcher.heard(self, message)
+        if isinstance(message, Settled):
+            return
         if isinstance(message, Waiting):
             self.told.append(message.text)
         elif isinstance(message, Notice):

@@ -7,14 +7,14 @@ which processes run.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from aelastic.decisions.cause import CauseKind
+from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.board import LeaderRecord
-from aelastic.rdzv.coordinator.coordinator_events import ALONE, CUT_OFF
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
@@ -27,8 +27,7 @@ from kit.simulated.world import World
 
 LEASE_S = 5.0
 # Ends of agents that say nothing about the job.
-NOT_KNOWN = "the job's outcome is not known here"
-UNACCOUNTED = "the endpoint knows of a round"
+CUT_OFF = {CauseKind.ENDPOINT_SILENT, CauseKind.NODES_SILENT}
 _BEGAN, _FENCE = attrgetter("began_at"), attrgetter("fence")
 
 
@@ -110,7 +109,7 @@ class Checks:
                     round_ := self._round_that_ends(leader, node_id, message.round)
                 ) and round_.ended_at < 1e9
                 is_news = not (is_told_again or message.went_on)
-                begins_none = leader.is_blocked or message.reason in {ALONE, CUT_OFF}  # a round
+                begins_none = leader.is_blocked or message.decision.cause.kind in CUT_OFF  # a round
                 if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
@@ -320,8 +319,8 @@ class Checks:
         if round_ is None:
             return
         round_.ended_at = min(round_.ended_at, self._world.now)
-        named = re.match(r"rank (\d+) failed on (\w+);", message.reason)
-        round_.named = (named[2], int(named[1])) if named is not None else round_.named
+        cause = message.decision.cause
+        round_.named = (cause.host, cause.ranks[0]) if cause.is_failure else round_.named
         if round_.named is not None:
             self._check_name(leader, round_, round_.named)
 
@@ -484,7 +483,7 @@ class Checks:
                 self._on_verdict(message)
 
     def _on_verdict(self, verdict: m.Ended) -> None:
-        if verdict.reason.startswith((NOT_KNOWN, UNACCOUNTED)):
+        if verdict.decision.kind is DecisionKind.OUTCOME_UNKNOWN:
             return  # a side that was cut off for longer than it waits: it claims nothing, and the job may go on elsewhere
         if self.verdict_at is None:
             self.verdict_at, self._is_published = self._world.now, self._board.closed_at is not None

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
@@ -33,7 +34,7 @@ def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
                 f"restarts {what.restart_count}"
             )
         case m.Interrupted():
-            return f"Interrupted round {what.round}, restarts {what.restart_count}: {what.reason!r}"
+            return f"Interrupted round {what.round}, restarts {what.restart_count}: {wording.text_of(what.decision)!r}"
         case m.Past():
             place = f"round {what.round} rank {what.group_rank} of {what.group_world_size}" if what.round else "new"
             return f"{what.standing} ({place}, restarts {what.restart_count})"

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -34,6 +35,7 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.restart_rules import error_patterns, parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
+from kit.decided import joined
 from kit.stories.files import Story, options_of
 
 
@@ -116,7 +118,9 @@ def told(story: Story) -> list[str]:
             decisions = [
                 send.node_id
                 for send in each
-                if not isinstance(send.message, m.Waiting | m.Look | m.Compared | r.Answer | r.Benched | r.Notice)
+                if not isinstance(
+                    send.message, m.Waiting | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice
+                )
             ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
         sends += confirmed
@@ -222,7 +226,11 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     ages = float(options.get("failed_ago") or 0), float(options.get("alone") or 0)
     base = standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares
     return m.Past(
-        *base, *ages, "it was told so" if "ended" in options else "", "charged" in options, number.get("epoch", 0)
+        *base,
+        *ages,
+        joined("host-x").cause if "ended" in options else None,
+        "charged" in options,
+        number.get("epoch", 0),
     )
 
 
@@ -244,12 +252,14 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
             by = f", coordinator has rank {boss}" if boss >= 0 else ""
             return f"assigned round {message.round} of {size}, restarts {message.restart_count}, master {message.master_addr}{by}"
         case m.Interrupted():
-            return f"interrupted round {message.round}, restarts {message.restart_count}: {message.reason}"
+            return f"interrupted round {message.round}, restarts {message.restart_count}: {wording.text_of(message.decision)}"
         case m.Ended():
             cause = f" (cause: rank {message.cause.rank} on {message.cause.host})" if message.cause else ""
-            return f"ended {message.outcome}: {message.reason}{cause}"
+            return f"ended {message.outcome}: {wording.text_of(message.decision)}{cause}"
         case m.Waiting():
-            return f"waiting: {message.text}"
+            return f"waiting: {message.full}"
+        case m.Settled():
+            return f"settled: {wording.settled(message.round, message.decision)}"
         case m.Departed():
             return f"departed from round {message.round}: group rank {message.group_rank}"
         case m.Look():
@@ -260,7 +270,7 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
         case r.Answer():
             return f"{'answer' if message.is_applied else 'refused'}: {message.text}"
         case r.Notice():
-            return f"notice: {message.stage}: {message.reason}"
+            return f"notice: {message.stage}: {wording.text_of(message.cause or '')}"
         case r.Benched():
             return f"cordoned for {message.again_s:g} s: {message.reason}" if message.again_s else "uncordoned"
         case _:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.ledger import UNKNOWN, Ledger, Reached
-from aelastic.rdzv.restart_policy import Cause, Decision, End, RestartPolicy, otherwise
+from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import parse
 from kit.stories import coordinator, files
 from kit.stories.files import Story, options_of
@@ -37,18 +39,19 @@ class Told:
         text = options.get("rules", "").replace("_", " ")
         self.policy = RestartPolicy(int(options["restarts"]), parse(text) if text else None, text)
         self.ledger, self.charged, self.now = Ledger(), 0, 0.0
-        self.last = Decision("")
+        self.last: Decision | None = None
 
     def tell(self, line: str) -> Decision:
         options = options_of(line)
         for _ in range(int(options.get("times", 1))):
-            assert not self.last.is_final, "the job is over"
+            assert self.last is None or not self.last.is_final, "the job is over"
             self.decide(failure_of(line), reached_by(options))
+        assert self.last is not None
         return self.last
 
     def decide(self, failure: ProcessFailure, reached: Reached) -> None:
         told = coordinator.as_told(failure, self.policy)
-        end = End(Cause.of(told), self.charged, self.ledger, reached, now=self.now)
+        end = End(cause_of(told), told, self.charged, self.ledger, reached, now=self.now)
         self.last = self.policy.decide(end)
         self.ledger = self.policy.after(end, self.last)
         self.charged += self.last.is_charged
@@ -82,12 +85,12 @@ def reached_by(options: dict[str, str]) -> Reached:
 
 
 def words(decision: Decision) -> list[str]:
-    said = [decision.text]
+    said = [wording.text_of(decision)]
     if decision.is_final:
-        return [*said, f"ends the job; changed by {otherwise(decision.text) or 'nothing'}"]
+        return [*said, f"ends the job; instead: {wording.instead_of(decision) or 'nothing'}"]
     costs = "costs a restart" if decision.is_charged else "costs none"
-    if decision.rule >= 0:
-        costs = f"costs one of rule {decision.rule} in {decision.window_s:g} s"
+    if decision.place >= 0:
+        costs = f"costs one of rule {decision.place} in {decision.within_s:g} s"
     waits = f", waits {decision.delay_s:g} s" if decision.delay_s else ""
     return [*said, costs + waits]
 

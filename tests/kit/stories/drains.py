@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from aelastic.decisions import wording
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
 from aelastic.rdzv.requests.drain import Crew, Drain
 from kit.stories import files, texts
@@ -39,7 +40,8 @@ class Told(texts.Told):
         yield core.step
         yield f"leaving: {' '.join(core.leaving) or 'none'}"
         yield f"aim: {core.aim.verb} by {core.aim.end_at:g}" if core.aim else "no aim"
-        yield f"is over: {core.outcome}" if core.is_over else "is not over"
+        outcome = "" if core.outcome is None else wording.text_of(core.outcome)
+        yield f"is over: {outcome}" if core.is_over else "is not over"
         yield f"verdict {core.verdict.outcome}" if core.verdict else "no verdict"
 
     def tell(self, line: str) -> list[Any]:
@@ -89,7 +91,8 @@ class Told(texts.Told):
         match message:
             case Answer(_, is_applied, text):
                 return f"{names}: {'answer' if is_applied else 'refused'}: {text}"
-            case Notice(notice_id, _, stage, save_at, is_signalled, kill_s, reason):
+            case Notice(notice_id, _, stage, save_at, is_signalled, kill_s, cause):
+                reason = wording.text_of(cause or "")
                 at = (
                     f" at {save_at}" * bool(save_at)
                     + ", signalled" * is_signalled

@@ -9,6 +9,8 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
@@ -29,6 +31,7 @@ from aelastic.observe.run_events import (
     WorkerReached,
     WorkersStarted,
 )
+from kit import decided
 
 _BEGAN = 1_770_000_000  # seconds since 1970
 _STATES = {
@@ -126,9 +129,10 @@ class NodeLog:
         self.took(known_at, "run")
         self.change(known_at, Phase.STOPPING, message)
 
-    def told(self, at: float, reason: str, cause: RestartCause = "failure", restarts: int = 1) -> None:
+    def told(self, at: float, decision: Decision, cause: RestartCause = "failure", restarts: int = 1) -> None:
         """All workers start again."""
-        self.tell(at, Restarting(cause, reason, restarts))
+        self.tell(at, Restarting(cause, decision, restarts))
+        reason = wording.text_of(decision)
         if self._phase is Phase.RUNNING:
             self.took(at, "run")
             self.change(at, Phase.STOPPING, reason)
@@ -175,10 +179,10 @@ def a_crash(message: str = "RuntimeError: loss is NaN", *, ahead: float = 0.0) -
         node.formed(1.0, 1, group_rank)
         node.started(1.2)
     b.fails(10.0, 0, message, known_at=10.01)
-    a.told(10.02, "rank 2 failed on node-b; restart 1 of 3")
+    a.told(10.02, decided.restart(1, 3, decided.failed(2, "node-b")))
     a.stopped(10.10, 0, 1)
     b.stopped(10.11, 1, then=Phase.AWAITING)
-    b.told(10.12, "rank 2 failed on node-b; restart 1 of 3")
+    b.told(10.12, decided.restart(1, 3, decided.failed(2, "node-b")))
     for group_rank, (node, started) in enumerate(((a, 10.25), (b, 10.30))):
         node.formed(10.20, 2, group_rank, restarts=1)
         node.started(started)
@@ -201,11 +205,11 @@ def a_node_lost() -> tuple[NodeLog, NodeLog, NodeLog]:
     for group_rank, node in enumerate((a, b)):
         node.formed(1.0, 1, group_rank)
         node.started(1.1)
-    a.told(5.0, "node-b is lost", "membership", 0)
+    a.told(5.0, decided.lost("node-b", "silent for 5 s"), "membership", 0)
     a.stopped(5.1, 0, 1)
     a.formed(5.2, 2, 0, nodes=1)
     a.started(5.3)
-    a.told(6.1, "re-rendezvous: node node-c joined", "membership", 0)
+    a.told(6.1, decided.joined("node-c"), "membership", 0)
     a.stopped(6.2, 0, 1)
     for group_rank, node in enumerate((a, c)):
         node.formed(6.3, 3, group_rank)

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from aelastic.core.machine import DeadlinePassed
+from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
+from kit import decided
 from kit.stories import files, texts
 from kit.stories.files import Story, options_of
 
@@ -31,9 +33,9 @@ HANGS = [
     for rank in (0, 1, 2)
 ]
 VERDICTS = {
-    "failed": Ended(Outcome.FAILED, "rank 4 failed on host; all 3 restarts are used up", FAILURE),
-    "succeeded": Ended(Outcome.SUCCEEDED, "every worker succeeded"),
-    "timed": Ended(Outcome.TIMED_OUT, "1 of at least 2 nodes came"),
+    "failed": Ended(Outcome.FAILED, decided.refused(3, decided.failed(4)), FAILURE),
+    "succeeded": Ended(Outcome.SUCCEEDED, decided.SUCCEEDED),
+    "timed": Ended(Outcome.TIMED_OUT, decided.TOO_FEW),
 }
 WHERE = {
     "init": "",
@@ -80,7 +82,7 @@ class Told(texts.Told):
         core, exits = self.core, self.core.exits
         yield core.phase
         yield core.state.value
-        yield f"because {core.reason}" if core.reason else "for no reason"
+        yield f"because {wording.text_of(core.reason)}" if core.reason else "for no reason"
         yield f"verdict {core.verdict.outcome}" if core.verdict else "no verdict"
         yield f"generation {core.generation}"
         yield "workers " + " ".join(f"{each.global_rank}/{each.role_rank}:{each.id}" for each in core.workers)
@@ -109,8 +111,13 @@ class Told(texts.Told):
             case ["round", number, *_]:
                 yield assigned(int(number)).replace(restart_count=restarts)
             case ["interrupted", number, *_]:
-                reason = options.get("for", "rank_9_failed_on_host3;_restart_1_of_3").replace("_", " ")
-                yield Interrupted(int(number), reason, restarts)
+                decision = {
+                    "": decided.restart(1, 3, decided.failed(9, "host3")),
+                    "lost": decided.lost("host3", "silent for 5 s"),
+                    "joined": decided.joined("host3"),
+                    "rule": decided.restart_by_rule(),
+                }[options.get("for", "")]
+                yield Interrupted(int(number), decision, restarts)
             case ["verdict", how, *_]:
                 yield VERDICTS[how]
             case ["spawned", *ids] if any("=" not in each for each in ids):
@@ -161,7 +168,7 @@ class Told(texts.Told):
             case ev.Stop(generation, local_ranks, by):
                 return f"stops {' '.join(map(str, local_ranks))} of generation {generation} with {ev.signal_words(by)}"
             case ev.Finish(reason):
-                return f"finishes: {reason}"
+                return f"finishes: {wording.text_of(reason)}"
 
 
 def signum(name: str) -> int:

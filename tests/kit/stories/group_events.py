@@ -6,6 +6,8 @@ from collections import defaultdict
 from typing import Any
 
 from aelastic.core.record import Record
+from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.errors import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
@@ -63,6 +65,8 @@ class Told(group.Told):
 def word(value: Any) -> str:
     if isinstance(value, ProcessFailure):
         return value.message
+    if isinstance(value, Decision):
+        return wording.text_of(value)
     is_workers = isinstance(value, tuple) and any(isinstance(each, Record) for each in value)
     return f"{len(value)} workers" if is_workers else str(value)
 

@@ -16,11 +16,12 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.term import begin_term
+from kit import decided
 
 LEASE_S = 5.0
 TOKEN = "t0k3n"
 FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)  # of no victim
-REASON = "rank 0 failed on host-a; restart 1 of 3"  # of the first failure
+FIRST = decided.restart(1, 3, decided.failed(0, "host-a"))  # what follows from the first failure
 START = 100.0
 CANDIDATE = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
 WELCOME = m.Welcome(4, LEASE_S)
@@ -62,7 +63,7 @@ def failed(name: str) -> m.Failed:
 
 
 def lost(name: str, why: str) -> m.Interrupted:
-    return m.Interrupted(1, f"node host-{name} was lost: {why}", 0)
+    return m.Interrupted(1, decided.lost(f"host-{name}", why), 0)
 
 
 def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:

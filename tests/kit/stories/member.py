@@ -13,6 +13,7 @@ from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
+from kit import decided
 
 LEASE_S = 6.0
 JOIN_S = 60.0
@@ -28,7 +29,7 @@ RANKS = NodeRanks(
     role_world_size=6,
     local_world_size=2,
 )
-SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, "every worker succeeded")
+SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)
 
 
 def record(
@@ -44,7 +45,7 @@ def assigned(round_: int = 1, restart_count: int = 0) -> m.Assigned:
 
 
 def interrupted(round_: int = 1, restart_count: int = 1) -> m.Interrupted:
-    return m.Interrupted(round_, "rank 0 failed on host-x", restart_count)
+    return m.Interrupted(round_, decided.restart(1, 3, decided.failed(0, "host-x")), restart_count)
 
 
 class Story:

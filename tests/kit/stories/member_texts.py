@@ -17,6 +17,7 @@ from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
+from kit import decided
 from kit.stories import coordinator, files, member, texts
 from kit.stories.files import Story, options_of
 from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED
@@ -140,7 +141,7 @@ class Told(texts.Told):
                 return member.assigned(int(number), int(options.get("restarts", 0)))
             case [_, "interrupted", *_]:
                 restarts = int(options.get("restarts", 1))
-                return m.Interrupted(round_, "its reason", restarts, went_on="went_on" in options)
+                return m.Interrupted(round_, decided.joined("host-x"), restarts, went_on="went_on" in options)
             case [_, "refused", *_]:
                 return m.Refused("--nnodes is 2:3 here" if "final" in options else OUTDATED, "final" in options)
             case [_, "goodbye", *_]:

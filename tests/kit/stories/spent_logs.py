@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from aelastic.decisions.decision import Decision
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.run_events import Announced, Noticed, Progressed, RunEnded, Waited, WorkerEnded
 from aelastic.observe.time_spent import ON
+from kit import decided
 from kit.stories.event_logs import NodeLog
 
 # Records of progress are this far apart; a living agent is never silent for longer.
@@ -93,9 +95,9 @@ class Job:
             self.tell_step()
         self.high = max(self.high, self.step)
 
-    def stop(self, reason: str, cause: str = "failure") -> None:
+    def stop(self, decision: Decision, cause: str = "failure") -> None:
         for _, node in self.each():
-            node.told(self.now, reason, cause, self.round)  # type: ignore[arg-type]
+            node.told(self.now, decision, cause, self.round)  # type: ignore[arg-type]
             node.stopped(self.now, 0, 1)
             node.tell(self.now, Progressed(self.round, 0, 0, self.step, is_last=True))
 
@@ -103,7 +105,7 @@ class Job:
         self.nodes[0].tell(self.now, WorkerEnded(self.round, 0, 0, "failed"))
         self.on = "starting"
         self.goes("starting", self.rng.uniform(0.01, 5.0))
-        self.stop("rank 0 failed on node-0; restart 1 of 9")
+        self.stop(decided.restart(1, 9, decided.failed(0, "node-0")))
 
     def hang(self) -> None:
         silent_s = float(self.rng.randint(30, 1800))
@@ -122,7 +124,7 @@ class Job:
             node.tell(self.now, Announced("saving", "node-0 leaves", 7))
         self.goes("drained", self.rng.uniform(1.0, 30.0))
         self.on = "drained"
-        self.stop("node-0 has left", "membership")
+        self.stop(decided.left("node-0", "spot"), "membership")
 
     def vanish(self) -> None:
         """All machines are gone at once; the same command is given again."""

@@ -12,11 +12,13 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
+from aelastic.decisions.decision import Decision
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.timeline.model import NodeStory, Restart
 from aelastic.timeline.model import Story as Timeline
+from kit import decided
 from kit.stories import files
 from kit.stories.event_logs import NodeLog
 from kit.stories.files import Story
@@ -61,6 +63,18 @@ def event_of(words: list[str]) -> ev.RunEvent | None:
             return None
 
 
+def decision_of(text: str) -> Decision:
+    """`failed:2:node-b`, `lost:node-b` or `joined:node-b`."""
+    kind, *what = text.split(":")
+    match kind:
+        case "failed":
+            return decided.restart(1, 3, decided.failed(int(what[0]), what[1]))
+        case "lost":
+            return decided.lost(what[0], "silent for 5 s")
+        case _:
+            return decided.joined(what[0])
+
+
 def tell(node: NodeLog, at: float, words: list[str]) -> None:
     event = event_of(words)
     if event is not None:
@@ -68,6 +82,8 @@ def tell(node: NodeLog, at: float, words: list[str]) -> None:
         return
     verb, *given = words
     values, named = arguments_of(given)
+    if verb == "told":
+        values[0] = decision_of(values[0])
     getattr(node, verb)(at, *values, **named)
 
 

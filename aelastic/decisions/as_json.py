@@ -1,0 +1,71 @@
+"""Decisions as JSON: in the event log, and where an agent tells its status."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from aelastic.core.record import Record
+from aelastic.decisions.cause import Cause, CauseKind, SaveOutcome
+from aelastic.decisions.decision import Decision, DecisionKind
+
+Json = dict[str, Any]
+R = TypeVar("R", bound=Record)
+
+_ENUMS: dict[str, type[StrEnum]] = {"saved": SaveOutcome}
+
+
+def to_json(decision: Decision | None) -> Json | None:
+    """The fields that say something, in the order of the value."""
+    return None if decision is None else _fields(decision)
+
+
+def from_json(value: object) -> Decision | None:
+    """What `to_json` made this of; `None` if it made it of nothing, or a newer aelastic has written it.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if value is None:
+        return None
+    cause = _read(Cause, CauseKind, value.get("cause") if isinstance(value, dict) else None)
+    decision = _read(Decision, DecisionKind, value)
+    return None if cause is None or decision is None else decision.replace(cause=cause)
+
+
+def _fields(record: Record) -> Json:
+    defaults = type(record)._defaults  # noqa: SLF001
+    told: Json = {}
+    for name, value in record.__dict__.items():
+        if isinstance(value, Record):
+            told[name] = _fields(value)
+        elif name not in defaults or value != defaults[name]:
+            told[name] = (
+                list(value) if isinstance(value, tuple) else str(value) if isinstance(value, StrEnum) else value
+            )
+    return told
+
+
+def _read(kind: type[R], names: type[StrEnum], value: object) -> R | None:
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is not a {kind.__name__.lower()}")  # noqa: TRY004  as all that is damaged
+    found = next((each for each in names if each == value.get("kind")), None)
+    if found is None:
+        return None
+    defaults = kind._defaults  # noqa: SLF001
+    known = {name: _like(defaults[name], each, name) for name, each in value.items() if name in defaults}
+    needed: Json = {"kind": found} | ({"cause": None} if kind is Decision else {})
+    return kind(**needed, **known)
+
+
+def _like(default: Any, value: object, name: str) -> Any:
+    """A value of the type of the default."""
+    if isinstance(default, StrEnum):
+        return _ENUMS[name](str(value))
+    if isinstance(default, tuple) and isinstance(value, list):
+        item = int if name == "ranks" else str
+        if all(type(each) is item for each in value):
+            return tuple(value)
+    elif (isinstance(default, float) and type(value) in {int, float}) or type(value) is type(default):
+        return value
+    raise ValueError(f"{name} is {value!r:.80}")
