@@ -133,11 +133,12 @@ class Inquiries:
             case m.Look(round_, reason):
                 places = await self._see(reason, self._held)
                 self._say(m.Saw(self._node_id, round_, tuple(place.for_others for place in places)))
-            case m.Compared(_, text, odd, is_stopped):
+            case m.Compared(_, text, odd, is_stopped, waited_s):
                 self._told = message
                 self.on_change()
                 self._tell(Compared(self._group.generation, text, odd))
-                found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, has_stacks=True)
+                known_s = waited_s if waited_s > SOME_TIME_S else 0.0
+                found = Found(self._group.generation, 0, "hang", text, signal.SIGTERM, known_s, has_stacks=True)
                 for worker in self._group.workers if is_stopped else ():
                     if worker.global_rank in odd:
                         await self._act(found.replace(local_rank=worker.local_rank))

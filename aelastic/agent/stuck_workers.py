@@ -86,7 +86,8 @@ class UnhealthyWorkers:
             return
         worker = group.workers[rank]
         if found.signum is None:
-            self._tell(Noticed(found.generation, rank, worker.global_rank, found.by, found.reason, is_stopped=False))
+            known = found.generation, rank, worker.global_rank, found.by, found.reason
+            self._tell(Noticed(*known, is_stopped=False, silent_s=found.waited_s))
             if found.has_stacks:
                 self._stack_dumps.log_innermost_frames([rank])
             elif found.by != "timer":  # a worker that waits for the user's own timer need not hang
@@ -109,4 +110,5 @@ class UnhealthyWorkers:
         for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
             if found.signum is not None and rank not in self._context.ended:  # else it ended by itself meanwhile
-                self._post(FoundUnhealthy(found.generation, rank, failure, found.signum, found.by, found.reason))
+                known = found.generation, rank, failure, found.signum, found.by, found.reason
+                self._post(FoundUnhealthy(*known, silent_s=found.waited_s))

@@ -76,16 +76,16 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
         body = claimed(text)
         candidate = record_from_bytes(body[body.find(b"{") :]).candidate
     if candidate is not None and secret is not None:
-        told = await _greet(candidate, secret)
-        problem = problem or ("" if told.startswith("it has key") else told)
+        is_trusted, told = await _greet(candidate, secret)
+        problem = problem or ("" if is_trusted else told)
         words = f"{Endpoint(next(iter(candidate.addresses), ''), candidate.port)}: {problem or told}"
     else:
         words = problem or "nothing is proved"
     return Finding("error" if problem else "ok", "coordinator", words)
 
 
-async def _greet(candidate: Candidate, secret: SecretFile) -> str:
-    """Which keys a coordinator has, or why it is not trusted."""
+async def _greet(candidate: Candidate, secret: SecretFile) -> tuple[bool, str]:
+    """Whether a coordinator is trusted, and which keys it has, or why not."""
     proof = Proofs(secret).make(MEMBER, is_client=True)
     assert proof is not None
     for address in candidate.addresses:
@@ -99,8 +99,8 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> str:
                     while proof.tags is None and (data := await reader.read(UNPROVED_BYTES_MAX)):
                         writer.write(proof.feed(data))
                 except ProofError as error:
-                    return str(error)
+                    return False, str(error)
                 finally:
                     writer.close()
-                return f"it has key {shown(proof.other_keys)}"
-    return "it cannot be reached: is its host up, and its firewall open?"
+                return True, f"it has key {shown(proof.other_keys)}"
+    return False, "it cannot be reached: is its host up, and its firewall open?"

@@ -121,14 +121,20 @@ class Cause:
 
 def describe_exit(exitcode: int) -> str:
     """The end of a process in words, from what `Popen.returncode` holds: `-n` is signal n."""
-    if exitcode < 0:
-        name = signal_name(-exitcode)
-        why = f": {_SIGNALS[name]}" if name in _SIGNALS else ""
-        return f"killed by signal {-exitcode}{f' ({name})' if name else ''}{why}"
     if exitcode > 128 and (name := signal_name(exitcode - 128)):
         # A shell, or a container runtime, passes its child's death on like this.
-        return f"exited with code {exitcode}: by convention, its child was killed by {name}"
-    return f"exited with code {exitcode}" + (f": {_CODES[exitcode]}" if exitcode in _CODES else "")
+        why = f"by convention, its child was killed by {name}"
+    else:
+        why = _SIGNALS.get(signal_name(-exitcode), "") if exitcode < 0 else _CODES.get(exitcode, "")
+    return how_it_ended(exitcode) + (f": {why}" if why else "")
+
+
+def how_it_ended(exitcode: int) -> str:
+    """The end of a process in words, without what that may mean."""
+    if exitcode >= 0:
+        return f"exited with code {exitcode}"
+    name = signal_name(-exitcode)
+    return f"killed by signal {-exitcode}{f' ({name})' if name else ''}"
 
 
 def last_line(text: str) -> str:

@@ -52,7 +52,7 @@ _LOST_PEER = re.compile(
 _OUT_OF_MEMORY = re.compile(r"^(?:\w+\.)*(?:\w*OutOfMemoryError|MemoryError)\b")
 
 # What argparse, and command lines like it, say of options that they do not take, before they exit with 2.
-USAGE, _USAGE_EXIT = "usage error", 2
+_USAGE_EXIT = 2
 _USAGE = re.compile(r"^usage: .*?^(?P<error>\S+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
 # What torch's nccl2 logs before it calls `abort`, the default for NCCL since torch 2.15.
 _ABORTING = re.compile(r"Aborting process on rank [0-9]{1,9} due to [^\n]{1,300}")
@@ -106,6 +106,7 @@ class ProcessFailure(Record):
     log_file: str = ""
     found_by: str = ""
     matched_rules: tuple[int, ...] = ()  # of `--restart-policy`, from 0: those whose `error` pattern matches it
+    is_usage_error: bool = False  # it refused its command line, as argparse does
     # Of use on its own host only.
     error_file: str = NOT_AVAILABLE
     error_file_data: Json = NO_DATA
@@ -138,12 +139,13 @@ class ProcessFailure(Record):
         is_final = is_final or (data or {}).get(FINAL_KEY) is True
         if unhealthy:
             message = f"{unhealthy}; its last words: {message}" if message else unhealthy
+        is_usage_error = False
         if not message:
-            message, traceback = _explain(exitcode, stderr_tail, oom, note)
+            message, traceback, is_usage_error = _explain(exitcode, stderr_tail, oom, note)
         message, traceback = printable(message), printable(traceback)
         known = (host, rank, local_rank, pid, exitcode, message, traceback, timestamp or int(time.time()), is_final)
         more = (stack, oom, note, world_size, log_file, found_by)
-        super().__init__(*known, *more, (), error_file, data or NO_DATA, stderr_tail)
+        super().__init__(*known, *more, (), is_usage_error, error_file, data or NO_DATA, stderr_tail)
 
     @classmethod
     def from_elsewhere(cls, *args: Any, **fields: Any) -> ProcessFailure:
@@ -229,34 +231,35 @@ class ProcessFailure(Record):
 SHARED_FIELDS = ProcessFailure.__match_args__[:-3]
 
 
-def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str]:
-    """The message and the traceback of a worker that recorded neither."""
-    from aelastic.failures.exit_reason import describe_exit, last_exception, may_be_uncaught
+def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str, bool]:
+    """The message and the traceback of a worker that recorded neither, and whether it refused its command line."""
+    from aelastic.failures.exit_reason import describe_exit, how_it_ended, last_exception, may_be_uncaught
     from aelastic.host.signals import signal_name
 
     words = describe_exit(exitcode)
     name = signal_name(-exitcode)
     if oom and name == "SIGKILL":
-        words = f"{words.partition(':')[0]}: {oom}"
+        words = f"{how_it_ended(exitcode)}: {oom}"
     usage = [match["error"] for match in _USAGE.finditer(stderr_tail)] if exitcode == _USAGE_EXIT else []
-    words = note or (f"{USAGE}: {usage[-1]}" if usage else words)
+    is_usage_error = bool(usage) and not note
+    words = f"usage error: {usage[-1]}" if is_usage_error else note or words
     ended_by = name or signal_name(exitcode - 128)  # a shell passes its child's signal on as a code
     aborting = _ABORTING.findall(stderr_tail) if ended_by == "SIGABRT" else []
     if aborting:  # even if it printed exceptions before
-        return f"{words}; its last words: {aborting[-1]}", ""
+        return f"{words}; its last words: {aborting[-1]}", "", False
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.
     is_own_doing = ended_by in _SIGNALS_OF_ITS_OWN
     is_explained = stderr_tail and (is_own_doing or may_be_uncaught(exitcode))
     cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:
-        return words, ""
+        return words, "", is_usage_error
     # What aborts a process whose interpreter is ending follows from why that ends.
     if name == "SIGABRT" and cause.is_uncaught and not note:
-        return f"{cause.headline} (the process then aborted: SIGABRT)", cause.traceback
+        return f"{cause.headline} (the process then aborted: SIGABRT)", cause.traceback, False
     if note or is_own_doing:
-        return f"{words}; its last words: {cause.headline}", cause.traceback
-    return cause.headline, cause.traceback
+        return f"{words}; its last words: {cause.headline}", cause.traceback, False
+    return cause.headline, cause.traceback, False
 
 
 # Error files.

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from aelastic.failures.failure import USAGE, ProcessFailure
+from aelastic.failures.failure import ProcessFailure
 
+USAGE_ERROR = "usage error"
 # These do not heal by themselves (builtin exceptions; by name, since the worker's classes are not here).
 CERTAIN = frozenset({
     "NameError", "UnboundLocalError", "SyntaxError", "IndentationError", "TabError", "TypeError", "AttributeError",
-    "IndexError", "KeyError", "usage error",
+    "IndexError", "KeyError", USAGE_ERROR,
 })  # fmt: skip
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _NAMED = re.compile(r"^[\s|+-]*(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?::|$)", re.MULTILINE)
@@ -62,7 +63,7 @@ def is_certain(failure: ProcessFailure) -> bool:
 
 def name_of(failure: ProcessFailure) -> str:
     """The type of its exception, without the module; empty if it has none."""
-    if failure.message.startswith(USAGE) and not failure.traceback:
-        return USAGE
+    if failure.is_usage_error:
+        return USAGE_ERROR
     match = _NAMED.match(failure.message.strip()) if failure.traceback else None
     return match["name"] if match else ""

@@ -34,8 +34,6 @@ else:
 
 ERROR_CHARS_MAX = 300
 GENERATORS_MAX = 3
-# What a worker tried to import, and did without.
-_OPTIONAL = ("is not installed", "cannot be imported")
 
 
 def main() -> None:
@@ -95,14 +93,15 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
         _say(control, importing=name)
         before, loaded = checks.State(), len(sys.modules)
         printed = _printed_bytes()
-        why = _import(name) or "; ".join(checks.State().reasons_against(before))
+        error = _import(name)
+        why = _words(error) if error is not None else "; ".join(checks.State().reasons_against(before))
         if _printed_bytes() > printed:
             _say(control, printed=name)
         if not why and (own := sorted(read & differing)):
             why = f"reads {own[0]}, which differs from worker to worker"
         read -= differing
-        if settings["is_learned"] and why.startswith(_OPTIONAL):
-            continue
+        if settings["is_learned"] and isinstance(error, ImportError):
+            continue  # a worker tried to import it, and did without
         if not why:
             continue
         _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
@@ -147,19 +146,26 @@ def _printed_bytes() -> int:
     return os.fstat(1).st_size
 
 
-def _import(name: str) -> str:
-    """Imports a module; gives what went wrong, in one line."""
-    why = ""
+def _import(name: str) -> BaseException | None:
+    """Imports a module; gives what it raised."""
     try:
         importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        why = f"is not installed: {error}"
-    except ImportError as error:
-        why = f"cannot be imported: {error}"
-    except SystemExit as error:
-        why = f"calls sys.exit({error.code!r})"
     except BaseException as error:  # noqa: BLE001  a module may raise anything
-        why = f"fails: {type(error).__name__}" + (f": {error}" if str(error) else "")
+        return error
+    return None
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong with an import, in one line."""
+    match error:
+        case ModuleNotFoundError():
+            why = f"is not installed: {error}"
+        case ImportError():
+            why = f"cannot be imported: {error}"
+        case SystemExit():
+            why = f"calls sys.exit({error.code!r})"
+        case _:
+            why = f"fails: {type(error).__name__}" + (f": {error}" if str(error) else "")
     return " ".join(why.split())
 
 

@@ -119,6 +119,7 @@ class FoundUnhealthy(Record):
     signum: int  # what it is to be stopped with
     by: WatchName = "hang"
     reason: str = ""  # the watch's words; the failure's message may add the worker's last ones
+    silent_s: float = 0.0  # without a sign of life; 0 where that is no hang
 
 
 class GraceOver(Record):

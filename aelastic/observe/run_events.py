@@ -163,6 +163,7 @@ class Noticed(RunEvent):
     by: WatchName
     reason: str
     is_stopped: bool  # the worker has failed and is stopped; otherwise it is only reported
+    silent_s: float = 0.0  # how long it had shown no sign of life; 0 if it does not hang
 
 
 class Compared(RunEvent):

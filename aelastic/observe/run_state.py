@@ -132,7 +132,7 @@ class RunEventSource:
             case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
                 local_rank, reason = event.local_rank, event.reason or event.failure.short_message
                 rank = group.workers[local_rank].global_rank
-                return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, is_stopped=True)]
+                return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)]
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
                 return self._worker_ended(event, now)

@@ -153,9 +153,9 @@ def _symptom(failure: ProcessFailure | None) -> str:
     """What was seen of a worker, before anybody asks why."""
     if failure is None:
         return ""
-    from aelastic.failures.exit_reason import describe_exit
+    from aelastic.failures.exit_reason import how_it_ended
 
-    how = f"was stopped ({failure.found_by})" if failure.found_by else describe_exit(failure.exitcode).partition(":")[0]
+    how = f"was stopped ({failure.found_by})" if failure.found_by else how_it_ended(failure.exitcode)
     return f"rank {failure.rank} on {failure.host} {how}"
 
 

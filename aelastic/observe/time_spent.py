@@ -7,7 +7,7 @@ Every second goes on exactly one of `ON`, so that the shares of a run are the wh
   the round so far.
 - **trained**, **twice**: steps for the first time, and steps that an earlier round had made.  Between two records of
   progress, steps are as long as each other.  Where no steps are told, it is not known what was done twice.
-- **hung**: before a watch has found that workers show no sign of life, as long as its sentence says, and after that.
+- **hung**: before a watch has found that workers show no sign of life, for as long as it had waited, and after that.
 - **drained**: from the notice that a node leaves until workers run again.  **waiting**: for nodes that are missing, for
   somebody who looks at a failure that is held, or for the end.
 - **unknown**: nothing was recorded for longer than a living agent is silent.
@@ -17,7 +17,6 @@ Pure.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +27,6 @@ WORDS = {"twice": "trained twice", "unknown": "not known"}
 GAP_S = 90.0
 # What starting consists of.
 STARTS = "stopping", "rendezvous", "imports", "first step"
-_SILENT = re.compile(r"(?:for|in its first) (\d+(?:\.\d+)?) s\b")
 _AT_WORK = "trained", "twice"
 
 
@@ -110,9 +108,9 @@ class TimeSpent:
                 else:
                     self._on_step(int(get("step")), at)
                 self.rate = get("steps_per_s") or self.rate
-            case "noticed" if (silent := _SILENT.search(str(get("reason")))) and self._on in _AT_WORK:
+            case "noticed" if (silent_s := _silent_s(get)) is not None and self._on in _AT_WORK:
                 self.hangs += 1
-                self._move(self._on, "hung", float(silent[1]))
+                self._move(self._on, "hung", silent_s)
                 self._go("hung")
                 self._before = self._at_work()
             case "announced":
@@ -211,6 +209,13 @@ class TimeSpent:
         for name in filter(None, (self._on, self._part)):
             self.seconds[name] += passed
             self.worker_s[name] += passed * max(1, self._workers)
+
+
+def _silent_s(get: Callable[[str], Any]) -> float | None:
+    """For how long a worker that a watch has found had shown no sign of life; `None` where it does not hang."""
+    if get("silent_s") is None:  # logs of older versions do not say
+        return None if get("by") == "timer" else 0.0
+    return float(get("silent_s")) or None
 
 
 def _after(what: str, verb: str) -> str:

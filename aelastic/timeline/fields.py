@@ -10,17 +10,19 @@ WHOLE_MAX = 1 << 63
 SECONDS_MAX = WHOLE_MAX / 1e9
 # As `docs/reference/event-log.schema.json` has them.
 _INTEGERS = frozenset(
-    ("count", "exitcode", "first_rank", "generation", "group_rank", "group_world_size", "local_rank",
-     "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "parked", "pid", "pss_bytes", "rank",
-     "restart_count", "round", "save_at", "signum", "step", "timestamp_s", "total", "world_size")
+    ("absent", "count", "exitcode", "first_rank", "generation", "group_rank", "group_world_size", "late",
+     "local_rank", "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "most", "nodes",
+     "number", "parked", "pid", "place", "pss_bytes", "rank", "restart_count", "round", "save_at", "seats", "signum",
+     "step", "timestamp_s", "total", "world_size")
 )  # fmt: skip
-_NUMBERS = frozenset(("duration_s", "remaining_s", "steps_per_s"))
+_NUMBERS = frozenset(("delay_s", "duration_s", "for_s", "remaining_s", "silent_s", "steps_per_s", "within_s"))
 _TEXTS = frozenset(
-    ("before", "by", "cause", "endpoint", "entrypoint", "event", "found_by", "host", "kind", "log_file", "message",
-     "name", "node", "note", "oom", "otherwise", "outcome", "path", "phase", "rdzv_backend", "reason", "role",
-     "run_id", "stack", "state", "text", "time", "traceback", "trouble", "verb", "what", "why")
+    ("before", "by", "cause", "cordoned", "detail", "endpoint", "entrypoint", "error", "event", "found_by", "host",
+     "kept", "kind", "log_file", "message", "name", "node", "note", "oom", "otherwise", "outcome", "path", "phase",
+     "rdzv_backend", "reason", "role", "rule", "run_id", "saved", "stack", "state", "text", "time", "traceback",
+     "trouble", "verb", "what", "why")
 )  # fmt: skip
-_FLAGS = frozenset(("is_early", "is_final", "is_last", "is_signalled", "is_stopped"))
+_FLAGS = frozenset(("is_early", "is_final", "is_last", "is_loss", "is_signalled", "is_stopped", "is_usage_error"))
 
 
 def check(record: Mapping[str, Any]) -> None:
@@ -30,7 +32,7 @@ def check(record: Mapping[str, Any]) -> None:
         ValueError: a field has another type than agents write.
     """
     for name, value in record.items():
-        if name == "failure" and isinstance(value, dict):
+        if name in {"failure", "decision", "cause"} and isinstance(value, dict):
             check(value)
         elif name == "workers" and isinstance(value, list) and all(isinstance(each, dict) for each in value):
             for each in value:
@@ -48,4 +50,4 @@ def _is_right(name: str, value: Any) -> bool:
         return type(value) is str
     if name in _FLAGS:
         return type(value) is bool
-    return name not in {"failure", "workers"}
+    return name not in {"decision", "failure", "workers"}

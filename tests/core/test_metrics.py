@@ -321,7 +321,7 @@ def test_what_the_time_goes_on_is_the_whole_run(events: Any, at: float, expected
 def test_what_was_exposed_never_shrinks() -> None:
     metrics = told(BEGAN, spawning(), STARTED)
     assert exposed(metrics, now=8.0)['aelastic_time_seconds_total{spent="trained"}'] == 6
-    metrics.tell(ev.Noticed(1, 0, 0, "hang", "no output for 4 s", is_stopped=False), 8.0)
+    metrics.tell(ev.Noticed(1, 0, 0, "hang", "no output for 4 s", is_stopped=False, silent_s=4.0), 8.0)
     read = exposed(metrics, now=9.0)
     assert [read[f'aelastic_time_seconds_total{{spent="{what}"}}'] for what in ("trained", "hung")] == [6, 5]
 

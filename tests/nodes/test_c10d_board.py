@@ -543,7 +543,7 @@ async def test_what_no_agent_wrote_over_the_record_of_a_coordinator_is_replaced(
     assert await board.publish(record, "over")
     seen = await board.read()
     assert seen is not None and seen.verdict == "over"
-    assert "was not written by an aelastic agent, over the record of this coordinator: registering it" in caplog.text
+    assert "another program wrote over the record of this leader: registering it" in caplog.text
 
 
 # Cancelled, and left behind.

@@ -28,6 +28,8 @@ from kit.waiting import DEADLINE_S, wait_for
 
 import aelastic.observe.event_log
 from aelastic import Std, Supervisor, WorkerSpec, WorkerState
+from aelastic.decisions.cause import Cause, CauseKind, SaveOutcome
+from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.errors import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
@@ -181,6 +183,10 @@ def test_the_schemas_lists_are_those_of_the_code() -> None:
     assert took["name"]["enum"] == list(ev.PHASES)
     assert changed["phase"]["enum"] == changed["before"]["enum"] == [phase.value for phase in Phase]
     assert set(changed["state"]["enum"]) == {state.value for state in WorkerState}
+    of_cause, of_decision = (SCHEMA["$defs"][name]["properties"] for name in ("cause", "decision"))
+    assert of_cause["kind"]["enum"] == list(CauseKind) and of_cause["saved"]["enum"] == list(SaveOutcome)
+    assert of_decision["kind"]["enum"] == list(DecisionKind)
+    assert (*of_cause,) == Cause.__match_args__ and (*of_decision,) == Decision.__match_args__
 
 
 # Runs, on a clock that costs no time.

@@ -164,11 +164,10 @@ class EtcdBoard(Board):
         entry = await self._etcd.get(self._key)
         try:
             return entry, self._record_of(entry) if entry.modified else None
-        except RendezvousStateError as error:
+        except RendezvousStateError:
             if not self._has_led:
                 raise
-            what = str(error).partition(" (")[0]
-            _log.warning("%s, over the record of this coordinator: registering it again", what)
+            _log.warning("%s: another program wrote over the record of this leader: registering it again", self._where)
             return entry, None
 
     @property

@@ -162,11 +162,10 @@ class KeyBoard(Board):
         """What the text says; nothing if another program has written it over the record of this agent."""
         try:
             return self._state_of(text)
-        except RendezvousStateError as error:
+        except RendezvousStateError:
             if not self._has_led:
                 raise
-            what = str(error).partition(" (")[0]
-            _log.warning("%s, over the record of this coordinator: registering it again", what)
+            _log.warning("%s: another program wrote over the record of this leader: registering it again", self._where)
             return KeyState(text, is_foreign=True)
 
     def _state_of(self, text: bytes) -> KeyState:

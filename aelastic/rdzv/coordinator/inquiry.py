@@ -21,7 +21,7 @@ NO_ANSWER = "no answer from its agent"
 def compared(question: m.Hangs, places: Sequence[Place]) -> m.Compared:
     """What is told of the places of all workers that were asked for."""
     found = compare(places, question.waited_s)
-    return m.Compared(question.round, found.text, found.odd, question.is_stopped)
+    return m.Compared(question.round, found.text, found.odd, question.is_stopped, question.waited_s)
 
 
 def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Place]:

@@ -324,6 +324,7 @@ class Compared(Record):
     text: str
     odd: tuple[int, ...]  # ranks that the others wait for; empty where that cannot be told
     is_stopped: bool  # these are to be stopped, and have failed
+    waited_s: float = 0.0  # for how long the job has stood still
 
 
 CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Settled | Waiting | Look | Compared | Reply

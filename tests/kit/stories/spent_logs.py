@@ -115,7 +115,8 @@ class Job:
                 node.alive(self.now)
         self.goes("hung", silent_s % 60)
         self.nodes[0].tell(
-            self.now, Noticed(self.round, 0, 0, "hang", f"no output for {silent_s:g} s", is_stopped=True)
+            self.now,
+            Noticed(self.round, 0, 0, "hang", f"no output for {silent_s:g} s", is_stopped=True, silent_s=silent_s),
         )
         self.fail()
 
