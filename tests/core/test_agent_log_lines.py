@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from kit import decided
+from kit.numbered import restored
 
 from aelastic.decisions import wording
 from aelastic.failures.failure import ProcessFailure
@@ -44,7 +45,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
     for event in events:
         caplog.clear()
         observers.tell(event, 0.0)
-    return [(record.levelname[0], record.getMessage()) for record in caplog.records]
+    return [(record.levelname[0], restored(record.getMessage())) for record in caplog.records]
 
 
 @pytest.mark.parametrize(
@@ -140,6 +141,6 @@ def test_the_verdict_is_a_warning_where_workers_are_stopped_for_it(
     lines = lines_of(caplog, *RUNNING, *before, ev.JobEnded(outcome, decided.refused(3, decided.failed(5)), FAILURE))
     assert lines == [(level, line)]
     off = decided.refused(0, decided.failed(5))  # torchrun's default: nobody has asked for restarts
-    assert not before or ("I", f"the job has failed: {wording.text_of(off)}") in lines_of(
+    assert not before or ("I", f"the job has failed: {restored(wording.text_of(off))}") in lines_of(
         caplog, *RUNNING, *before, ev.JobEnded(Outcome.FAILED, off, FAILURE)
     )

@@ -193,6 +193,7 @@ def test_of_a_long_traceback_the_end_is_told() -> None:
     assert len(traceback) == TRACEBACK_CHARACTERS_MAX and traceback.endswith("the end")
 
 
+@pytest.mark.words
 def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
     status = told(
         BEGAN,

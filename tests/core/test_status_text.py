@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from kit import decided
+from kit.numbered import restored
 
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import WorkerState
@@ -53,7 +54,7 @@ RUNNING = (changed(Phase.JOINING), formed(), changed(Phase.RUNNING), ev.WorkersS
 
 
 def line(text: StatusText, width: int = 200) -> str:
-    return text.line(107.0, width)
+    return restored(text.line(107.0, width))
 
 
 def test_before_anything_is_known_it_says_little() -> None:

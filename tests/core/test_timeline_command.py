@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kit import decided
+from kit.numbered import restored
 from kit.stories.event_logs import NodeLog, a_crash, a_start
 from kit.stories.timelines import data_of
 
@@ -111,7 +112,7 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
     page = node.write(tmp_path).with_name("timeline.html")
 
     assert main([str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
+    said = restored(capsys.readouterr().out).splitlines()
     changed = "(to restart anyway: a larger --max-restarts, or a rule with its own budget)"
     assert said[-2:] == [
         f"ended    FAILED: rank 1 failed on node-a; all 3 restarts are used up {changed}",
@@ -119,9 +120,9 @@ def test_the_end_of_a_failed_run_is_told_with_the_worker_that_failed_first(
     ]
     assert (
         "all 3 restarts are used up (to restart anyway: a larger --max-restarts, or a rule with its own budget)</p>"
-        in page.read_text()
+        in restored(page.read_text())
     )
-    assert "rank 1 on node-a: RuntimeError: loss is NaN</p>" in page.read_text()
+    assert "rank 1 on node-a: RuntimeError: loss is NaN</p>" in restored(page.read_text())
 
 
 def test_of_a_run_that_ended_for_want_of_nodes_no_worker_is_the_cause(

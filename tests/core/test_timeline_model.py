@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from kit import decided
+from kit.numbered import restored
 from kit.stories.event_logs import NodeLog, a_crash, a_node_lost, a_start
 from kit.stories.timelines import changed, logs_of, story_of
 
@@ -41,7 +42,8 @@ def test_what_would_have_changed_an_end_is_said_with_it() -> None:
     off = decided.refused()
     a.tell(1.0, RunEnded(WorkerState.FAILED, wording.text_of(off), decision=off))
 
-    assert story_of(a).reason == f"{wording.text_of(off)} (to restart anyway: {wording.instead_of(off)})"
+    reason = f"{wording.text_of(off)} (to restart anyway: {wording.instead_of(off)})"
+    assert restored(story_of(a).reason) == restored(reason)
 
 
 # Several nodes.

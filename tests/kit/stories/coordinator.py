@@ -36,6 +36,7 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.restart_rules import error_patterns, parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 from kit.decided import joined
+from kit.numbered import restored
 from kit.stories.files import Story, options_of
 
 
@@ -126,7 +127,7 @@ def told(story: Story) -> list[str]:
         sends += confirmed
         is_news = (state_of(core, 0.0), core.deadline) != before
         lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
-    return lines
+    return [restored(line) for line in lines]
 
 
 def state_of(core: Coordinator, now: float) -> str:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from kit.numbered import restored
+
 FOLDER = Path(__file__).parents[2] / "core" / "stories"
 SHELL_FOLDER = Path(__file__).parents[2] / "shell" / "stories"
 
@@ -54,7 +56,7 @@ def rewritten(path: Path, told: Teller) -> str:
 
 def _lines(story: Story, told: Teller) -> list[str]:
     try:
-        return told(story)
+        return [restored(line) for line in told(story)]
     except Exception as error:
         error.add_note(f"in the story {str(story)!r}")
         raise

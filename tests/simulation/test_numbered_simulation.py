@@ -1,0 +1,72 @@
+"""Whatever the sentences are: a seed's decisions, events, counters and verdicts are the same with numbers in their place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit.effort import examples
+from kit.numbered import numbered
+from kit.simulated.agent import Agent
+from kit.simulated.simulation import simulation_of
+
+from aelastic.group import events as g
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.observe.run_state import RunEventSource, RunState
+from aelastic.rdzv.protocol import messages as m
+
+pytestmark = pytest.mark.words  # it makes numbers of them itself
+DECISIONS = m.Assigned | m.Interrupted | m.Ended | m.Settled
+
+
+class Observed:
+    """A worker group, as the observers of its agent see it."""
+
+    def __init__(self, group: WorkerGroup) -> None:
+        self.group, self.source, self.state = group, RunEventSource(group), RunState()
+        self.kinds: list[str] = []
+
+    def tell(self, event: g.Event, now: float) -> None:
+        for each in self.source.handle(event, now):
+            self.kinds.append(type(each).__name__)
+            self.state.tell(each, now)
+
+    @property
+    def seen(self) -> tuple[Any, ...]:
+        state, spent = self.state, self.state.spent
+        ends = [(each.cause, each.decision, each.round) for each in state.ends]
+        counters = state.restart_count, state.drains, spent.failures, spent.hangs, spent.starts
+        return self.kinds, state.restarts, counters, ends, spent.seconds
+
+
+def decided_in(seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the nodes of a simulation hear, what their observers see, and how each of them ends."""
+    simulation, told = simulation_of(seed, endpoints), list[Any]()
+    heard, handle, groups = simulation.checks.heard, WorkerGroup.handle, dict[int, Observed]()
+
+    def on_heard(agent: Agent, message: m.CoordinatorMessage) -> None:
+        if isinstance(message, DECISIONS):
+            told.append((simulation.world.now, agent.node_id, message))
+        heard(agent, message)
+
+    def on_event(group: WorkerGroup, event: g.Event, now: float) -> list[g.Action]:
+        observed = groups.setdefault(id(group), Observed(group))
+        actions = handle(group, event, now)
+        observed.tell(event, now)
+        return actions
+
+    simulation.checks.heard = on_heard  # type: ignore[method-assign]
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerGroup, "handle", on_event)
+        simulation.run()
+    ends = [(agent.node_id, agent.group.phase, agent.group.state, agent.group.verdict) for agent in simulation.agents]
+    return [told, ends, [each.seen for each in groups.values()]]
+
+
+@pytest.mark.parametrize("endpoints", [1, 3])
+def test_a_seed_decides_the_same_whatever_the_sentences_are(endpoints: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(examples(2)):
+        with numbered() as sentences:
+            decided = decided_in(seed, endpoints, monkeypatch)
+            assert sentences, "observers are told why"
+        assert decided == decided_in(seed, endpoints, monkeypatch), seed
