@@ -19,7 +19,9 @@ READERS = ("aelastic.cli.converters", "aelastic.settings")
 # What these return is what to use instead of a value; the others give it as the last argument of `rule`.
 REMEDIES = ("aelastic.settings",)
 # In the rendezvous, what says why a round or a job ends, or a node or a connection is refused.
-VERDICTS = {"Ended", "Interrupted", "Lost", "Refused", "_refuse", "_drop", "tell"}
+VERDICTS = {"Lost", "Refused", "_succeeded", "_refuse", "_drop", "tell"}
+# Makes the sentences about decisions.
+WORDING = "aelastic.decisions.wording"
 LETTERS = re.compile(r"[A-Za-z]{2,}")
 GAP = re.compile(r"(%[-+.\d]*[a-z]|\x00)+")
 
@@ -37,6 +39,15 @@ def messages() -> dict[str, list[str]]:
             if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
                 found.setdefault(template, []).append(f"{module.file}:{place.lineno}")
     return found
+
+
+def sentences() -> set[str]:
+    """Each text about a decision, or a part of one."""
+    (module,) = (module for module in package() if module.name == WORDING)
+    parts = {part for node in module.nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    whole = [node for node in module.nodes if isinstance(node, ast.JoinedStr) or node not in parts]
+    texts = [text for node in whole if isinstance(node, ast.expr) for text in _texts(node, node, node)]
+    return {_template(text) for text in texts}
 
 
 def _remedies(module: Source) -> list[ast.expr]:

@@ -32,7 +32,7 @@ def test_each_message_of_the_code_is_explained_and_each_that_is_explained_is_in_
     written, page = messages.messages(), explained()
     missing = {text: places for text, places in written.items() if text not in page}
     assert not missing, f"add to a row, or a row to {PAGE.relative_to(ROOT)}: {missing}"
-    assert sorted(page.keys() - written.keys()) == [], "these are written no more"
+    assert sorted(page.keys() - written.keys() - messages.sentences()) == [], "these are written no more"
     assert len(page) > 250 and all(means and remedy for means, remedy in page.values())
 
 

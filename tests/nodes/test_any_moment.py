@@ -120,7 +120,7 @@ def test_a_coordinator_that_is_cut_off_as_the_job_fails_ends_nothing_that_the_ot
         fence, began = there.fence, time.monotonic()
         undo = there.cut_off(0)
         there.worker_raises(0)
-        there.agents[0].wait_said("the job's outcome is not known here|no contact with the endpoint")
+        there.agents[0].wait_said("the outcome of the job is unknown here|no contact with the rendezvous endpoint")
         there.wait_progress(there.others(0), began, above=fence)
         time.sleep(max(began + CUT_S - time.monotonic(), 0.0))
         assert not any(agent.is_over for agent in there.agents), there.team.story

@@ -33,10 +33,10 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
         n2.wait_said("this node is cordoned for 168 h", limit_s=LAUNCH_TIMEOUT_S)
         wait_for("the others go on", lambda: starts("2 n1 2") == 1)
         for agent in (n1, n2, n3):
-            assert "restart 2 of 9; again n2 is the cause: it has no seat while there are enough nodes" in agent.stderr
+            assert "restart 2 of 9; n2 is the cause again: cordoned while there are enough nodes" in agent.stderr
             last, first = told(agent.folder, "why", "-n", "2")["why"]
             assert last["failure"]["host"] == first["failure"]["host"] == "n2", "each node knows"
-            assert "n2 is blamed: twice within a day" in verb(agent.folder, "why").out
+            assert "n2 blamed: after a second time within a day" in verb(agent.folder, "why").out
         assert verb(n1.folder, "uncordon", "n2").code == 0
         wait_for("n2 is back", lambda: starts("2 n2 3") == 1)
         # A person takes the seat away again.

@@ -201,7 +201,7 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         said = verb(launch.folder, *argv)
         assert said.code == 2 and said.err.startswith(f"aelastic: error: {words} (see aelastic "), said
     assert verb(launch.folder, "stop", "exp", "--reason", "enough", "--at-save").out.startswith(
-        "exp: stop asked for on "
+        "exp: stop requested on "
     )
     jobs[0].assert_ends(EXIT_TRY_AGAIN)
     assert "all ranks have saved; all workers have ended; run the same command again to resume" in jobs[0].stderr, jobs[

@@ -18,14 +18,14 @@ from kit.waiting import DEADLINE_S
 
 from aelastic import InputError, Supervisor, WorkerSpec
 from aelastic.cli.verbs.explaining import run_policy
+from aelastic.decisions.decision import DecisionKind
 from aelastic.host import patterns
 from aelastic.host.children import wait_ended
 from aelastic.host.patterns import PatternSearch
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import Restarting, RunEnded, RunEvent
 
-PROOF = "twice without progress: restarting will not help (--restart-policy)"
-OFF = "; all {} restarts are used up"
+PROOF, OFF = DecisionKind.SAME_ERROR, DecisionKind.RESTARTS_SPENT
 STEPS = """
 first = int(open("saved").read()) if os.path.exists("saved") else 0
 for step in range(first, first + 3):
@@ -40,12 +40,12 @@ BY_STEPS = {"max_restarts": 3, "progress": r"step (\d+)"}
 
 @dataclass(frozen=True)
 class Death:
-    """What a worker does, how often it is started, the exit code and the words of the verdict."""
+    """What a worker does, how often it is started, the exit code and a decision."""
 
     does: str
     starts: int
     code: int
-    words: str
+    decided: DecisionKind
     fields: dict[str, Any] = field(default_factory=dict)  # of the spec
 
 
@@ -59,47 +59,47 @@ DEATHS = {
     "syntax": Death("exec('a b')", 2, 1, PROOF),
     "an option": Death(
         "import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", 2, 2,
-        "usage error: worker.py: error: unrecognized arguments: --lr",
+        PROOF,
     ),
-    "a value": Death("raise ValueError('empty')", 3, 1, OFF.format(2)),
-    "a code": Death("sys.exit(7)", 3, 7, OFF.format(2)),
-    "a signal": Death("os.kill(os.getpid(), 11)", 3, -11, OFF.format(2)),
-    "exit: own budget": Death("sys.exit(42)", 2, 42, "; exit 42: stop", under("exit 42: restart 1/1h; exit 42: stop")),
+    "a value": Death("raise ValueError('empty')", 3, 1, OFF),
+    "a code": Death("sys.exit(7)", 3, 7, OFF),
+    "a signal": Death("os.kill(os.getpid(), 11)", 3, -11, OFF),
+    "exit: own budget": Death("sys.exit(42)", 2, 42, DecisionKind.STOPPED_BY_RULE, under("exit 42: restart 1/1h; exit 42: stop")),
     "exit: ignored": Death(
         "sys.exit(42 if restart < 9 and open('n', 'a').write('x') and os.path.getsize('n') < 4 else 0)", 4, 0,
-        "; this restart costs none (exit 42: ignore)", under("exit 42: ignore"),
+        DecisionKind.RESTART_FREE, under("exit 42: ignore"),
     ),
-    "error": Death("raise RuntimeError('ECC error 3')", 1, 1, "error 'ECC|NVLink': stop", under("error 'ECC|NVLink': stop")),
-    "out of memory": Death("raise MemoryError", 1, 1, "; oom: stop", under("oom: stop")),
+    "error": Death("raise RuntimeError('ECC error 3')", 1, 1, DecisionKind.STOPPED_BY_RULE, under("error 'ECC|NVLink': stop")),
+    "out of memory": Death("raise MemoryError", 1, 1, DecisionKind.STOPPED_BY_RULE, under("oom: stop")),
     "a delay": Death(
-        "sys.exit(3)", 2, 3, "restart 1 of 1 within 1h, after 0.1 s", under("*: restart 1/1h after 100ms"),
+        "sys.exit(3)", 2, 3, DecisionKind.RESTART_BY_RULE, under("*: restart 1/1h after 100ms"),
     ),
     # What heals by itself is not stopped, however often it comes.
-    "it heals": Death(HEALS, 4, 0, "", under("same-error any: stop; *: restart", 5)),
+    "it heals": Death(HEALS, 4, 0, DecisionKind.SUCCEEDED, under("same-error any: stop; *: restart", 5)),
     # The same error after a step that is new is no proof; where nothing tells steps, calls of `due` are progress.
-    "after new steps": Death(STEPS.format(gain=1), 4, 1, OFF.format(3), BY_STEPS),
+    "after new steps": Death(STEPS.format(gain=1), 4, 1, OFF, BY_STEPS),
     "after the same steps": Death(STEPS.format(gain=0), 2, 1, PROOF, BY_STEPS),
-    "after new calls": Death(CALLS.format("restart + 1"), 4, 1, OFF.format(3), {"max_restarts": 3}),
+    "after new calls": Death(CALLS.format("restart + 1"), 4, 1, OFF, {"max_restarts": 3}),
     "after the same calls": Death(CALLS.format("2"), 2, 1, PROOF, {"max_restarts": 3}),
 }  # fmt: skip
 
 
-class Reasons(Observer):
-    """The reasons of all verdicts of a run, in order."""
+class Decisions(Observer):
+    """What was decided in a run, in order."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.told: list[DecisionKind] = []
 
     def tell(self, event: RunEvent, now: float) -> None:
-        if isinstance(event, Restarting | RunEnded):
-            self.told.append(event.reason)
+        if isinstance(event, Restarting | RunEnded) and event.decision is not None:
+            self.told.append(event.decision.kind)
 
 
 @dataclass
 class End:
     starts: int
     code: int
-    reasons: str
+    decided: list[DecisionKind]
 
 
 def write_worker(death: Death, folder: Path) -> str:
@@ -112,11 +112,11 @@ def write_worker(death: Death, folder: Path) -> str:
 
 async def end_of(death: Death, folder: Path) -> End:
     fields = {"max_restarts": 2, **death.fields}
-    reasons = Reasons()
+    decisions = Decisions()
     spec = WorkerSpec(entrypoint=sys.executable, args=(write_worker(death, folder),), **fields)
-    result = await Supervisor(spec, observers=[reasons]).run()
+    result = await Supervisor(spec, observers=[decisions]).run()
     code = result.failures[0].exitcode if result.failures else 0
-    return End(len((folder / "starts").read_text()), code, "\n".join(reasons.told))
+    return End(len((folder / "starts").read_text()), code, decisions.told)
 
 
 def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +131,8 @@ def test_each_death_has_its_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ends = dict(zip(DEATHS, run("uvloop", main()), strict=True))
     expected = {name: (death.starts, death.code) for name, death in DEATHS.items()}
     assert {name: (end.starts, end.code) for name, end in ends.items()} == expected
-    unsaid = {name: ends[name].reasons for name, death in DEATHS.items() if death.words not in ends[name].reasons}
-    assert not unsaid
+    others = {name: ends[name].decided for name, death in DEATHS.items() if death.decided not in ends[name].decided}
+    assert not others
 
 
 # On the command line.
@@ -153,7 +153,7 @@ def test_a_command_line_names_a_file_of_rules_and_ranks_that_another_program_sta
     )  # fmt: skip
     job.assert_ends(3)
     assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"], "started once"
-    assert "; exit 3: stop (--restart-policy)" in job.stderr
+    assert "; stopped by a rule of --restart-policy (exit 3: stop)" in job.stderr
     assert "--restart-policy: *: ignore starts workers again without end" in job.stderr
 
 
@@ -225,7 +225,7 @@ def test_a_run_that_is_over_is_replayed_under_other_rules(launch: Launcher) -> N
     other = explained(logs, "--restart-policy", "error ^ValueError: restart 1/1h; *: stop").splitlines()
     assert "worker.py:" in other[1] and other[1].startswith("  cause    ValueError: odd at ")
     assert [line.partition("; ")[2] for line in other if line.startswith("  now")] == [
-        "restart 1 of 1 within 1h", "*: stop (--restart-policy)",
+        "restart 1 of 1 within 1h", "stopped by a rule of --restart-policy (*: stop)",
     ]  # fmt: skip
     assert other[-1] == "the job would have ended here: 2 rounds fewer"
     (log,) = {each.resolve() for each in logs.glob("*/events.jsonl")}  # `latest` is a link

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from aelastic.decisions.cause import CauseKind
 from kit.faults.chaos import LEASE_S, Battlefield, Fault
 from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
 
@@ -84,8 +84,9 @@ def rounds_of(there: Battlefield) -> list[Round]:
                 round_.began_at = min(round_.began_at, at)
                 round_.ranks[index] = event["first_rank"]
             elif event["event"] == "restarting" and round_ is not None:
-                named = re.match(r"rank (\d+) failed on ", event["reason"])
-                round_.named |= {int(named[1])} if named else set()
+                cause = event["decision"]["cause"]
+                named = cause["kind"] == CauseKind.FAILURE
+                round_.named |= {*cause["ranks"]} if named else set()
                 round_.ended_at = round_.ended_at if named else min(round_.ended_at, at)
     return [rounds[number] for number in sorted(rounds)]
 
