@@ -46,7 +46,7 @@ def sentences() -> set[str]:
     (module,) = (module for module in package() if module.name == WORDING)
     parts = {part for node in module.nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     whole = [node for node in module.nodes if isinstance(node, ast.JoinedStr) or node not in parts]
-    texts = [text for node in whole if isinstance(node, ast.expr) for text in _texts(node, node, node)]
+    texts = [text for node in whole if isinstance(node, ast.expr) for text in _texts(node, module.tree, module.tree)]
     return {_template(text) for text in texts}
 
 

@@ -50,7 +50,7 @@ def settled(round_: int, decision: Decision) -> str:
 def blame(host: str, innocence: Innocence | None) -> str:
     """What a failure says of its host."""
     if innocence is None:
-        return f"{host} blamed: after a second time within a day it is cordoned while there are enough nodes without it"
+        return f"{host} blamed: after a second time within a day it is cordoned while there are enough other nodes"
     return f"{host} not blamed: {_INNOCENT[innocence]} is not evidence of a bad host"
 
 
@@ -74,7 +74,7 @@ def _decision(decision: Decision) -> str:
         return text
     if not decision.for_s:
         return f"{text}, without {host}"
-    return f"{text}; {host} is the cause again: cordoned while there are enough nodes without it"
+    return f"{text}; {host} is the cause again: cordoned while there are enough other nodes"
 
 
 def _because(words: str) -> Callable[[Decision], str]:
@@ -188,7 +188,7 @@ def _in_brackets(text: str) -> str:
 
 def _cordoned(cause: Cause) -> str:
     how = f"for {cause.within_s / 3600:g} h{_in_brackets(cause.detail)}"
-    return f"{_hosts(cause)} is cordoned {how}, while there are enough nodes without it"
+    return f"{_hosts(cause)} is cordoned {how}, while there are enough other nodes"
 
 
 def _unknown(cause: Cause) -> str:

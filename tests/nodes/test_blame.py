@@ -33,7 +33,7 @@ def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch:
         n2.wait_said("this node is cordoned for 168 h", limit_s=LAUNCH_TIMEOUT_S)
         wait_for("the others go on", lambda: starts("2 n1 2") == 1)
         for agent in (n1, n2, n3):
-            assert "restart 2 of 9; n2 is the cause again: cordoned while there are enough nodes" in agent.stderr
+            assert "restart 2 of 9; n2 is the cause again: cordoned while there are enough other nodes" in agent.stderr
             last, first = told(agent.folder, "why", "-n", "2")["why"]
             assert last["failure"]["host"] == first["failure"]["host"] == "n2", "each node knows"
             assert "n2 blamed: after a second time within a day" in verb(agent.folder, "why").out
