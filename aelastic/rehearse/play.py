@@ -294,11 +294,17 @@ class Play:
 
     @property
     def cause(self) -> str:
-        """Why it ended, in the first agent's words."""
+        """Why it ended: the last failure in the first agent's event log, or its last words."""
+        with suppress(OSError):  # there is no event log
+            text = (self._logs(0) / "latest" / "events.jsonl").read_text()
+            whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            for record in map(json.loads, reversed(whole)):
+                if failure := record.get("failure"):
+                    what = failure["message"].strip().partition("\n")[0]
+                    return f"rank {failure['rank']} failed on {failure['host']}: {what}"
         text = (self.folder / "agent.log").read_text(errors="replace")
         said: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
-        failed = [line for line in said if re.match(r"W rank \d+ failed on |error", line)]
-        return failed[-1].removeprefix("W ") if failed else (said or ["no word"])[-1]
+        return (said or ["no word"])[-1]
 
     @property
     def asks(self) -> bool:

@@ -3,6 +3,7 @@ wrong with a command, or with an undisturbed run."""
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -188,7 +189,12 @@ def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
     script = Script((), ("train.py",), (1, 1), 1, re.compile(step) if step else None, {})
     pattern = re.compile(metric) if metric else None
     play = Play(script, files, pattern, files.apart / "1", 0)
-    (play.folder / "agent.log").write_text("aelastic: W rank 0 failed on n0: x\nTraceback\naelastic: I that is all\n")
+    (play.folder / "agent.log").write_text("aelastic: W that is all\n")
+    events = play.folder / "logs" / "latest" / "events.jsonl"
+    events.parent.mkdir(parents=True)
+    failure = {"rank": 0, "host": "n0", "message": "x\nand more"}
+    records = [{"event": "worker_ended", "failure": failure}, {"event": "run_ended", "failure": None}]
+    events.write_text("".join(f"{json.dumps(each)}\n" for each in records))
     worker = Worker(0, 1, 0, 7, tmp_path, -1)
     play.workers.append(worker)
     for line in lines:
