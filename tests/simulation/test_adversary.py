@@ -51,6 +51,17 @@ def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the
     Path(45000310, size, faults).run()
 
 
+def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of_a_break_beside_it() -> None:
+    size = Size(max_restarts=3, is_leased=True)
+    failed_at, broke_at = 6.590706729040672, 6.594267521343865
+    faults = (
+        (1.317698336126417, Fault("board down", "node0", "node1", 7.0)),
+        (failed_at, Fault("fail", "node1")),
+        (broke_at, Fault("break", "node0")),
+    )
+    Path(44001509, size, faults).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

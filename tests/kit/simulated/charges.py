@@ -169,7 +169,9 @@ class Charges:
                 # A coordinator that stands still dates what fails meanwhile by when it hears of it, which is long after the break.
                 still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]
                 is_late = any(each.was_at(at) for each in still for at, _, _ in last.failures)
-                is_certain = fault.is_certain and node_id in last.heard and not is_late
+                # Where that one is replaced before it has answered, the next does not hear of a break that is over.
+                is_kept = last.token == next_.token
+                is_certain = fault.is_certain and node_id in last.heard and not is_late and is_kept
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
             case "reset":
