@@ -25,6 +25,11 @@ def test_a_job_waits_for_a_store_that_forgot_just_when_another_was_taken_in_agai
     simulate(44003535, endpoints=3)
 
 
+def test_a_coordinator_that_was_suspended_with_its_clock_may_assign_a_node_again_to_a_round_that_it_has_begun() -> None:
+    """A node of the round before came back once that had begun, and has gone to another coordinator since."""
+    simulate(44006585, endpoints=3)
+
+
 def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)

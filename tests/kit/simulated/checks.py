@@ -167,8 +167,10 @@ class Checks:
 
     def _check_lost_none(self, leader: Leader, number: int) -> None:
         token = leader.sessions.token
-        last = self.rounds.get((token, number - 1))
-        missing = set(last.heard if last is not None else ()) - self.rounds[token, number].heard.keys()
+        last, round_ = self.rounds.get((token, number - 1)), self.rounds[token, number]
+        if round_.began_at < self._world.now:
+            return  # a node that has missed its assignment hears it again
+        missing = set(last.heard if last is not None else ()) - round_.heard.keys()
         missing &= self._connected.get(token, missing)  # else it was lost when the board said that this one leads
         lost = [each for each in self.agents if each.node_id in missing and not each.is_leaving]
         if lost:
