@@ -990,9 +990,18 @@ def test_the_order_of_failures_is_lost_where_they_are_told_again_much_later() ->
 
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
-        simulation = simulation_of(seed)
-        simulation.faults = replace(simulation.faults, prepares=0.7)
-        simulation.run()
+        simulate_with_imports(seed)
+
+
+def test_spares_may_begin_a_round_while_half_of_the_last_one_is_at_work_where_the_other_half_is_back() -> None:
+    """Neither of its two nodes had heard yet that their connections were gone when one of them came back."""
+    simulate_with_imports(44002525)
+
+
+def simulate_with_imports(seed: int) -> None:
+    simulation = simulation_of(seed)
+    simulation.faults = replace(simulation.faults, prepares=0.7)
+    simulation.run()
 
 
 def test_a_seed_tells_the_same_story_twice() -> None:

@@ -89,6 +89,7 @@ class Checks:
         self.verdict_at: float | None = None
         self._is_published = False  # the board knew it first
         self._last_said: dict[tuple[str, str], Any] = {}  # token and node
+        self._welcomed: set[tuple[str, str]] = set()  # the same: nodes that a coordinator has met
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
         self._ended: set[str] = set()
@@ -101,6 +102,9 @@ class Checks:
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
+            case m.Welcome():
+                self._welcomed.add((leader.sessions.token, node_id))
+                return
             case m.Assigned():
                 self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
@@ -224,7 +228,7 @@ class Checks:
         def check() -> None:
             self._check_charge(round_, message.restart_count)
             self._check_others(agent, leader, round_)
-            self._note_fork(round_)
+            self._note_fork(agent, round_)
 
         self._world.after(0.0, check)  # what is said with it is said in the same breath
 
@@ -233,32 +237,42 @@ class Checks:
         """Tokens of those that were elected in the board's present life."""
         return {r.candidate.token for at, r in self._board.elections if at > self._board.wiped_at}
 
-    def _note_fork(self, round_: Round) -> None:
+    def _note_fork(self, agent: Agent, round_: Round) -> None:
         """Two coordinators have begun a round of other nodes after the same one."""
         known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
         known = [each for each in known if each is not round_]  # whoever is in it already came from another
         round_.before = max(known, default=None, key=_BEGAN)
-        self._check_accounted(round_)
+        self._check_accounted(agent, round_)
         for other in self.rounds.values():
             is_fork = other.token != round_.token and other.before is round_.before
             if is_fork and round_.before and not other.heard.keys() & round_.heard.keys():
                 self._forks[other, round_] = None
 
-    def _check_accounted(self, round_: Round) -> None:
+    def _check_accounted(self, agent: Agent, round_: Round) -> None:
         """Newcomers begin no round beside one that the board knows, of which half of the nodes or more are at work.
 
-        Unless their coordinator was elected before the board forgot all: it is certain for a lease, and knows no better.
+        Half may be at work once their coordinator has met one of these nodes (ADR 24); those that it has told to stop do not
+        count.  A coordinator that was elected before the board forgot all is certain for a lease, and knows no better.
         """
-        record = self._board.record
-        if round_.token not in self._elected or (record and record.candidate.token != round_.token):
+        record, token = self._board.record, round_.token
+        if token not in self._elected or (record and record.candidate.token != token):
             return  # whether one that was displaced still decides is judged elsewhere (`_check_leadership`)
         if record is None or record.seats is None or record.seats.needs_endpoint or round_.before is not None:
             return
         known = record.seats
-        others = [self.round_of(agent) for agent in self._running if not agent.is_frozen]
-        at_work = [other for other in others if other and other.fence == known.fence < round_.fence]
-        if 2 * len(at_work) >= len(known.seats):
+        has_met = any((token, seat.node_id) in self._welcomed for seat in known.seats)
+        at_work = 0
+        for other in self._running:
+            its = self.round_of(other)
+            is_of_known = its is not None and its.fence == known.fence < round_.fence
+            at_work += is_of_known and not other.is_frozen and not self._has_told_to_stop(agent, token, other)
+        if 2 * at_work >= len(known.seats) + has_met:
             self.fail(f"{round_} begins, and the board knows of {known} at work")
+
+    def _has_told_to_stop(self, coordinator: Agent, token: str, node: Agent) -> bool:
+        """Whether a node hears that its round is over, if it has not yet."""
+        is_told = isinstance(self._last_said.get((token, node.node_id)), m.Interrupted | m.Ended)
+        return is_told and self._has_connection(node, coordinator)
 
     def look_at_forks(self, slow_s: float) -> None:
         """Of two rounds that follow the same one, one side ends a lease and a second later.
@@ -411,7 +425,11 @@ class Checks:
         return not self._is_published or self._board.has_forgotten
 
     def _is_connected(self, member: Agent, to: Agent) -> bool:
-        if not member.is_alive or member.stream is None or member.member.phase is not MemberPhase.MEMBER:
+        return member.member.phase is MemberPhase.MEMBER and self._has_connection(member, to)
+
+    def _has_connection(self, member: Agent, to: Agent) -> bool:
+        """Whether a coordinator has a connection with a node, which may not have welcomed it yet."""
+        if not member.is_alive or member.stream is None:
             return False
         server_end = member.stream.peer
         return server_end.process is to and server_end.is_open and member.stream.is_open
