@@ -304,11 +304,11 @@ class Member(Machine[Event, Action]):
             return [ev.Disconnect(), *self._pause(now)]
         self.state.on_welcome(is_new=self.leader.on_welcome(record, welcome.epoch, now))
         self.record = record = record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
-        self.phase = Phase.MEMBER
+        was_greeting, self.phase = self.phase is Phase.GREETING, Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
         self.outbox.put_off_heartbeat(self.terms.lease_s, now)
-        if self.outbox.is_outdated(self.state):  # else failures of its peers, which die of that, would be charged
+        if was_greeting and self.outbox.is_outdated(self.state):  # else failures of its peers, its victims, are charged
             self._lose_leader("this node ended its round before it was welcomed", now)
             return [ev.Disconnect(), *self._connect(record, now)]
         unsent = self.outbox.take_unsent()
