@@ -988,6 +988,11 @@ def test_the_order_of_failures_is_lost_where_they_are_told_again_much_later() ->
     simulate(44009208)
 
 
+def test_a_node_that_has_hung_up_is_lost_before_its_connection_closes() -> None:
+    """Its coordinator asks the board between the two, and is suspended with its clock before the answer comes."""
+    simulate(46001215)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)

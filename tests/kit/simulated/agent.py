@@ -516,7 +516,7 @@ class Server:
         self._rival: LeaderRecord | None = None
         self._finishing: Callable[[], None] | None = None  # what is to be done once all have heard the verdict
         self.shell = agent.open_shell("leader", leader, self.carry_out, c.DeadlinePassed())
-        self._nodes: dict[int, str] = {}  # connection to the node at its other end
+        self._hung_up: set[int] = set()  # connections whose nodes have said so
         listener.serve(self._accept)
         agent.arm(self.shell)
 
@@ -531,8 +531,13 @@ class Server:
             self.streams.pop(conn, None)
             mail(self.shell, c.Closed(conn, end.is_reset))
 
+        def heard(message: Any) -> None:
+            if isinstance(message, HungUp):
+                self._hung_up.add(conn)
+            mail(self.shell, c.Received(conn, message))
+
         self.streams[conn] = end
-        end.on_message, end.on_closed = lambda message: mail(self.shell, c.Received(conn, message)), closed
+        end.on_message, end.on_closed = heard, closed
         mail(self.shell, c.Opened(conn, peer, way))
 
     def carry_out(self, action: c.Action) -> None:  # noqa: C901  one case for each action
@@ -556,7 +561,8 @@ class Server:
                 if not self._is_claiming:
                     self._is_claiming = self.record.is_elected
                     limit_s = self.leader.lease.lease_s
-                    here = {getattr(end.peer.process, "node_id", "") for end in self.streams.values() if end.is_open}
+                    ends = [end for conn, end in self.streams.items() if end.is_open and conn not in self._hung_up]
+                    here = {getattr(end.peer.process, "node_id", "") for end in ends}
                     done = partial(self._renewed, here)
                     renew = lambda: agent.board.renew(self.record.replace(seats=seats))  # noqa: E731
                     agent.asking.ask("renew", renew, limit_s, done)
