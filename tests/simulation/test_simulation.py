@@ -1003,6 +1003,10 @@ def test_spares_may_begin_a_round_while_half_of_the_last_one_is_at_work_where_th
     simulate_with_imports(44002525)
 
 
+def test_a_round_of_one_node_ends_the_job_at_once_whatever_becomes_of_its_connection() -> None:
+    simulate_with_imports(46000180)
+
+
 def simulate_with_imports(seed: int) -> None:
     simulation = simulation_of(seed)
     simulation.faults = replace(simulation.faults, prepares=0.7)

@@ -363,8 +363,10 @@ class Checks:
             return
         last = max(self.rounds.values(), key=_FENCE)
         are_dark = {node_id.partition("#")[0] for node_id in last.heard} & self._world.dark
+        is_decided_at_once = len(last.heard) == 1  # a round of one node has no victims
         if (
-            are_dark
+            is_decided_at_once
+            or are_dark
             or self.charges.has_silent_break(last)
             or self.charges.legal_names(last, agent.node_id, self._world.now) is None
         ):
