@@ -62,6 +62,13 @@ def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of
     Path(44001509, size, faults).run()
 
 
+def test_a_failure_may_be_charged_where_its_coordinator_told_so_and_was_switched_off_unnoticed() -> None:
+    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, is_leased=True)
+    failed_at, off_at = 1.228540777345286, 1.2971757253767662
+    faults = ((failed_at, Fault("fail", "node1")), (off_at, Fault("dark", "node0", seconds=0.3)))
+    Path(46000198, size, faults).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

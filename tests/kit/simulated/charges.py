@@ -161,7 +161,9 @@ class Charges:
                 # A coordinator that is lost takes along what only it has heard of, after it had told of the failure.
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
                 is_noticed = node_id in last.heard and node_id not in next_.heard
-                is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own
+                # One that had told of the failure, and is switched off, may be missed when it is written to: long after that.
+                is_late = fault.is_dark and node_id == last.leader_id and last.named is not None
+                is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own and not is_late
                 # One that lived on would have answered the failure: its heir does not know that it was not sure of its term.
                 is_unanswered = node_id == last.leader_id and last.token != next_.token and last.named is None
                 return [Loss(-math.inf if is_unanswered else since, fault.since + self.late_s, is_certain)]
