@@ -993,6 +993,11 @@ def test_a_node_that_has_hung_up_is_lost_before_its_connection_closes() -> None:
     simulate(46001215)
 
 
+def test_a_node_that_votes_for_one_candidate_after_another_stops_its_workers_in_time() -> None:
+    for seed in (46100035, 46301353):
+        simulate(seed)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.survivors.election import CHOSEN_S
 
 # After a lease without a message.  A board that forgets a dead leader by itself does so within half a second more
 # (etcd looks for leases that have ended twice a second).
@@ -38,6 +39,7 @@ class Contact:
     look_at: float = 0.0  # when the board is read next, to see whether the leader lives, or another leads
     _term: tuple[int, str] = (0, "")  # epoch and token of the leader
     _renewals: int = 0  # of it, as the board counted them by then
+    _awaits_elected: bool = False  # one that nodes have elected since
 
     def begin(self, record: LeaderRecord, renewals: int, now: float) -> None:
         """A leader is there: it has welcomed this node, or the board shows it; with so many renewals."""
@@ -46,8 +48,19 @@ class Contact:
 
     def on_heartbeat(self, renewals: int, now: float) -> None:
         """The leader that this node follows lives, and has renewed so often."""
-        self.since, self._renewals = now, renewals
+        self.since, self._renewals, self._awaits_elected = now, renewals, False
         self.look_at = self.given_up_at
+
+    def on_elected(self, now: float) -> None:
+        """Nodes have elected a leader, or this node has voted for one: the first one gets time to start.
+
+        The story behind it: among nodes that are cut off nobody wins, and each votes for one candidate after another.
+        If every candidate got a lease, workers would run beside the next round of the others until the cut is over.
+        """
+        if not self._awaits_elected:
+            self._awaits_elected = True
+            self.since = max(self.since, now + CHOSEN_S - self.lease_s - MARGIN_S)
+            self.look_at = self.given_up_at
 
     def on_board(self, now: float) -> None:
         """The board has answered."""

@@ -215,6 +215,9 @@ class Member(Machine[Event, Action]):
 
     def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
         """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
+        if record is not None and record.is_elected:  # that is the nodes' word, not the board's
+            self.contact.on_elected(now)
+            return []
         self.contact.on_board(now)
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []

@@ -1,9 +1,10 @@
 """Stories of a member as text: what the supervisor, the board, connections and the clock tell it, and what it does.
 
 As in `texts.py`.  A story begins in a phase of `kit.stories.member`.  A record of the board is `boss 4`: the coordinator's
-node and epoch.  `5 s are slept`: the process was stopped.  While `5 s pass` the coordinator says nothing, or its heartbeats
-(`hearing 7`), what is due is done, and the board does not answer a member that checks it; `cut off`: it does, with so many
-renewals, or `rising` ones, no connection can be opened, and only what is delivered is shown.
+node and epoch; in `nodes elect boss 100` it comes from the other nodes.  `5 s are slept`: the process was stopped.  While
+`5 s pass` the coordinator says nothing, or its heartbeats (`hearing 7`), what is due is done, and the board does not answer
+a member that checks it; `cut off`: it does, with so many renewals, or `rising` ones, no connection can be opened, and only
+what is delivered is shown.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Told(texts.Told):
             self.attempt_until = self.story.now + 2.5
         return done
 
-    def event(self, line: str) -> ev.Event:  # noqa: C901  a case for each
+    def event(self, line: str) -> ev.Event:  # noqa: C901, PLR0912  a case for each
         options = options_of(line)
         conn, round_ = int(options.get("conn", self.core.conn)), int(options.get("round") or 1)
         match line.split():
@@ -104,6 +105,8 @@ class Told(texts.Told):
                 return ev.NotEligible()
             case ["the", "board", "has", "nothing"]:
                 return ev.BoardRead(None)
+            case ["nodes", "elect", name, epoch]:
+                return ev.BoardRead(member.record(int(epoch), node_id=name).replace(is_by_nodes=True))
             case ["the", "board", "has", name, epoch, *_]:
                 renewals = int(options["renewals"]) if "renewals" in options else None
                 verdict = to_text(SUCCEEDED) if "verdict" in options else ""
