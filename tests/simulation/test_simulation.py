@@ -998,6 +998,10 @@ def test_a_node_that_votes_for_one_candidate_after_another_stops_its_workers_in_
         simulate(seed)
 
 
+def test_an_agent_that_was_frozen_may_hear_of_a_round_and_of_the_verdict_at_once() -> None:
+    simulate(46301590)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)

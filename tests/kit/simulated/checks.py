@@ -92,7 +92,7 @@ class Checks:
         self._welcomed: set[tuple[str, str]] = set()  # the same: nodes that a coordinator has met
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
-        self._ended: set[str] = set()
+        self._ended_at: dict[str, float] = {}  # when agents heard how the job ended
         self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
         # Two rounds that follow the same one, and since when both run.
@@ -452,7 +452,8 @@ class Checks:
             self.fail(f"{agent}: the fencing number falls from {last.fence} to {assigned.fence}")
         if assigned.restart_count < self._counts.get(agent.node_id, 0):
             self.fail(f"{agent}: the restart count falls to {assigned.restart_count}")
-        if agent.node_id in self._ended:
+        # An agent that was frozen may hear of a round and of the end at once, and its supervisor reads the round first.
+        if self._ended_at.get(agent.node_id, math.inf) < self._world.now:
             self.fail(f"{agent} starts workers after the verdict")
         self._counts[agent.node_id] = assigned.restart_count
         self._round_of[agent.node_id] = round_
@@ -500,7 +501,7 @@ class Checks:
 
     def heard(self, agent: Agent, message: m.CoordinatorMessage) -> None:
         if isinstance(message, m.Ended):
-            self._ended.add(agent.node_id)
+            self._ended_at.setdefault(agent.node_id, self._world.now)
             if message.outcome is not m.Outcome.REPLACED:
                 self._on_verdict(message)
 
