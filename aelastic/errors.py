@@ -51,10 +51,20 @@ class ErrorCategory(Enum):
 
 
 class AelasticError(Exception):
-    """Base class of all errors that aelastic raises; `category` and `exit_code` tell who is at fault."""
+    """Base class of all errors that aelastic raises; `category` and `exit_code` tell who is at fault.
+
+    Args:
+        topic: the entry of docs/reference/troubleshooting.md that helps, where the message is not enough.
+    """
 
     category: ClassVar[ErrorCategory] = ErrorCategory.AGENT
     exit_code: ClassVar[int] = EXIT_FAILURE
+    topic: str | None = None
+
+    def __init__(self, *args: object, topic: str | None = None) -> None:
+        super().__init__(*args)
+        if topic is not None:
+            self.topic = topic
 
 
 class InputError(AelasticError, ValueError):
@@ -83,6 +93,7 @@ class RendezvousTimeoutError(RendezvousError):
     """
 
     exit_code = EXIT_TRY_AGAIN
+    topic = "too-few-nodes-joined"
 
 
 class RendezvousClosedError(RendezvousError):
@@ -98,12 +109,16 @@ class RendezvousConnectionError(RendezvousError):
     You can retry.  Check its host name, port, firewall and server.
     """
 
+    topic = "no-answer-from-the-endpoint"
+
 
 class RendezvousStateError(RendezvousError):
     """The endpoint holds data that no agent has written.
 
     Do not retry.  Check whether another program uses the endpoint, or another job the same run id.
     """
+
+    topic = "the-record-at-the-endpoint-is-not-ours"
 
 
 class RequestError(AelasticError):
@@ -139,6 +154,7 @@ class UnkillableWorkerError(AelasticError):
 
     category = ErrorCategory.INFRA
     exit_code = EXIT_INTERNAL
+    topic = "a-process-survived-sigkill"
 
     def __init__(self, processes: Sequence[str]) -> None:
         self.processes = tuple(processes)

@@ -35,9 +35,9 @@ def messages() -> dict[str, list[str]]:
         said = [(call, text) for call, scope in _calls(module.tree) for text in _said(call, scope, module, ours)]
         said += [(value, text) for value in _remedies(module) for text in _texts(value, module.tree, module.tree)]
         for place, text in said:
-            template = _template(text)
-            if len(LETTERS.findall(template)) > 1:  # or all of it is another's words
-                found.setdefault(template, []).append(f"{module.file}:{place.lineno}")
+            form = template(text)
+            if len(LETTERS.findall(form)) > 1:  # or all of it is another's words
+                found.setdefault(form, []).append(f"{module.file}:{place.lineno}")
     return found
 
 
@@ -47,7 +47,7 @@ def sentences() -> set[str]:
     parts = {part for node in module.nodes if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
     whole = [node for node in module.nodes if isinstance(node, ast.JoinedStr) or node not in parts]
     texts = [text for node in whole if isinstance(node, ast.expr) for text in _texts(node, module.tree, module.tree)]
-    return {_template(text) for text in texts}
+    return {template(text) for text in texts}
 
 
 def _remedies(module: Source) -> list[ast.expr]:
@@ -136,5 +136,6 @@ def _last(expr: ast.expr) -> str:
     return ast.unparse(expr).rpartition(".")[2]
 
 
-def _template(text: str) -> str:
+def template(text: str) -> str:
+    """A message with `…` for each value."""
     return " ".join(GAP.sub("…", text).split())

@@ -70,9 +70,9 @@ class Invocation(Record):
 
     @property
     def endpoint_note(self) -> str:
-        """Which variable holds the rendezvous endpoint, as the beginning of a hint; empty if none does."""
+        """Which variable holds the rendezvous endpoint, to follow a message; empty if none does."""
         note = "" if self.spec.rdzv is None else self.spec.rdzv.endpoint_note
-        return note and f"{note}, "
+        return note and f"; {note}"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS) -> Invocation:

@@ -46,6 +46,7 @@ from aelastic.errors import (
     get_error_handler,
 )
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
+from aelastic.help.topics import with_topic
 from aelastic.host.usage import shortage_of
 
 if TYPE_CHECKING:
@@ -361,9 +362,9 @@ def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
         case ChildFailedError():
             return _report(error)
         case RendezvousTimeoutError() | RendezvousConnectionError():
-            _say(f"aelastic: error: {error} ({endpoint_note}see docs/reference/troubleshooting.md)")
+            _say(with_topic(f"aelastic: error: {error}{endpoint_note}", error.topic))
         case AelasticError():  # an `InternalError` brings its story
-            _say(f"aelastic: error: {error}")
+            _say(with_topic(f"aelastic: error: {error}", error.topic))
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
             package = name.partition(".")[0]
             return _refuse(InputError(f"{package} is not installed for {sys.executable}: pip install {package}"))
@@ -386,6 +387,9 @@ def _has_error_file() -> bool:
 
 def _refuse(error: InputError) -> Outcome:
     text = " ".join(str(error).split())
+    if error.topic is not None:
+        _say(with_topic(f"aelastic: error: {text}", error.topic))
+        return Outcome(EXIT_INPUT)
     more = "docs/reference/environment.md" if _VARIABLE.match(text) else "python -m aelastic --help"
     has_more = "see docs/" in text or text.endswith(" --help)")
     _say(f"aelastic: error: {text}" + ("" if has_more else f" (see {more})"))

@@ -19,6 +19,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
+from aelastic.help.topics import HelpfulFormatter
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
@@ -90,7 +92,7 @@ def _show(item: str | Callable[[], None]) -> None:
 def configure_logging(writer: StderrWriter, level: str) -> None:
     """Sends log records of `aelastic` from a level up to stderr; the root logger and other loggers stay as they are."""
     number = logging.getLevelNamesMapping().get(level.strip().upper())
-    writer.setFormatter(logging.Formatter(LOG_FORMAT))
+    writer.setFormatter(HelpfulFormatter(LOG_FORMAT))
     ours = logging.getLogger("aelastic")
     ours.handlers[:] = [writer]
     ours.propagate = False
@@ -111,7 +113,7 @@ def warnings_on_stderr() -> Iterator[None]:
         yield
         return
     writer = StderrWriter()
-    writer.setFormatter(logging.Formatter(LOG_FORMAT))
+    writer.setFormatter(HelpfulFormatter(LOG_FORMAT))
     writer.setLevel(logging.WARNING)
     ours.addHandler(writer)
     try:

@@ -243,8 +243,8 @@ def test_what_variables_say_together_is_refused_by_their_names(
 @pytest.mark.parametrize(
     "options, environ, said",
     [
-        ("", {"PET_MASTER_ADDR": "n"}, "the endpoint is from PET_MASTER_ADDR, "),
-        ("", {"PET_MASTER_ADDR": "n", "PET_RDZV_ENDPOINT": "m:1"}, "the endpoint is from PET_RDZV_ENDPOINT, "),
+        ("", {"PET_MASTER_ADDR": "n"}, "; the endpoint is from PET_MASTER_ADDR"),
+        ("", {"PET_MASTER_ADDR": "n", "PET_RDZV_ENDPOINT": "m:1"}, "; the endpoint is from PET_RDZV_ENDPOINT"),
         ("--rdzv-endpoint m:1", {"PET_MASTER_ADDR": "n"}, ""),
         ("", {}, ""),
     ],
@@ -255,7 +255,7 @@ def test_an_endpoint_that_does_not_answer_is_told_with_its_variable(
     invocation = parse([*options.split(), "--nnodes=2", "train.py"], environ)
     assert _explain(RendezvousConnectionError("cannot resolve n:1"), invocation.endpoint_note).code == 1
     assert _stderr.finish()
-    line = f"aelastic: error: cannot resolve n:1 ({said}see docs/reference/troubleshooting.md)\n"
+    line = f"aelastic: error: cannot resolve n:1{said} (help: no-answer-from-the-endpoint)\n"
     assert capsys.readouterr().err == line
 
 

@@ -8,32 +8,70 @@ import re
 import messages
 import pytest
 from sources import ROOT, Source, package
+from troubleshooting_page import PAGE, entries
 
-PAGE = ROOT / "docs/reference/troubleshooting.md"
+from aelastic.help.topics import TOPICS, topics
+from aelastic.help.topics import entry as entry_of
+
 ENVIRONMENT = ROOT / "docs/reference/environment.md"
-CODE = re.compile(r"`` (.+?) ``|`([^`]+)`")
 VARIABLE = re.compile(
     r"(?:AELASTIC|TORCHELASTIC|TORCH|SLURM|JOB|MASTER|WATCHDOG|NOTIFY|OMP|TRITON|CUDA|HIP)(?:_[A-Z]+)+"
 )
 
 
-def explained() -> dict[str, tuple[str, str]]:
-    rows = [
-        re.split(r"(?<!\\) \| ", line.strip("| ")) for line in PAGE.read_text().splitlines() if line.startswith("| ")
-    ]
-    return {
-        (double or single).replace("\\|", "|"): (means, remedy)
-        for cell, means, remedy in rows
-        for double, single in CODE.findall(cell)
-    }
+def listed() -> list[str]:
+    return [message for entry in entries() for message in entry.messages]
 
 
-def test_each_message_of_the_code_is_explained_and_each_that_is_explained_is_in_the_code() -> None:
-    written, page = messages.messages(), explained()
+def topics_of_errors() -> dict[str, str]:
+    """Each topic that an error of the code carries, and the file that names it."""
+    found = {}
+    for module in package():
+        for node in module.nodes:
+            match node:
+                case ast.keyword(arg="topic", value=ast.Constant(value=str(topic))):
+                    found[topic] = module.file
+                case ast.Assign(targets=[ast.Name(id="topic")], value=ast.Constant(value=str(topic))):
+                    found[topic] = module.file
+    return found
+
+
+def test_each_message_of_the_code_has_an_entry_and_each_entry_has_messages_of_the_code() -> None:
+    written, page = messages.messages(), listed()
     missing = {text: places for text, places in written.items() if text not in page}
-    assert not missing, f"add to a row, or a row to {PAGE.relative_to(ROOT)}: {missing}"
-    assert sorted(page.keys() - written.keys() - messages.sentences()) == [], "these are written no more"
-    assert len(page) > 250 and all(means and remedy for means, remedy in page.values())
+    assert not missing, f"add to an entry of {PAGE.relative_to(ROOT)}, or add an entry: {missing}"
+    assert sorted(set(page) - written.keys() - messages.sentences()) == [], "no code prints these"
+    assert len(page) > 250
+
+
+def test_each_entry_has_an_anchor_of_its_own_messages_and_an_explanation() -> None:
+    topics = [entry.topic for entry in entries()]
+    assert len(set(topics)) == len(topics) > 80
+    prose = {
+        entry.topic: [line for line in entry.text.splitlines() if not line.startswith("- ")] for entry in entries()
+    }
+    assert [topic for topic, lines in prose.items() if not any(lines)] == []
+
+
+def test_each_topic_that_the_program_prints_has_an_entry() -> None:
+    known, of_errors = {entry.topic for entry in entries()}, topics_of_errors()
+    assert len(of_errors) > 3 and {topic: file for topic, file in of_errors.items() if topic not in known} == {}
+    assert {message: topic for message, topic in TOPICS.items() if topic not in known} == {}
+
+
+def test_each_message_with_a_topic_is_in_the_entry_of_that_topic() -> None:
+    by_topic = {entry.topic: entry.messages for entry in entries()}
+    elsewhere = {
+        message: topic for message, topic in TOPICS.items() if messages.template(message) not in by_topic[topic]
+    }
+    assert elsewhere == {}
+
+
+def test_the_page_of_a_topic_can_be_read_without_the_site() -> None:
+    assert list(topics()) == [entry.topic for entry in entries()]
+    text = entry_of("no-answer-from-the-endpoint") or ""
+    assert text.startswith("No answer from the endpoint\n\n- `") and "What to do: " in text
+    assert "](" not in text and entry_of("no-such-topic") is None
 
 
 @pytest.mark.parametrize(
