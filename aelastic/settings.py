@@ -234,7 +234,7 @@ def pattern_problem(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern {pattern!r} is no regular expression ({error})"
+        return f"the pattern {pattern!r} is not a regular expression ({error})"
     return ""
 
 

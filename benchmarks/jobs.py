@@ -73,7 +73,7 @@ class Agent:
     @property
     def coordinates(self) -> bool:
         """Whether it has said so."""
-        return b"this agent is coordinator now (" in self.output.read_bytes()
+        return b"this agent leads the job now (" in self.output.read_bytes()
 
 
 class Job:

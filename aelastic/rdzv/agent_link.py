@@ -193,7 +193,7 @@ class AgentLink:
     async def _read(self) -> ev.Event:
         record = await self._board.read()
         if self._election.is_stale(record, aio.now()):
-            return ev.BoardFailed(f"{self._board.name}: it knows of no election yet")
+            return ev.BoardFailed(f"{self._board.name}: no agent has been elected leader yet")
         return ev.BoardRead(record)
 
     async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
@@ -310,11 +310,11 @@ class AgentLink:
         port, self._port = self._port, None
         around = self._on_stepped_down, self._strangers, self._proofs
         self._server = CoordinatorServer(leader, record, self._board, self._turn, port, *around)
-        told = "this agent is coordinator now (%s, epoch %d)"
+        told = "this agent leads the job now (%s, epoch %d)"
         if record.is_elected:
             told = (
-                "this agent was elected coordinator by a majority of the round: %s is down, and new agents can join "
-                "once it is back (epoch %d)"
+                "a majority of the round elected this agent leader: %s is down, and new agents can join once it is "
+                "back (epoch %d)"
             )
         _log.info(told, self._board.name, record.epoch)
         tasks.start_soon(self._server.run, name="coordinator")
@@ -348,9 +348,9 @@ class AgentLink:
                 stream.abort()
                 raise
             if stream.refusal or stream.closed.is_set():  # before it had its number: the member was not told
-                why = "the coordinator closed the connection at once"
+                why = "the leader closed the connection at once"
                 if stream.refusal:
-                    why = f"no proof of the coordinator at {stream.peer}: {stream.refusal}"
+                    why = f"the leader at {stream.peer} was not accepted: {stream.refusal}"
                 self._mailbox.post(ev.ConnectFailed(conn, False, why))
                 return
             self._proofs.warn_if_open(stream.peer)
@@ -378,7 +378,7 @@ class AgentLink:
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the coordinator: {reason}", stream.is_reset))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the leader: {reason}", stream.is_reset))
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         self._strangers.on_failure(stream, error)

@@ -103,7 +103,7 @@ class Ballots(Incoming[ev.Event]):
             self._port.listen_at(addresses)
         except OSError as error:
             named = ", ".join(addresses)
-            _log.info("cannot listen for votes at %s (%s): at all addresses instead", named, error.strerror)
+            _log.info("cannot listen for votes at %s (%s); listening at all addresses instead", named, error.strerror)
             self._port.listen_at([])
 
     async def _addresses(self) -> list[str]:
@@ -160,7 +160,7 @@ class Ballots(Incoming[ev.Event]):
             stream.abort()
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
-        told = "rejected connection from %s: it asked for a vote, and is not an aelastic agent of this version (%s)"
+        told = "rejected a request for a vote from %s: not an aelastic agent of this version (%s)"
         self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
         stream.abort()
 

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
 
-STANDING_BACK = "lost all other nodes at once: giving up coordination for %.1f s, so that another agent can take over"
+STANDING_BACK = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
 WAITING = "job finished; waiting up to %.0f s for the agents on %s to receive the result (Ctrl-C skips the wait)"
 
 
@@ -153,7 +153,7 @@ class CoordinatorServer(Incoming[ev.Event]):
             case ev.Publish(verdict):
                 tasks.start_soon(self._publish, verdict, name="publish")
             case ev.StepDown(reason):
-                _log.info("this agent is no longer coordinator: %s", reason)
+                _log.info("this agent no longer leads the job: %s", reason)
                 self._on_stepped_down()
             case _:
                 assert_never(action)
@@ -189,7 +189,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                 return
             self._is_displaced, self._record, self._rival = renewed is None, renewed or self._record, None
             if not self._record.is_elected:
-                _log.info("%s is back and has the record of this coordinator: new agents can join", self._board.name)
+                _log.info("%s is back and has the record of this leader: new agents can join", self._board.name)
         except (RendezvousError, InputError, TimeoutError):
             pass  # it is asked again
         finally:
@@ -201,7 +201,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                 async with self._turn:
                     await self._board.resign(self._record.replace(seats=seats))
             except (RendezvousError, InputError) as error:
-                _log.info("%s: could not resign as coordinator (%s)", self._board.name, error)
+                _log.info("%s: could not resign as leader (%s)", self._board.name, error)
 
     async def _reclaim(self, above: int, stand_back_s: float) -> None:
         rival, self._rival = self._rival, None

@@ -40,15 +40,15 @@ class OtherSecret:
             return error
         if not other.may_be_changed:
             return InputError(
-                f"{board}: its agents have another secret ({other.keys}): give this one the same --secret-file"
+                f"{board}: its agents have a different secret ({other.keys}): use the same --secret-file on every node"
             )
         waited_s = now - self._since
         if waited_s < SECRET_CHANGE_S:
             return NotTrustedError(
-                f"{board}: its agents have another secret ({other.keys}), which may be changing: waiting up to "
-                f"{SECRET_CHANGE_S:g} s for this one to have it"
+                f"{board}: its agents have a different secret ({other.keys}), which may be changing: waiting "
+                f"up to {SECRET_CHANGE_S:g} s for this node to get it"
             )
         return InputError(
-            f"{board}: its agents have another secret ({other.keys}), for {waited_s:.0f} s now: give this one the same "
-            "--secret-file"
+            f"{board}: its agents have had a different secret ({other.keys}) for {waited_s:.0f} s: use the same "
+            "--secret-file on every node"
         )

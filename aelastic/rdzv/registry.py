@@ -192,5 +192,5 @@ def policy_of(spec: WorkerSpec) -> RestartPolicy:
 
     rules = parse(spec.restart_policy)
     if endless := next((each for each in rules if each.is_endless), None):
-        _log.warning("--restart-policy: %s starts workers again without end", endless.text)
+        _log.warning("--restart-policy: %s restarts workers without limit", endless.text)
     return RestartPolicy(spec.max_restarts, rules, spec.restart_policy)

@@ -191,7 +191,7 @@ class _Reader:
             case "oom" | "hang" | "node-lost" | "drained" | "unfit" | "*" as plain:
                 return Condition(plain)
             case _:
-                named = "there is no condition here" if word is None else f"{word.text!r} is no condition"
+                named = "there is not a condition here" if word is None else f"{word.text!r} is not a condition"
                 raise self._error(at, f"{named}: use one of {', '.join(CONDITIONS)}")
 
     def _no_progress(self) -> Condition:
@@ -223,7 +223,7 @@ class _Reader:
         try:
             re.compile(token.text)
         except (re.error, OverflowError, RecursionError) as error:
-            raise self._error(token, f"{token.text!r} is no regular expression ({error})") from None
+            raise self._error(token, f"{token.text!r} is not a regular expression ({error})") from None
         return token.text
 
     def _action(self) -> Rule:
@@ -234,7 +234,7 @@ class _Reader:
             case "restart":
                 return self._restart()
             case _:
-                named = "there is no action here" if word is None else f"{word.text!r} is no action"
+                named = "there is not an action here" if word is None else f"{word.text!r} is not an action"
                 raise self._error(at, f"{named}: use one of {', '.join(ACTIONS)}")
 
     def _restart(self) -> Rule:
@@ -243,7 +243,7 @@ class _Reader:
             number, slash, window = token.text.partition("/")
             window_s = _seconds(window)
             if not (slash and number.isdecimal() and 1 <= int(number) <= RESTARTS_MAX and window_s):
-                what = f"{token.text!r} is no budget: use N/WINDOW, N from 1 to {RESTARTS_MAX}, as in 'restart 5/1h'"
+                what = f"{token.text!r} is not a budget: use N/WINDOW, N from 1 to {RESTARTS_MAX}, as in 'restart 5/1h'"
                 raise self._error(token.at, what)
             rule, token = rule.replace(most=int(number), window_s=window_s), self._word()
         if token is not None:

@@ -103,7 +103,7 @@ def split_endpoints(endpoints: str, default_port: int | None = None) -> list[tup
     """
     found = [split_endpoint(each.strip(), default_port) for each in endpoints.split(",")]
     if twice := next((each for index, each in enumerate(found) if each in found[:index]), None):
-        raise InputError(f"rendezvous endpoint {twice[0]}:{twice[1]} is in the list twice: give each host once")
+        raise InputError(f"rendezvous endpoint {twice[0]}:{twice[1]} is in the list twice: list each host once")
     return found
 
 
@@ -189,7 +189,9 @@ class RendezvousSettings(Record):
             from aelastic.rdzv.secret.secret_file import SecretFile
 
             if self.backend.startswith("torch:"):
-                raise InputError(f"rendezvous {self.backend} proves nothing with secret file {path}: leave out torch:")
+                raise InputError(
+                    f"rendezvous {self.backend} does not use the secret file {path}: use a back end without torch:"
+                )
             SecretFile(path, "")
 
     @property
@@ -232,8 +234,8 @@ class RendezvousSettings(Record):
             )
         if self.node_rank is None or self.node_rank >= self.max_nodes:
             raise InputError(
-                f"node rank is {self.node_rank} with {self.max_nodes} nodes: rendezvous static needs each of "
-                f"0 to {self.max_nodes - 1} on one of them (--node-rank)"
+                f"node rank is {self.node_rank} with {self.max_nodes} nodes: rendezvous static needs "
+                f"--node-rank 0 to {self.max_nodes - 1}, one per node"
             )
         if not self._check_several() and split_endpoint(self.endpoint)[1] == 0:
             self._refuse_free_port()
@@ -346,7 +348,7 @@ class RendezvousSettings(Record):
             if not 0 < lease_s < float("inf"):
                 raise InputError(
                     f"rendezvous settings keep_alive_interval times keep_alive_max_attempt are {lease_s:g} s: "
-                    "use a lease of a few seconds"
+                    "use a few seconds"
                 )
             return lease_s
         return self._seconds("lease", LEASE_S)

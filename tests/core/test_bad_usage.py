@@ -229,7 +229,7 @@ def test_a_bad_variable_is_named(
             {**ETCD, "PET_RDZV_CONF": "user=u,password_file=/none"},
             "PET_RDZV_CONF: rendezvous setting password_file=/none: No such file or directory (see docs/reference/rend",
         ),
-        ({**ETCD, "PET_RDZV_ENDPOINT": "u:p4ss@n"}, "PET_RDZV_ENDPOINT: an etcd endpoint has a user in it"),
+        ({**ETCD, "PET_RDZV_ENDPOINT": "u:p4ss@n"}, "PET_RDZV_ENDPOINT: an etcd endpoint contains a user"),
     ],
 )
 def test_what_variables_say_together_is_refused_by_their_names(

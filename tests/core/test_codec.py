@@ -62,7 +62,7 @@ MESSAGES: list[Any] = [
     FETCHED.replace(is_last=False, is_continued=True),
     m.Vote(5_007, "t0k3n", ELECTED),
     m.Voted(True, 1000),
-    m.Voted(False, 2000, "this node has a coordinator", ELECTED),
+    m.Voted(False, 2000, "this node has a leader", ELECTED),
     HELLO,
     m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY), 0),
     m.Alive(),
@@ -241,9 +241,9 @@ def test_every_word_has_an_example_here() -> None:
 
 def test_no_word_goes_both_ways() -> None:
     assert not UPWARD.keys() & DOWNWARD.keys()
-    with pytest.raises(WireError, match="no message of the protocol"):
+    with pytest.raises(WireError, match="not a message of the protocol"):
         decode(encode(m.Heartbeat(1)), UPWARD)
-    with pytest.raises(WireError, match="no message of the protocol"):
+    with pytest.raises(WireError, match="not a message of the protocol"):
         decode(encode(m.Alive()), DOWNWARD)
 
 

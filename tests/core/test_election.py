@@ -97,7 +97,7 @@ def test_a_node_votes_for_one_candidate_in_an_epoch() -> None:
 @pytest.mark.parametrize(
     "election, asks, reason",
     [
-        (following("2"), vote("1"), "has a coordinator"),
+        (following("2"), vote("1"), "has a leader"),
         (alone("2"), vote("1", secret="another"), "secret"),
         (alone("2"), vote("1", fence=SEATS.fence - 1), "newer round"),
         (alone("2", is_dead=False), vote("1"), "for long enough"),
@@ -126,7 +126,7 @@ def test_an_endpoint_that_answers_ends_an_election() -> None:
 
 def test_a_node_that_comes_late_hears_which_coordinator_was_elected() -> None:
     election, elected = asking(), m.Elected(ELECTED, "2", ("host-2",), 4711, "token of 2")
-    election.handle(ev.Answered("2", ELECTED, m.Voted(False, ELECTED, "has a coordinator", elected)), 10.2)
+    election.handle(ev.Answered("2", ELECTED, m.Voted(False, ELECTED, "has a leader", elected)), 10.2)
     assert election.chosen == LeaderRecord(ELECTED, candidate("2"), is_by_nodes=True)
 
 

@@ -68,8 +68,8 @@ def test_another_secret_is_named_on_both_sides_and_no_proof_is_given() -> None:
     client, server = end(OTHER, is_client=True), end(NEW, OLD, is_client=False)
     there = f"{NEW.id[:4]} and {OLD.id[:4]}"
     assert refusals(client, server) == (
-        f"it has another secret (key {there} there, {OTHER.id[:4]} here in /etc/secret)",
-        f"it has another secret (key {OTHER.id[:4]} there, {there} here in /etc/secret)",
+        f"it has a different secret (key {there} there, {OTHER.id[:4]} here in /etc/secret)",
+        f"it has a different secret (key {OTHER.id[:4]} there, {there} here in /etc/secret)",
     )
 
 
@@ -89,7 +89,7 @@ def test_another_run_id_is_told_from_another_secret() -> None:
     other_run = end(Key(b"n" * 32, "other"), is_client=True)
     assert (
         refusals(other_run, end(NEW, is_client=False))
-        == ("it is of another run id: use the same --rdzv-id on all nodes",) * 2
+        == ("it has another run id: use the same --rdzv-id on all nodes",) * 2
     )
 
 
@@ -116,17 +116,17 @@ def test_an_older_agent_is_told_in_words_that_it_understands() -> None:
 
 def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
     with pytest.raises(
-        ProofError, match="it has no secret, and the job has one: give all agents the same --secret-file"
+        ProofError, match="it has no secret and the job has one: use the same --secret-file on every node"
     ) as caught:
         end(NEW, is_client=False).feed(encode(HELLO))
-    assert b"this agent has no secret, and the job has one: give" in caught.value.answer
+    assert b"this agent has no secret and the job has one: use" in caught.value.answer
 
 
 def test_an_agent_with_a_secret_hears_that_the_job_has_none() -> None:
     client = end(NEW, is_client=True)
-    with pytest.raises(OtherProtocolError, match="this agent has a secret, and the job has none") as caught:
+    with pytest.raises(OtherProtocolError, match="this agent has a secret and the job has none") as caught:
         list(Decoder(UPWARD).feed(client.begin()))
-    with pytest.raises(ProofError, match="it refuses: this agent has a secret, and the job has none"):
+    with pytest.raises(ProofError, match="it refuses: this agent has a secret and the job has none"):
         client.feed(encode(m.Refused(str(caught.value), True)))
 
 
@@ -172,7 +172,7 @@ def test_before_the_proof_few_bytes_are_taken() -> None:
         (10 << 20).to_bytes(4, "big") + b"x",
         UNPROVED_BYTES_MAX.to_bytes(4, "big") + b"y",
     ):
-        with pytest.raises(ProofError, match="it proves nothing, and is no aelastic agent"):
+        with pytest.raises(ProofError, match="it is not an aelastic agent, and proved nothing"):
             end(NEW, is_client=False).feed(said)
     assert len(end(NEW, OLD, is_client=True).begin()) <= UNPROVED_BYTES_MAX
 
@@ -188,7 +188,7 @@ def test_before_the_proof_few_bytes_are_taken() -> None:
 )  # fmt: skip
 def test_a_greeting_of_another_form_is_none(fields: Any) -> None:
     body = json.dumps(["Hello", fields]).encode()
-    with pytest.raises(ProofError, match="it proves nothing"):
+    with pytest.raises(ProofError, match="and proved nothing"):
         end(NEW, is_client=False).feed(len(body).to_bytes(4, "big") + body)
 
 
@@ -205,11 +205,11 @@ def test_a_frame_that_was_changed_repeated_left_out_or_moved_ends_the_connection
     for index in range(4, len(one)):
         (one, two, three), decoder = frames()
         changed = bytes(each ^ (at == index) for at, each in enumerate(one))
-        with pytest.raises(ProofError, match="changed on the way"):
+        with pytest.raises(ProofError, match="altered on the way"):
             list(decoder.feed(changed))
     for said in ([0, 0], [1], [1, 0], [0, 2], [2, 1, 0]):
         sent, decoder = frames()
-        with pytest.raises(ProofError, match="changed on the way"):
+        with pytest.raises(ProofError, match="altered on the way"):
             list(decoder.feed(b"".join(sent[each] for each in said)))
 
 
@@ -224,13 +224,13 @@ def test_what_is_written_with_a_secret_is_read_with_it_alone() -> None:
     assert verify(signed, [NEW]) == verify(signed, [OLD, NEW]) == text
     assert sign(text, []) == verify(text, []) == text and verify(b"", [NEW]) == b""
     for keys, why in (
-        ([], "its agents have a secret, and this one has none"),
-        ([OTHER], f"it was written with another secret \\(key {NEW.id[:4]}, here {OTHER.id[:4]}\\)"),
-        ([Key(b"n" * 32, "other run")], "it was changed since, or is of another run id"),
+        ([], "its agents have a secret and this one has none"),
+        ([OTHER], f"it was written with another secret \\(key {NEW.id[:4]}; ours is {OTHER.id[:4]}\\)"),
+        ([Key(b"n" * 32, "other run")], "it was changed after it was signed, or has another run id"),
     ):
         with pytest.raises(ForeignError, match=why):
             verify(signed, keys)
-    with pytest.raises(ForeignError, match="it was written without a secret, and this agent has one"):
+    with pytest.raises(ForeignError, match="it was written without a secret"):
         verify(text, [NEW])
 
 

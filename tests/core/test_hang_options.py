@@ -48,7 +48,7 @@ def test_options_and_variables_reach_the_spec(script: str) -> None:
         ("--expect-output=:5", "the pattern is empty"),
         ("--expect-output=a:0", "use 1 second or more"),
         ("--expect-output=a:b", "use a number"),
-        ("--expect-output=(:5", "the pattern '(' is no regular expression (missing )"),
+        ("--expect-output=(:5", "the pattern '(' is not a regular expression (missing )"),
         ("--expect-output-ranks=0", "--expect-output-ranks 0: no effect without --expect-output"),
         ("--hang-action=report", "--hang-action report: no effect without hang detection: add --hang-timeout"),
         ("--hang-signals=cpu", "--hang-signals cpu: no effect without hang detection: add --hang-timeout"),

@@ -143,7 +143,7 @@ BEGUN = {
     ("warm", "output"): 1.5,
     ("cold", "process_group"): 4,
 }
-LOST = ev.RunEnded(WorkerState.STOPPED, "no coordinator for 600 s", traceback="Traceback: ...")
+LOST = ev.RunEnded(WorkerState.STOPPED, "no leader for 600 s", traceback="Traceback: ...")
 STOPPING = ev.Changed(Phase.SPAWNING, Phase.CANCELLING, WorkerState.STOPPED, "")
 SAME_PHASE = ev.Changed(Phase.SPAWNING, Phase.SPAWNING, WorkerState.HEALTHY, "the state changed")
 COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {  # events, what is given, series

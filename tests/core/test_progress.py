@@ -249,7 +249,7 @@ def test_an_option_a_variable_a_field_and_a_config_ask_for_it(tmp_path: Any) -> 
     [
         ("", "the pattern is empty"),
         ("step", "the pattern 'step' has no group: put the step's digits in ( )"),
-        ("(", "the pattern '(' is no regular expression"),
+        ("(", "the pattern '(' is not a regular expression"),
     ],
 )
 def test_a_pattern_without_a_step_is_refused(tmp_path: Any, pattern: str, said: str) -> None:

@@ -97,7 +97,7 @@ PRODUCT = "settings keep_alive_interval times keep_alive_max_attempt are"
         *(
             (
                 {"backend": "static", "endpoint": "node0:1", "min_nodes": 2, "node_rank": rank},
-                f"node rank is {rank} with 2 nodes: rendezvous static needs each of 0 to 1",
+                f"node rank is {rank} with 2 nodes: rendezvous static needs --node-rank 0 to 1",
             )
             for rank in (None, 2, 3)
         ),

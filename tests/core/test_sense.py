@@ -142,9 +142,7 @@ def test_a_coordinator_that_contradicts_this_agent_is_not_followed_and_leaves_no
     disconnect, told = story.hear(message)
     assert disconnect == ev.Disconnect() and isinstance(told, ev.Deliver) and isinstance(told.message, m.Waiting)
     field = type(message).__name__
-    assert told.message.text.startswith(
-        "the coordinator at 10.0.0.1:4004 sent nonsense, and was not followed: " + field
-    )
+    assert told.message.text.startswith("ignoring the leader at 10.0.0.1:4004, which sent an invalid message: " + field)
     assert (story.core.state.past, story.core.state.seats, story.core.leader.lease_s, story.core.leader.epoch) == before
 
 

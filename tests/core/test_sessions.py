@@ -57,11 +57,11 @@ def test_an_agent_that_has_not_read_the_board_may_try_again(token: str) -> None:
     [
         (
             m.Terms("other", 1, 3, 3, 5.0),
-            "the run id is 'other' here and 'job' in the job that runs: give all nodes the same --rdzv-id",
+            "the run id is 'other' here and 'job' in the running job: use the same --rdzv-id on every node",
         ),
-        (m.Terms("job", 2, 3, 3, 5.0), "--nnodes is 2:3 here and 1:3 in the job that runs: give all nodes the same"),
-        (m.Terms("job", 1, 2, 3, 5.0), "--nnodes is 1:2 here and 1:3 in the job that runs: give all nodes the same"),
-        (m.Terms("job", 1, 3, 0, 5.0), "--max-restarts is 0 here and 3 in the job that runs: give all nodes the same"),
+        (m.Terms("job", 2, 3, 3, 5.0), "--nnodes is 2:3 here and 1:3 in the running job: use the same on every node"),
+        (m.Terms("job", 1, 2, 3, 5.0), "--nnodes is 1:2 here and 1:3 in the running job: use the same on every node"),
+        (m.Terms("job", 1, 3, 0, 5.0), "--max-restarts is 0 here and 3 in the running job: use the same on every node"),
     ],
 )
 def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.Terms, said: str) -> None:

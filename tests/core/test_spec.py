@@ -62,7 +62,7 @@ EXPECTED: Callable[..., ExpectedOutput] = ExpectedOutput
         ("start_method", "thread", "use one of spawn, fork, forkserver"),
         ("expect_output", "loss:5", "use an ExpectedOutput of a str"),
         ("expect_output", EXPECTED("", 5.0), "the pattern is empty"),
-        ("expect_output", EXPECTED("[", 5.0), "the pattern '[' is no regular expression"),
+        ("expect_output", EXPECTED("[", 5.0), "the pattern '[' is not a regular expression"),
         ("expect_output", EXPECTED("a", 0.0), "use 1 second or more"),
         ("expect_output", EXPECTED("a", 5.0, frozenset()), "ranks is empty"),
         ("local_ranks_filter", {-1}, "count from 0"),

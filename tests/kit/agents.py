@@ -91,7 +91,7 @@ LONG_LEASE_S = 60.0
 # or is known by an older secret, a node may have to wait for a lease.
 TEAM_LEASE_S = 10.0
 
-COORDINATES = r"this agent is coordinator now \("
+COORDINATES = r"this agent leads the job now \("
 IS_SPARE = "this node is a spare"
 # What no agent says unless it has a bug, and what the end of a job must not be mistaken for.
 NEVER_SAID = re.compile(

@@ -66,8 +66,8 @@ def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(la
             assert agent.wait() == EXIT_FAILURE
             assert f"127.0.0.1:{port}" in error_of(agent)
             if port not in {nonsense_port, http_port}:
-                assert agent.has_said(rf"looking for the coordinator \(\d+ s\): .*:{port}.*refused"), agent.story
-                assert re.search(r"no coordinator for \d+ s: ", error_of(agent))
+                assert agent.has_said(rf"looking for the leader \(\d+ s\): .*:{port}.*refused"), agent.story
+                assert re.search(r"no leader for \d+ s: ", error_of(agent))
         host = socket.gethostname()
         for agent in too_few.agents:
             assert agent.wait() == EXIT_TRY_AGAIN
@@ -126,7 +126,7 @@ def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(la
         other = team.start("--nnodes", "2:4")
         assert_refused_as_nonsense(team)
         assert other.wait() == EXIT_INPUT
-        assert "--nnodes is 2:4 here and 2:3 in the job that runs: give all nodes the same" in error_of(other)
+        assert "--nnodes is 2:4 here and 2:3 in the running job: use the same on every node" in error_of(other)
         assert not other.starts
         team.assert_untouched(round_)
         assert [len(agent.starts) for agent in agents] == [1, 1]

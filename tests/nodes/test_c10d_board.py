@@ -247,7 +247,7 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     "endpoint, error, words",
     [
         # No host has an address of TEST-NET-1 (RFC 5737): another machine is never served for.
-        ("192.0.2.1:0", InputError, "port 0 needs an endpoint host on this machine"),
+        ("192.0.2.1:0", InputError, "port 0 needs an endpoint on this machine: use a fixed port"),
         (
             "no-such-host.invalid:29400",
             RendezvousConnectionError,
@@ -269,13 +269,13 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
         pytest.param(
             lambda: answering(b"SSH-2.0-OpenSSH_9.2\r\n"),
             RendezvousStateError,
-            "is no TCPStore: it says 'SSH-2.0-OpenSSH_9.2'",
+            "is not a torch TCPStore (it answered 'SSH-2.0-OpenSSH_9.2')",
             id="ssh",
         ),
         pytest.param(
             lambda: answering(bytes(64)),
             RendezvousStateError,
-            f"is no TCPStore: it says {chr(0) * 40!r}",
+            f"is not a torch TCPStore (it answered {chr(0) * 40!r})",
             id="zeros",
             marks=pytest.mark.all,
         ),
@@ -283,7 +283,7 @@ async def test_a_host_that_is_elsewhere_or_not_known_is_named(
         pytest.param(
             http_server,
             RendezvousStateError,
-            "is no TCPStore: it says 'HTTP/1.0 200 OK'",
+            "is not a torch TCPStore (it answered 'HTTP/1.0 200 OK')",
             id="http",
             marks=pytest.mark.all,
         ),
@@ -316,7 +316,7 @@ async def test_silence_is_told_and_is_no_store_in_the_end(world: World, caplog: 
         board = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
         with pytest.raises(
             RendezvousStateError,
-            match=f"{port} is no TCPStore: it accepted the connection but did not answer for 2.5 s",
+            match=rf"{port} is not a torch TCPStore \(it accepted the connection but did not answer for 2.5 s",
         ):
             await board.open()
         assert pid_of(board) is None, "it would wait without end"

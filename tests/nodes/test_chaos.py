@@ -114,7 +114,7 @@ ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *
 
 def have_elected(there: Battlefield) -> bool:
     """Whether the others have, without the endpoint."""
-    return any(agent.has_said("elected coordinator by a majority") for agent in there.team.agents)
+    return any(agent.has_said("a majority of the round elected this agent leader") for agent in there.team.agents)
 
 
 def recovery(there: Battlefield, single: Single) -> None:
@@ -198,7 +198,7 @@ def test_a_job_that_loses_its_coordinator_with_the_endpoint_waits_for_that_node_
     with battlefield(launch, "static", tmp_path, coordinator=0) as there:  # on c10d the others elect another one
         come_back = there.agent_killed(0)
         for index in there.others(0):
-            there.agents[index].wait_said("looking for the coordinator")
+            there.agents[index].wait_said("looking for the leader")
         fence, began = there.fence, time.monotonic()
         come_back()
         there.wait_progress(ALL, began, above=fence)

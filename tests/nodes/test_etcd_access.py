@@ -62,8 +62,8 @@ async def test_tls_that_cannot_work_says_why(
     tls, mutual = tls_servers
     ca, other_ca = str(certificates / "ca.pem"), str(certificates / "other-ca.pem")
     wrong = {
-        "not trusted .*name its CA": board_of("etcd", tls.endpoint, protocol="https"),
-        "not trusted .*name its CA, cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
+        "not trusted .*set its CA": board_of("etcd", tls.endpoint, protocol="https"),
+        "not trusted .*set its CA, cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
         "the TLS handshake with .*cert": board_of("etcd", mutual.endpoint, cacert=ca),
     }
     for what, board in wrong.items():
@@ -72,7 +72,7 @@ async def test_tls_that_cannot_work_says_why(
     # It hangs up, as one that is just ending may do.
     with pytest.raises(RendezvousConnectionError, match="does it speak TLS"):
         await closing(board_of("etcd", etcds.of("distro").endpoint, protocol="https")).open()
-    with pytest.raises(RendezvousConnectionError, match="does it want TLS"):
+    with pytest.raises(RendezvousConnectionError, match="if it requires TLS"):
         await closing(board_of("etcd", tls.endpoint)).open()
 
 

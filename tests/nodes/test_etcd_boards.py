@@ -234,9 +234,9 @@ async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
 @pytest.mark.parametrize(
     "status, body, error, what",
     [
-        (200, b"<html>Welcome</html>", RendezvousStateError, "no etcd that we know: .*200.*Welcome.*Server: Canned/1"),
-        (404, b"not here", RendezvousStateError, "no etcd that we know: .*404.*not here"),
-        (400, b"Client sent an HTTP request to an HTTPS server.", InputError, "wants TLS: .*protocol=https"),
+        (200, b"<html>Welcome</html>", RendezvousStateError, "not an etcd that aelastic supports: .*200.*Welcome.*Server: Canned/1"),
+        (404, b"not here", RendezvousStateError, "not an etcd that aelastic supports: .*404.*not here"),
+        (400, b"Client sent an HTTP request to an HTTPS server.", InputError, "requires TLS: .*protocol=https"),
         (301, b"", RendezvousStateError, "301"),
         (200, b"{}", RendezvousStateError, "200"),
         (200, b"[" * 100_000, RendezvousStateError, "200"),

@@ -146,21 +146,23 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         first = team.wait_round([member])
         stranger = team.start("--secret-file", str(tmp_path / "other"))
         member.wait_said(
-            r"W refused 127\.0\.0\.1: it has another secret \(key ....( and ....)? there, .... here in .*secret\)"
+            r"W refused 127\.0\.0\.1: it has a different secret \(key ....( and ....)? there, .... here in .*secret\)"
         )
-        stranger.wait_said(r"W refused 127\.0\.0\.1: it has another secret \(key .... there, .... here in .*other\)")
+        stranger.wait_said(
+            r"W refused 127\.0\.0\.1: it has a different secret \(key .... there, .... here in .*other\)"
+        )
         assert stranger.wait() == EXIT_INPUT and not stranger.starts, stranger.story
-        told = r"its agents have another secret \(key .... there, .... here in .*other\): give this one the same --secret-file"
+        told = r"its agents have a different secret \(key .... there, .... here in .*other\): use the same --secret-file on every node"
         assert re.search(told, stranger.stderr), stranger.story
         without = team.start()
         assert without.wait() == EXIT_INPUT
-        told = "its agents have a secret, and this one has none: give it the same --secret-file"
+        told = "its agents have a secret and this one has none: use the same --secret-file on every node"
         assert told in without.stderr and not without.starts, without.story
         # The doctor says which key the coordinator has.
         own = Key(secret.read_bytes().strip(), "").id[:4]
         for path, level, told in (
             (secret, "ok", f"it has key {own}"),
-            (tmp_path / "other", "error", f"written with another secret (key {own}, here"),
+            (tmp_path / "other", "error", f"written with another secret (key {own}; ours is"),
         ):
             settings = RendezvousSettings("c10d", meeting.endpoint, 1, 2, secret_file=str(path))
             found = anyio.run(findings, settings, team.run_id)
@@ -172,10 +174,10 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         put(changing, secrets.token_hex(32), secrets.token_hex(32))
         late = team.start("--secret-file", str(changing), wrapper=WITHOUT_PATIENCE)
         assert late.wait() == EXIT_INPUT and not late.starts, late.story
-        assert re.search(r"another secret \(.*\), for \d+ s now: give this one the same --secret-file", late.stderr)
+        assert re.search(r"a different secret \(.*\) for \d+ s: use the same --secret-file on every node", late.stderr)
         newcomer = team.start("--secret-file", str(changing))
         newcomer.wait_said(
-            r"looking for the coordinator .*, which may be changing: waiting up to 120 s for this one to have it"
+            r"looking for the leader .*, which may be changing: waiting up to 120 s for this node to get it"
         )
         put(changing, secrets.token_hex(32), secret.read_text().strip())
         finish(team, team.wait_round([member, newcomer], first))

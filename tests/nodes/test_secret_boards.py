@@ -66,7 +66,7 @@ async def test_a_stranger_s_record_is_written_over_once_it_stands_still(make: Ma
     stranger = make(secret_of("job", OTHER_WORDS))
     await campaign(stranger, B)
     ours = make(secret_of("job"))
-    with pytest.raises(NotTrustedError, match="what is there was not written with this agent's secret") as caught:
+    with pytest.raises(NotTrustedError, match="was not written with this agent's secret") as caught:
         await look(ours)
     assert caught.value.candidate == B, "so that both ends can say what differs"
     record = await campaign(ours, A)
@@ -130,6 +130,6 @@ async def test_an_agent_without_the_secret_is_told_to_use_it(make: MakeBoard) ->
     await campaign(make(secret_of("job")), A)
     newcomer = make(None)
     with pytest.raises(
-        InputError, match="its agents have a secret, and this one has none: give it the same --secret-file"
+        InputError, match="its agents have a secret and this one has none: use the same --secret-file on every node"
     ):
         await look(newcomer)

@@ -46,8 +46,8 @@ def test_a_job_begins_while_one_host_is_away_and_each_in_turn_dies_and_comes_bac
             agent = job.start("--rdzv-endpoint", ",".join(wrong), "--rdzv-conf", "is_host=false")
             assert agent.wait() == EXIT_INPUT
             (line,) = [line for line in agent.stderr.splitlines() if line.startswith("aelastic: error: ")]
-            told = f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another one of this run "
-            assert f"{told}{','.join(names)}: give all of them the same list" in line
+            told = f"this agent has the rendezvous endpoints {','.join(sorted(wrong))}, another agent of this run has "
+            assert f"{told}{','.join(names)}: use the same list on every node" in line
             assert agent.stderr.count("the same list") == 1, "one line"
             assert not agent.starts
         third = job.start("--rdzv-endpoint", ",".join(reversed(names)))  # the same one
@@ -83,7 +83,7 @@ def test_the_hosts_of_a_name_with_several_addresses_keep_the_board_and_static_ra
     with team_of(launch, meeting, "3", conf=conf, wrapper=RESOLVER.format(file=str(dns))) as job:
         agents = [job.start("--node-rank", str(rank)) for rank in range(3)]
         agents[0].wait_said(
-            rf"looking for the coordinator \(\d+ s\): the rendezvous endpoint pods.example:{port} has 2 of 3 IPv4 addresses "
+            rf"looking for the leader \(\d+ s\): the rendezvous endpoint pods.example:{port} has 2 of 3 IPv4 addresses "
             r"\(127.0.0.1, 127.0.0.3\)"
         )
         dns.write_text("127.0.0.2 127.0.0.3 127.0.0.1")
@@ -105,7 +105,7 @@ async def test_an_endpoint_that_is_another_program_is_named() -> None:
         names = [f"127.0.0.1:{port}", *endpoints(2)]
         error = await error_of_board(names)
     assert isinstance(error, RendezvousStateError)
-    assert f"what answers at {names[0]} is no TCPStore" in str(error)
+    assert f"{names[0]} is not a torch TCPStore" in str(error)
 
 
 async def error_of_board(names: list[str]) -> Exception:

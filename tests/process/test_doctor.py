@@ -68,7 +68,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_s
         said[f"endpoint {names[0]}"]
         == "ok 127.0.0.1, this host; the port is free: the agent of this host will serve it"
     )
-    assert said[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; what answers at")
+    assert said[f"endpoint {names[1]}"].startswith("error 127.0.0.2, this host; 127.0.0.2:")
     assert said[f"endpoint {names[2]}"].startswith("error cannot resolve the host")
     assert said[f"endpoint {names[2]}"].endswith("; the endpoint is from PET_RDZV_ENDPOINT")
     assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"

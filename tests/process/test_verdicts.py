@@ -154,7 +154,7 @@ def test_a_command_line_names_a_file_of_rules_and_ranks_that_another_program_sta
     job.assert_ends(3)
     assert sorted(job.lines) == ["rank 0 -", "rank 1 by_1"], "started once"
     assert "; stopped by a rule of --restart-policy (exit 3: stop)" in job.stderr
-    assert "--restart-policy: *: ignore starts workers again without end" in job.stderr
+    assert "--restart-policy: *: ignore restarts workers without limit" in job.stderr
 
 
 def found_in(text: str, *patterns: str) -> set[str]:

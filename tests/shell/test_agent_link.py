@@ -81,5 +81,5 @@ async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monk
     await mine._connect(1, LeaderRecord(1, Candidate("boss", ("10.0.0.1",), 4000, "token")))
 
     told = [await mine._mailbox.next(None) for _ in range(2)]
-    assert told[0] == ev.ConnectionLost(0, "lost the coordinator: connection closed"), "no connection of the member's"
-    assert told[1] == ev.ConnectFailed(1, False, "the coordinator closed the connection at once")
+    assert told[0] == ev.ConnectionLost(0, "lost the leader: connection closed"), "no connection of the member's"
+    assert told[1] == ev.ConnectFailed(1, False, "the leader closed the connection at once")

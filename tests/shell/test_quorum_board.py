@@ -81,9 +81,9 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
 @pytest.mark.parametrize(
     "names, config, said",
     [
-        ("n0:1,n1:1,n0:1", {}, "rendezvous endpoint n0:1 is in the list twice: give each host once"),
+        ("n0:1,n1:1,n0:1", {}, "rendezvous endpoint n0:1 is in the list twice: list each host once"),
         ("n0:1,,n1:1", {}, "rendezvous endpoint '': use HOST:PORT"),
-        ("n0:1,n1:1,n2:1", {"is_host": "true"}, "is_host=true is for one endpoint"),
+        ("n0:1,n1:1,n2:1", {"is_host": "true"}, "is_host=true is for a single endpoint"),
         ("localhost:0", {"is_host": "perhaps"}, "is_host=perhaps: use true or false"),
         ("localhost:0", {"is_host": "no"}, "is_host=false: give the store"),
     ],
@@ -96,14 +96,14 @@ def test_what_cannot_be_is_refused(names: str, config: dict[str, str], said: str
 
 def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
     QuorumBoard(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
-    assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, as 1 do: an odd number is better"]
+    assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, no more than 1 do: use an odd number"]
 
 
 def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
     board = QuorumBoard(SETTINGS, "job", {})
     leader = LeaderRecord(1, Candidate("n0", ("n0",), 1, "token"), renewals=0)
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
-    told = f"this agent has the rendezvous endpoints {own}, another one of this run {other}: give all of them the same list"
+    told = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
     with pytest.raises(InputError, match=f"^{told}$"):
         board._cell_of(text_of(leader), other)
 

@@ -150,7 +150,11 @@ def test_a_link_is_followed_and_what_it_leads_to_is_judged(path: Path, tmp_path:
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo", 0o600)
-    for name, why in (("fifo", "it is no regular file"), (".", "it is no regular file"), ("none", "it cannot be read")):
+    for name, why in (
+        ("fifo", "it is not a regular file"),
+        (".", "it is not a regular file"),
+        ("none", "it cannot be read"),
+    ):
         with pytest.raises(InputError, match=f"secret file .*{name}: {why}"):
             ids(tmp_path / name)
 
@@ -175,7 +179,7 @@ def test_a_changed_file_is_read_again_and_a_broken_one_is_not_believed(
     write(path, TWO)
     assert seen() == [id_of(TWO)]
     told = [line.getMessage() for line in caplog.records]
-    assert len(told) == 2 and all("the secret that was read before is still used" in line for line in told)
+    assert len(told) == 2 and all("the previous one is still used" in line for line in told)
 
 
 async def test_it_is_looked_at_while_a_job_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,5 +222,5 @@ def test_settings_look_at_it_before_anything_starts(path: Path, make: Callable[[
 
 
 def test_a_handler_of_torch_s_proves_nothing(path: Path) -> None:
-    with pytest.raises(InputError, match=r"torch:c10d proves nothing with secret file .*: leave out torch:"):
+    with pytest.raises(InputError, match=r"torch:c10d does not use the secret file .*: use a back end without torch:"):
         RendezvousSettings("torch:c10d", "node0:1", 1, 2, secret_file=str(path))

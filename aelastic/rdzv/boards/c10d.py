@@ -69,7 +69,7 @@ class C10dBoard(OneStoreBoard):
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
         if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
             raise InputError(
-                "rendezvous setting is_host=true is for one endpoint: leave it out, each host knows its own"
+                "rendezvous setting is_host=true is for a single endpoint: leave it out, each host finds its own"
             )
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
@@ -121,7 +121,7 @@ class C10dBoard(OneStoreBoard):
             return
         if self._store.endpoint.port == 0:
             raise InputError(
-                f"rendezvous endpoint {self._store.endpoint}: port 0 needs an endpoint host on this machine"
+                f"rendezvous endpoint {self._store.endpoint}: port 0 is for an endpoint on this host: use a fixed port"
             )
         try:
             await self._store.connect()
@@ -138,8 +138,8 @@ class C10dBoard(OneStoreBoard):
         self._has_looked_around = True
         if others:
             _log.warning(
-                "the rendezvous endpoint %s is this host and others (%s): agents there would form a job of their own; "
-                "give an endpoint for each host, separated by commas, or --rdzv-conf endpoints=N",
+                "the rendezvous endpoint %s is this host and others (%s), whose agents would form separate jobs: list "
+                "one endpoint for each host, separated by commas, or use --rdzv-conf endpoints=N",
                 self._store.endpoint, ", ".join(others),
             )  # fmt: skip
 
@@ -159,10 +159,10 @@ class C10dBoard(OneStoreBoard):
                 return None
             raise InputError(
                 f"the rendezvous endpoint {endpoint} cannot be served ({os.strerror(error.errno or 0)}): "
-                "choose another port" + (", or say is_host=false" if self._is_host else "")
+                "choose another port" + (", or set is_host=false" if self._is_host else "")
             ) from None
         if is_at_all(listeners[0]) and self._has_others and not self._is_bind_all:
-            where = f"it is {local} here" if local else "it is no address of this host"
+            where = f"it is {local} here" if local else "it is not an address of this host"
             _log.info("the rendezvous endpoint %s listens at all addresses of this host: %s", endpoint, where)
         if endpoint.port == 0:
             self._store.endpoint = Endpoint(endpoint.host, listeners[0].getsockname()[1])
@@ -174,8 +174,8 @@ class C10dBoard(OneStoreBoard):
 def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:
     """Agents of one run do not have the same endpoints: each list alone would be a job."""
     return InputError(
-        f"this agent has the rendezvous endpoints {','.join(own)}, another one of this run {','.join(others)}: "
-        "give all of them the same list"
+        f"this agent has the rendezvous endpoints {','.join(own)}, another agent of this run has {','.join(others)}: "
+        "use the same list on every node"
     )
 
 

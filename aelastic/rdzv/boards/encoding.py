@@ -87,14 +87,14 @@ def _seats_in(data: Any) -> Seats | None:
         raise ValueError(str(error)) from None
     if isinstance(seats, Seats):
         return seats
-    raise ValueError("its seats are something else")
+    raise ValueError("its seats are malformed")
 
 
 def _field(data: Any, name: str, kind: type) -> Any:
     """A field of just this type: `bool` is no `int` here."""
     value = data.get(name) if isinstance(data, dict) else None
     if type(value) is not kind:
-        raise ValueError(f"no {name}, or one of another type")
+        raise ValueError(f"{name} is missing, or has another type")
     return value
 
 
@@ -123,9 +123,9 @@ def state_of(text: bytes) -> KeyState:
         return KeyState(text)
     renewals, _, rest = text.partition(b"\n")
     if renewals.startswith(b"quorum "):
-        raise ValueError("its agents have several endpoints: give all agents the same list")
+        raise ValueError("its agents have several endpoints: use the same list on every node")
     if not renewals.isdigit() or len(renewals) > _DIGITS_MAX:
-        raise ValueError("no count of renewals")
+        raise ValueError("the count of renewals is missing")
     try:
         data = json.loads(rest)
     except (ValueError, RecursionError):

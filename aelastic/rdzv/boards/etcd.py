@@ -199,7 +199,7 @@ class EtcdBoard(Board):
         try:
             return int(floor.value or b"0")
         except ValueError:
-            raise RendezvousStateError(f"{self.name}: key {self._floor_key} is no number: delete it") from None
+            raise RendezvousStateError(f"{self.name}: key {self._floor_key} is not a number: delete it") from None
 
     def _conflict(self) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")

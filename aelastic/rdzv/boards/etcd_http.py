@@ -310,7 +310,7 @@ class EtcdClient(ABC):
             certificate_error = error.certificate_error
             reason = getattr(certificate_error, "verify_message", "") or str(certificate_error)
             return InputError(
-                f"the certificate of etcd at {self._asked} is not trusted ({reason}): name its CA, cacert=FILE"
+                f"the certificate of etcd at {self._asked} is not trusted ({reason}): set its CA with cacert=FILE"
             )
         tls_error = next((e for e in (cause, cause.__cause__, cause.__context__) if isinstance(e, ssl.SSLError)), None)
         if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
@@ -320,10 +320,10 @@ class EtcdClient(ABC):
                 "protocol, cert, key and cacert"
             )
         if isinstance(error, aiohttp.ClientResponseError):
-            return RendezvousStateError(f"what answers at {self._asked} does not speak HTTP: is it etcd?")
+            return RendezvousStateError(f"the server at {self._asked} does not speak HTTP: is it etcd?")
         if isinstance(error, aiohttp.ServerDisconnectedError) or isinstance(cause, ConnectionResetError | ssl.SSLError):
             # An etcd closes a connection that should not use TLS, or should; so does one that is ending.
-            hint = "does it speak TLS?" if self._asked.scheme == "https" else "does it want TLS, protocol=https?"
+            hint = "does it speak TLS?" if self._asked.scheme == "https" else "if it requires TLS, set protocol=https"
             return Elsewhere(f"it closes the connection without an answer ({hint})")
         if isinstance(cause, OSError):  # asyncio has words of its own for what the system says; a resolver has no errno
             number = cause.errno or 0
@@ -333,10 +333,10 @@ class EtcdClient(ABC):
     async def _who_is(self, answer: Answer) -> Exception:
         """Which server gave an answer that the API does not have."""
         if b"HTTP request to an HTTPS server" in answer.body:
-            return InputError(f"etcd at {answer.endpoint} wants TLS: add the rendezvous setting protocol=https")
+            return InputError(f"etcd at {answer.endpoint} requires TLS: add the rendezvous setting protocol=https")
         if answer.status == 404 and (version := await self._version()):
             return NoSuchApiError(f"etcd {version} at {answer.endpoint} {self.without_api}")
-        return RendezvousStateError(f"this is no etcd that we know: {answer}")
+        return RendezvousStateError(f"not an etcd that aelastic supports: {answer}")
 
     async def _version(self) -> str:
         """What the endpoint asked last calls itself, if it is an etcd; else empty."""

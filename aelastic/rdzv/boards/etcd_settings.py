@@ -73,7 +73,7 @@ def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
         _endpoint(text.strip(), protocol, default) for text in settings.endpoint.split(",") if text.strip()
     )
     if not endpoints:
-        raise InputError("etcd needs an endpoint: host:port, or several of them separated by commas")
+        raise InputError("etcd needs an endpoint: use host:port, or several separated by commas")
     user, password = _credentials(config)
     return EtcdSettings(
         endpoints=endpoints,
@@ -90,7 +90,7 @@ _SPELLINGS = (("cert", "ssl_cert"), ("key", "ssl_cert_key"), ("cacert", "ca_cert
 def _endpoint(text: str, protocol: str, default: str) -> Endpoint:
     scheme, _, rest = text.rpartition("://")
     if "@" in rest:  # not shown: there is a password in it
-        raise InputError("an etcd endpoint has a user in it: use the rendezvous settings user and password_file")
+        raise InputError("an etcd endpoint contains a user: use the rendezvous settings user and password_file")
     match = _HOST_AND_PORT.fullmatch(rest.removesuffix("/"))
     port = int(match["port"] or DEFAULT_PORT) if match and len(match["port"] or "") < 6 else 0
     if not match or not 0 < port < 2**16 or (match["v6"] and ":" not in match["v6"]):
@@ -98,7 +98,9 @@ def _endpoint(text: str, protocol: str, default: str) -> Endpoint:
     if scheme.lower() not in {"", "http", "https"}:
         raise InputError(f"etcd endpoint {text}: use http:// or https://, or neither")
     if scheme and protocol and scheme.lower() != protocol:
-        raise InputError(f"etcd endpoint {text}, but rendezvous setting protocol={protocol}: say it once")
+        raise InputError(
+            f"etcd endpoint {text}contradicts the rendezvous setting protocol={protocol}: set the protocol once"
+        )
     return Endpoint(scheme=scheme.lower() or default, host=match["v6"] or match["host"], port=port)
 
 
@@ -106,9 +108,9 @@ def _credentials(config: Mapping[str, str]) -> tuple[str, str]:
     user, separator, password = config.get("user", "").partition(":")
     given = [name for name in ("password", "password_file") if name in config] + (["user=name:…"] if separator else [])
     if len(given) > 1:
-        raise InputError(f"the password of etcd's user is given twice, by {' and '.join(given)}: say it once")
+        raise InputError(f"the password of etcd's user is given twice, by {' and '.join(given)}: give it once")
     if given and not user:
-        raise InputError(f"rendezvous setting {given[0]}, but no user: add user=NAME")
+        raise InputError(f"rendezvous setting {given[0]} without a user: add user=NAME")
     if user and not given:
         raise InputError(f"rendezvous setting user={user} without a password: add password_file=FILE, or password=…")
     if "password_file" in config:
@@ -132,18 +134,18 @@ def _tls(cert: str, key: str, cacert: str) -> ssl.SSLContext:
     import ssl
 
     if key and not cert:
-        raise InputError("rendezvous setting key without cert: name the certificate, too")
+        raise InputError("rendezvous setting key without cert: add cert=FILE")
     try:
         context = ssl.create_default_context(cafile=cacert or None)
     except (OSError, ValueError) as error:
-        raise InputError(f"rendezvous setting cacert={cacert}: {_reason(error)}: name a PEM file of CAs") from None
+        raise InputError(f"rendezvous setting cacert={cacert}: {_reason(error)}: use a PEM file of CAs") from None
     if cert:
         try:
             context.load_cert_chain(cert, key or None, password="")  # without one it would ask the terminal
         except (OSError, ValueError) as error:
             what = f"cert={cert}" + (f",key={key}" if key else "")
             raise InputError(
-                f"rendezvous setting {what}: {_reason(error)}: name PEM files, of a certificate and its plain key"
+                f"rendezvous setting {what}: {_reason(error)}: use PEM files of a certificate and its unencrypted key"
             ) from None
     return context
 

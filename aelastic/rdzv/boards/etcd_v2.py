@@ -64,7 +64,7 @@ class EtcdV2(EtcdClient):
                 return None
             if refusal.code == UNAUTHORIZED:
                 remedy = (
-                    f"user {settings.user} may not use {key}, or has another password"
+                    f"user {settings.user} may not access {key}, or the password is wrong"
                     if settings.user
                     else "add the rendezvous setting user"
                 )

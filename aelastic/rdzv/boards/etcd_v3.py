@@ -132,7 +132,7 @@ class EtcdV3(EtcdClient):
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
         user = self.settings.user
         remedy = (
-            f"user {user} may not use what is below {self.settings.prefix}, or has another password"
+            f"user {user} may not access keys below {self.settings.prefix}, or the password is wrong"
             if user
             else "add the rendezvous setting user"
         )

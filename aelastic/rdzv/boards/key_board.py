@@ -148,9 +148,7 @@ class KeyBoard(Board):
             if state.text and not record.is_same_term(state.record) and not is_older:
                 return False
             if not state.text:
-                _log.warning(
-                    "the TCPStore of %s was restarted and is empty: registering the coordinator again", self.name
-                )
+                _log.warning("the TCPStore of %s was restarted and is empty: the leader registers again", self.name)
             text = self._writing.sign(new_text(record if is_older or state.record is None else state.record))
             state = self._seen_by_leader(await self._compare_set(state.text, text))
             if state.text == text:

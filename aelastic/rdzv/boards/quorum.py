@@ -91,7 +91,7 @@ class QuorumBoard(KeyBoard):
         self._requests = [_Slot() for _ in self._parts]
         if count % 2 == 0:
             _log.warning(
-                "%d rendezvous endpoints survive the loss of %d, as %d do: an odd number is better",
+                "%d rendezvous endpoints survive the loss of %d, no more than %d do: use an odd number",
                 count, (count - 1) // 2, count - 1,
             )  # fmt: skip
 
@@ -140,7 +140,7 @@ class QuorumBoard(KeyBoard):
 
     @property
     def _where(self) -> str:
-        return f"the key of {self.name}"
+        return f"the record at {self.name}"
 
     async def _ask(self, asked: ev.Asked) -> bytes:
         async with self._lock:
@@ -234,8 +234,7 @@ class QuorumBoard(KeyBoard):
             cell, endpoints = cell_from_bytes(data)
         except ValueError as error:
             raise InputError(
-                f"{self.name}: the agents of this run do not have the same endpoints ({error}): "
-                "give all of them the same list"
+                f"{self.name}: agents of this run have different endpoints ({error}): use the same list on every node"
             ) from None
         if endpoints != self._endpoints:
             raise other_list(self._endpoints, endpoints)

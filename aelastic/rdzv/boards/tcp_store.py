@@ -172,7 +172,7 @@ class TcpStore:
         except Refusal as refusal:
             if _NOT_UNDERSTOOD in str(refusal):
                 words = await first_words(self.endpoint)
-                raise self._no_store(f"it says {words}" if words else str(refusal)) from None
+                raise self._no_store(f"it answered {words}" if words else str(refusal)) from None
             raise RendezvousConnectionError(
                 f"the rendezvous endpoint {self.endpoint} closed the connection: {refusal}"
             ) from None
@@ -192,11 +192,11 @@ class TcpStore:
     async def _look_at_silence(self, silence_s: float) -> None:
         """Looks for another program at an endpoint that has not answered yet, and tells what it may be."""
         if words := await first_words(self.endpoint):
-            raise self._no_store(f"it says {words}") from None
+            raise self._no_store(f"it answered {words}") from None
         if not self._was_reached:
             _log.warning(
-                "%s accepts connections, but has not answered as a TCPStore for %g s: is it still starting, or is "
-                "another program there? waiting up to %g s",
+                "%s accepts connections, but has not answered as a TCPStore for %g s: is it still starting, or does "
+                "another program use that port? waiting up to %g s",
                 self.endpoint,
                 silence_s,
                 self._read_timeout_s,
@@ -204,7 +204,8 @@ class TcpStore:
 
     def _no_store(self, why: str) -> NoStoreError:
         return NoStoreError(
-            f"what answers at {self.endpoint} is no TCPStore: {why}: is another program there? choose another endpoint"
+            f"{self.endpoint} is not a torch TCPStore ({why}); another program uses that port: choose another "
+            "--rdzv-endpoint"
         )
 
     async def insist(self, do: Callable[[], Awaitable[T]]) -> T:
@@ -271,7 +272,7 @@ class TcpStore:
             raise
         except Refusal as refusal:
             self.is_connected, self.has_hung_up = False, _CLOSED in str(refusal)
-            raise LostError(f"the connection to the rendezvous endpoint {self.endpoint} is lost: {refusal}") from None
+            raise LostError(f"lost the connection to the rendezvous endpoint {self.endpoint}: {refusal}") from None
         except Death as death:
             self.is_connected = False
             raise self._died(death) from None
@@ -298,7 +299,7 @@ class TcpStore:
     def _died(self, death: Death) -> LostError | InputError:
         if death.is_hopeless and death.code == 1:  # an exception
             return InputError(
-                f"the rendezvous needs torch's TCPStore: {sys.executable} cannot import torch: pip install torch"
+                f"the rendezvous needs torch's TCPStore, and {sys.executable} cannot import torch: pip install torch"
             )
         if death.refused:
             return LostError(f"the process for the rendezvous endpoint cannot be started: {death.refused}")

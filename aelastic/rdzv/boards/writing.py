@@ -69,7 +69,7 @@ class Writing:
                 self._foreign, self._since = text, now
             if now - self._told_at >= TELL_INTERVAL_S:
                 self._told_at = now
-                _log.warning("%s: %s: it counts as nothing", where, error)
+                _log.warning("ignoring %s: %s; is --secret-file the same on every node?", where, error)
             return None
 
     def stand_by(self, text: bytes, where: str, read: Callable[[bytes], LeaderRecord | None]) -> None:
@@ -79,7 +79,7 @@ class Writing:
             NotTrustedError: it has not stood for so long.
         """
         if text == self._foreign and aio.now() - self._since < self._lease_s:
-            error = NotTrustedError(f"{where}: what is there was not written with this agent's secret")
+            error = NotTrustedError(f"{where} was not written with this agent's secret")
             with suppress(ValueError):
                 error.candidate = record.candidate if (record := read(claimed(text))) else None
             raise error

@@ -66,7 +66,7 @@ class Search:
         return self.since is not None and now >= self.since + self.timeout_s
 
     def outcome(self, now: float) -> str:
-        return f"no coordinator for {self._waited_s(now):.0f} s: {self.trouble}"
+        return f"no leader for {self._waited_s(now):.0f} s: {self.trouble}"
 
     def note(self, now: float) -> m.Waiting | None:
         """What this node waits for, each time that the user is to be told; else `None`."""
@@ -74,7 +74,7 @@ class Search:
             return None
         self._note_at = now + NOTE_INTERVAL_S
         hint = f" ({self.hint})" if self.hint and self._is_of_board else ""
-        text = f"looking for the coordinator ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
+        text = f"looking for the leader ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
         return m.Waiting(text, kind=m.WaitKind.ENDPOINT if self._has_failed else m.WaitKind.LEADER)
 
     def validate(self) -> None:

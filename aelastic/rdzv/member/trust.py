@@ -48,7 +48,7 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, 
 def not_followed(record: LeaderRecord, why: str) -> str:
     """What the user reads of such a coordinator."""
     where = f"{next(iter(record.candidate.addresses), 'an unknown host')}:{record.candidate.port}"
-    return f"the coordinator at {where} sent nonsense, and was not followed: {why}"
+    return f"ignoring the leader at {where}, which sent an invalid message: {why}"
 
 
 def last_word(verdict: str) -> ev.Deliver | ev.GiveUp:

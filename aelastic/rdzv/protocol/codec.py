@@ -44,7 +44,7 @@ class OtherProtocolError(WireError):
     """It is a `Hello` from an agent of another version, or of one that has a secret."""
 
 
-SECRET_HERE = "this agent has a secret, and the job has none: give all agents the same --secret-file, or none"  # noqa: S105
+SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
 
 
 def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
@@ -141,7 +141,7 @@ class Decoder:
                 tag, body = self._buffer[start + HEAD_BYTES : begin], bytes(self._buffer[begin : begin + size])
                 start = begin + size
                 if self.tagger is not None and not compare_digest(tag, self.tagger.tag(body)):
-                    raise ProofError("what it says was changed on the way, or is not of it")
+                    raise ProofError("the message was altered on the way, or another program sent it")
                 yield self._message(body)
         finally:
             del self._buffer[:start]
@@ -151,7 +151,7 @@ class Decoder:
             name, fields = json.loads(body)
             cls: Any = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise WireError(f"no message of the protocol: {body[:80]!r}") from None
+            raise WireError(f"not a message of the protocol: {body[:80]!r}") from None
         try:
             theirs = fields.get("protocol") if cls is m.Hello and isinstance(fields, dict) else PROTOCOL
             if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # no version is of these types
@@ -163,7 +163,7 @@ class Decoder:
                 raise OtherProtocolError(SECRET_HERE)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # what JSON could nest, `repr` could not
-            raise WireError(f"no message of the protocol: {body[:80]!r}") from None
+            raise WireError(f"not a message of the protocol: {body[:80]!r}") from None
 
 
 _Reader = Callable[[Any, str], Any]

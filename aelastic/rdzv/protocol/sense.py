@@ -239,7 +239,7 @@ def objection_to(hello: m.Hello, ours: m.Terms, epoch: int) -> str:
         ("the lease", f"{theirs.lease_s:g} s", f"{ours.lease_s:g} s", " --rdzv-conf"),
     ):
         if here != there:
-            return f"{what} is {here} here and {there} in the job that runs: give all nodes the same{remedy}"
+            return f"{what} is {here} here and {there} in the running job: use the same{remedy} on every node"
     if hello.seen_epoch > epoch + m.EPOCHS_AHEAD_MAX:  # a board's numbers would come to their end
         return f"Hello.seen_epoch is {hello.seen_epoch}, and the job's is {epoch}"
     return ""

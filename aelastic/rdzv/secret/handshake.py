@@ -64,7 +64,7 @@ class OtherSecretError(ProofError):
     def __init__(self, theirs: tuple[str, ...], ours: tuple[str, ...], source: str, answer: bytes) -> None:
         self.keys = f"key {shown(theirs)} there, {shown(ours)} here{source}"
         self.may_be_changed = len(theirs) > 1 or len(ours) > 1
-        super().__init__(f"it has another secret ({self.keys})", answer)
+        super().__init__(f"it has a different secret ({self.keys})", answer)
 
 
 class Tagger:
@@ -165,9 +165,9 @@ class Handshake:
         """Why what begins so is no greeting."""
         found = _PLAIN_HELLO.match(body)
         if found is None or self._heard:
-            return ProofError(f"it proves nothing, and is no aelastic agent ({body[:16]!r})")
+            return ProofError(f"it is not an aelastic agent, and proved nothing ({body[:16]!r})")
         if int(found[1]) == self._own.protocol:
-            words = "it has no secret, and the job has one: give all agents the same --secret-file"
+            words = "it has no secret and the job has one: use the same --secret-file on every node"
         else:
             words = _other_protocol(int(found[1]), self._own.protocol)
         told = words.replace("it ", "this agent ", 1).replace("and this agent", "and the job")
@@ -185,7 +185,7 @@ class Handshake:
         if common is None:
             raise OtherSecretError(theirs.keys, self._own.keys, self._source, answer)
         if theirs.run != self._own.run:
-            raise ProofError("it is of another run id: use the same --rdzv-id on all nodes", answer)
+            raise ProofError("it has another run id: use the same --rdzv-id on all nodes", answer)
         self._key = next(each for each in self._keys if each.id == common)
         return answer if self._is_client else answer + _frame(self._key.made_of(b"aelastic proof", self._both)[1])
 

@@ -39,16 +39,16 @@ def verify(text: bytes, keys: Sequence[Key]) -> bytes:
     if not text or (found is None and not keys):
         return text
     if not keys:
-        raise ForeignError("its agents have a secret, and this one has none: give it the same --secret-file")
+        raise ForeignError("its agents have a secret and this one has none: use the same --secret-file on every node")
     own = shown([each.id for each in keys])
     if found is None:
-        raise ForeignError(f"it was written without a secret, and this agent has one (key {own})")
+        raise ForeignError(f"it was written without a secret (ours is key {own})")
     inner, key_id, proof = found[1] + b"}", found[2].decode(), bytes.fromhex(found[3].decode())
     key = next((each for each in keys if each.id == key_id), None)
     if key is None:
-        raise ForeignError(f"it was written with another secret (key {shown([key_id])}, here {own})")
+        raise ForeignError(f"it was written with another secret (key {shown([key_id])}; ours is {own})")
     if not compare_digest(proof, key.made_of(_LABEL, inner)[0]):
-        raise ForeignError(f"it was changed since, or is of another run id (key {own})")
+        raise ForeignError(f"it was changed after it was signed, or has another run id (key {own})")
     return inner
 
 

@@ -68,7 +68,7 @@ class SecretFile:
         except (OSError, InputError) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            _log.warning("the secret that was read before is still used: %s", trouble)
+            _log.warning("the secret changed and cannot be read; the previous one is still used: %s", trouble)
         self._trouble = trouble
 
     def _read(self) -> tuple[list[Key], tuple[int, ...]]:
@@ -98,7 +98,7 @@ def _read_into(data: bytearray, path: str) -> tuple[tuple[int, ...], int]:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # as what a link leads to is judged
     except (OSError, ValueError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"secret file {path}: it cannot be read ({why}): give one that this user may read") from None
+        raise InputError(f"secret file {path}: it cannot be read ({why}): use a file that this user may read") from None
     try:
         found = os.fstat(file)
         if problem := _objection(found, path, _group_rights(file, found.st_mode)):
@@ -127,7 +127,7 @@ def _objection(found: os.stat_result, path: str, group_rights: int) -> str:
     """What is wrong with who may read it, and what mends that; empty if nothing is."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
-        return "it is no regular file: name the file that holds the secret"
+        return "it is not a regular file: name the file that holds the secret"
     if found.st_uid not in {os.geteuid(), 0}:
         return f"it belongs to user {found.st_uid}, not to this one: chown {os.geteuid()} {path}"
     if mode & stat.S_IRWXO:

@@ -181,10 +181,10 @@ class Election(Machine[Event, Action]):
             return f"this node knows of a newer round ({seats.round})"
         match self.phase:
             case Phase.FOLLOWING:
-                return "this node has a coordinator"
+                return "this node has a leader"
             case Phase.ALONE | Phase.ASKING | Phase.CHOSEN:
                 if may_at is None or now < may_at:
-                    return "this node has not lost the coordinator and the endpoint for long enough"
+                    return "this node has not lost the leader and the endpoint for long enough"
                 if vote.leader.epoch <= self.newest and self.record != _heard(vote.leader):
                     return f"this node knows of epoch {self.newest}"
                 return ""

@@ -16,8 +16,8 @@ _log = logging.getLogger(__name__)
 # What a connection is for: a proof for one port is none for another.
 MEMBER, BALLOT = "member", "ballot"
 OPEN = (
-    "agents talk over %s without a secret: whoever reaches this port can join the job, restart or end it, and read "
-    "what it does; use --secret-file (docs/how-to/secret.md)"
+    "agents talk over %s without a secret: anyone who reaches this port can join, restart or end the job, and read its "
+    "state; use --secret-file"
 )
 
 

@@ -77,7 +77,9 @@ class Strangers:
         of_peer = self._of_address.setdefault(peer, {})
         of_peer[stream] = None
         if len(of_peer) > self._of_address_max:
-            self._drop(next(iter(of_peer)), now, f"{len(of_peer)} from there have not identified themselves")
+            self._drop(
+                next(iter(of_peer)), now, f"{len(of_peer)} connections from there have not identified themselves"
+            )
         elif len(self._streams) > self._count_max:
             self._drop(self._oldest_of_most(), now, f"{len(self._streams)} connections have not identified themselves")
         elif stream.fileno >= self._files_max or len(self._streams) > self._room:

@@ -190,7 +190,7 @@ class Stream(asyncio.Protocol):
                 self._begin()
             elif not self.is_closing:
                 self._transport.write(self._proof.begin())
-                late = ProofError(f"it has proved nothing in {PROOF_TIMEOUT_S:g} s")
+                late = ProofError(f"it proved nothing within {PROOF_TIMEOUT_S:g} s")
                 self._proof_limit = asyncio.get_running_loop().call_later(PROOF_TIMEOUT_S, self._refuse, late)
 
     def _begin(self) -> None:
@@ -264,7 +264,7 @@ class Stream(asyncio.Protocol):
         self.is_reset |= error is not None
         self._stop_timer()
         if self._proof is not None:
-            self.refusal = self.refusal or "it hung up before it had proved anything"
+            self.refusal = self.refusal or "it closed the connection before it proved anything"
         self.is_proved.set()
         self.closed.set()
         with self._ends_alone():

@@ -400,7 +400,7 @@ class Agent(SimulatedProcess):
 
         def done(is_known: bool, value: Any) -> None:
             if is_known and not is_campaign and self.election.is_stale(value, self.now):
-                is_known, value = False, "it knows of no election yet"
+                is_known, value = False, "no agent has been elected leader yet"
             elif is_known:
                 tell(e.BoardSaid())
             elif value == "it is down":
