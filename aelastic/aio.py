@@ -360,4 +360,4 @@ class ExceptionsOnce:
         more, self._untold, self._told_at = self._untold, 0, loop.time()
         loop.default_exception_handler(context)
         if more:
-            _log.error("%d more exceptions of this event loop were not shown since the last one", more)
+            _log.error("%d more exceptions of this event loop were not logged since the last one", more)

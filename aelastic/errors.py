@@ -162,8 +162,8 @@ class UnkillableWorkerError(AelasticError):
 
     def __str__(self) -> str:
         return (
-            f"{len(self.processes)} worker process(es) survived SIGKILL: {'; '.join(self.processes)}. "
-            "The kernel holds them, mostly in a driver or a dead network file system: see its log, and reboot the host"
+            f"{len(self.processes)} worker process(es) survived SIGKILL: {'; '.join(self.processes)}. The kernel holds "
+            "them, mostly in a driver or a dead network file system: read dmesg, then reboot the host"
         )
 
 
@@ -220,7 +220,7 @@ class ChildFailedError(AelasticError):
         if not failures:
             raise InputError("failures is empty: raise ChildFailedError for at least one failed worker")
         if cause is not None and cause not in failures:
-            raise InputError(f"cause is rank {cause}, of which there is no failure: use one of {sorted(failures)}")
+            raise InputError(f"cause is rank {cause}, which did not fail: use one of {sorted(failures)}")
         self.name, self.failures, self.victims = name, dict(failures), tuple(victims)
         self.stacks, self.cause, self.raised = dict(stacks or {}), cause, dict(raised or {})
         super().__init__(self.name, self.failures, self.victims, self.stacks, self.cause, self.raised)

@@ -208,7 +208,11 @@ class Supervisor:
             fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
             answer = await self._run.enquiries.ask(verb, reason, **fields)
         if answer is None or not answer.is_applied:
-            raise RequestError("no coordinator has answered" if answer is None else answer.text)
+            raise RequestError(
+                "no answer from the leader; the request may or may not be carried out"
+                if answer is None
+                else answer.text
+            )
 
     def send_signal(self, signum: int) -> None:
         """Passes a signal on to those workers of this node that have a handler for it; the job continues."""

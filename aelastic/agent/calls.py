@@ -34,7 +34,7 @@ RULES: dict[str, Rule] = {
         rule(lambda value: isinstance(value, WorkerBackend), "use an object whose class is derived from WorkerBackend")
     ),
     "observers": rule(is_sequence, "use a list or tuple of observers"),
-    "health_check_server": optional(rule(_is_server, "use a HealthCheckServer, or what makes one")),
+    "health_check_server": optional(rule(_is_server, "use a HealthCheckServer, or a function that makes one")),
     "reason": STR,
     "why": STR,
     "deadline_s": all_of(REAL, SECONDS),

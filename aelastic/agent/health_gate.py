@@ -88,19 +88,19 @@ class HealthGate:
     # The program.
 
     async def _asked(self) -> str:
-        code, out, trouble = None, "", f"takes more than {LIMIT_S:g} s"
+        code, out, trouble = None, "", f"took more than {LIMIT_S:g} s"
         try:
             with anyio.move_on_after(LIMIT_S):
                 code, out, err = await output_of(self._command, self._env, bytes_max=OUTPUT_BYTES_MAX)
                 last = err.strip().rpartition("\n")[2][:200]
-                trouble = "" if code in {FIT, UNFIT} else f"exit code {code}: {last or 'it says nothing'}"
+                trouble = "" if code in {FIT, UNFIT} else f"exit code {code}: {last or 'it printed nothing'}"
         except ProgramError as error:
             trouble = str(error)
         if trouble and trouble not in self._warned:
             self._warned.add(trouble)
-            _log.warning("the health check could not tell, and the node counts as fit: %s", trouble)
+            _log.warning("the health check failed to decide, so this node is treated as fit: %s", trouble)
         if code == UNFIT:
-            return out.strip().partition("\n")[0][:200] or f"the health check exits with {UNFIT}"
+            return out.strip().partition("\n")[0][:200] or f"the health check exited with {UNFIT}"
         return ""
 
     # The host.

@@ -88,7 +88,7 @@ class Postmortem:
             from aelastic.failures.exit_reason import describe_exit
 
             place = (start.stderr or start.error_file).parent
-            note = f"{describe_exit(exitcode)}; what it wrote is not known: no answer from the disk that holds {place}"
+            note = f"{describe_exit(exitcode)}; its output is not known: no answer from the disk that holds {place}"
         explain = partial(self._failure, start, worker, exitcode or 1, left, oom=oom, note=note or left.trouble)
         failure = await run_sync(explain, abandon_on_cancel=True)  # parsing takes some milliseconds
         return await self._compared_with_rules(failure)

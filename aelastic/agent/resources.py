@@ -178,8 +178,8 @@ class Resources:
             command = parse(spec.entrypoint, [os.fsdecode(arg) for arg in spec.args])
             if command is None:
                 raise InputError(
-                    f"preload is given, but {spec.entrypoint!r} is not a Python interpreter with a program to run, and "
-                    "only such can be forked: start python itself, or leave preload out"
+                    f"preload is given, but {spec.entrypoint!r} is not a Python interpreter with a program to run: "
+                    "start python itself, or leave preload out"
                 )
         else:
             command = function_command()

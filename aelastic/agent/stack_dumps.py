@@ -157,7 +157,7 @@ class StackDumps:
                 texts = self._texts(found, why)
                 await run_sync(_append, texts, written, abandon_on_cancel=True)
         except Exception:  # noqa: BLE001  a stack dump is never the reason why a job ends
-            _log.exception("cannot collect the workers' stacks")
+            _log.exception("cannot take the workers' stacks")
         finally:
             if generation == self._group.generation:
                 kept = {rank: path for rank, path in written.items() if self._scratch not in path.parents}
@@ -183,7 +183,7 @@ class StackDumps:
         rank, reason = next(iter(found.items()))
         if rank in self._group.exits.alive and reason != NOT_OURS:
             number = self._group.workers[rank].global_rank
-            _log.warning("a hang will not be explained: the stack of rank %d cannot be taken: %s", number, reason)
+            _log.warning("hangs cannot be explained: the stack of rank %d cannot be read: %s", number, reason)
 
     async def _dump(self, found: dict[int, Stack | str], ranks_max: int | None = None) -> None:
         from aelastic.stacks.collect import Tools, find_py_spy, take

@@ -34,7 +34,7 @@ def check_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[
 
 
 async def _check_nothing(backend: str) -> AsyncIterator[Finding]:
-    yield Finding("warning", "rendezvous", f"{backend} is torch's or another package's handler: not checked")
+    yield Finding("warning", "rendezvous", f"{backend} is a handler of torch or another package: not checked")
 
 
 async def _check_stores(
@@ -88,10 +88,10 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
     if finding.level == "error" or settings.has_several_endpoints or settings.max_nodes == 1:
         return finding
     if own is not None and is_loopback(own):
-        words = f"{finding.words}; no other host reaches it at {own}: use a name of the network"
+        words = f"{finding.words}; no other host can reach it at {own}: use a name that other hosts resolve"
         return finding.replace(level="warning", words=words)
     if len({family for family, _ in found}) < len(found):
-        words = f"{finding.words}; if several hosts have them, give an endpoint for each, or --rdzv-conf endpoints=N"
+        words = f"{finding.words}; if they belong to several hosts, list each, or use --rdzv-conf endpoints=N"
         return finding.replace(level="warning", words=words)
     return finding
 
@@ -116,11 +116,11 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
     except RefusedError:
         return Finding(
             "warning", subject,
-            f"{where}; connection refused: no agent serves it yet, or a firewall refuses: start the agent of that host",
+            f"{where}; connection refused: no agent serves it yet, or a firewall blocks it: start the agent there",
         )  # fmt: skip
     except RendezvousConnectionError as error:
         way = f"nc -vz {store.endpoint.host} {store.endpoint.port}"
-        return Finding("error", subject, f"{where}; {error}: is the host up, and its firewall open ({way})?")
+        return Finding("error", subject, f"{where}; {error}: is the host up and the port open ({way})?")
     except AelasticError as error:
         return Finding("error", subject, f"{where}; {error}")
     return Finding("ok", subject, f"{where}; a TCPStore answers")
@@ -136,7 +136,7 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
         try:
             way = await probe(endpoint)
         except AelasticError as error:
-            words = f"{error}: is etcd running there, and does a firewall let the port through?"
+            words = f"{error}: is etcd running there, and is the port open?"
             yield Finding("error", f"endpoint {endpoint}", words)
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")

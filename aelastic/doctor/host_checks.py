@@ -54,7 +54,7 @@ def check_torch(environ: Mapping[str, str]) -> Finding:
             command, env=environ, capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        words = f"{sys.executable} did not import it in {IMPORT_TIMEOUT_S:g} s: is its disk slow?"
+        words = f"{sys.executable} did not import it within {IMPORT_TIMEOUT_S:g} s: is its disk slow?"
         return Finding("error", "torch", words)
     if asked.returncode == 0:
         return Finding("ok", "torch", f"{asked.stdout.split()[-1]}, imported by {sys.executable}")
@@ -67,11 +67,11 @@ def check_shared_memory(path: str = "/dev/shm") -> Finding:  # noqa: S108  looke
     try:
         found = os.statvfs(path)
     except OSError as error:
-        return Finding("warning", path, f"{error.strerror}: data loaders of torch need it: mount a tmpfs there")
+        return Finding("warning", path, f"{error.strerror}: torch's data loaders need it: mount a tmpfs there")
     size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     words = f"{free >> 20} of {size >> 20} MiB are free"
     remedy = "docker run --shm-size=8g, or in Kubernetes an emptyDir with medium Memory"
-    return _judged(free >= SHARED_MEMORY_MIN, path, words, f", and the batches of data loaders go there: {remedy}")
+    return _judged(free >= SHARED_MEMORY_MIN, path, words, f", and data loaders put their batches there: {remedy}")
 
 
 def check_open_files(max_nodes: int) -> Finding:
@@ -119,12 +119,12 @@ def check_clock() -> Finding:
     except AttributeError:  # another C library
         state = -1
     if state < 0:
-        return Finding("ok", "clock", "the host does not say whether it is synchronized; agents do not depend on it")
+        return Finding("ok", "clock", "unknown whether it is synchronized; agents do not depend on it")
     if state != _TIME_ERROR:
         return Finding("ok", "clock", "synchronized")
     return Finding(
         "warning", "clock",
-        "not synchronized, so times in the logs of several nodes will not agree: start an NTP client such as chrony",
+        "not synchronized, so times in the logs of different nodes will not agree: start an NTP client such as chrony",
     )  # fmt: skip
 
 
@@ -139,12 +139,12 @@ def check_stacks() -> Finding:
         except Unreadable as error:
             return Finding(
                 "warning", "stacks",
-                f"a worker that hangs cannot be looked into: {error}; let this user trace its own processes "
+                f"the stacks of hanging workers cannot be read: {error}; let this user trace its own processes "
                 "(kernel.yama.ptrace_scope=1, a seccomp profile that allows process_vm_readv)",
             )  # fmt: skip
         finally:
             worker.stdin.close()
-    return Finding("ok", "stacks", "those of workers can be read")
+    return Finding("ok", "stacks", "stacks of workers can be read")
 
 
 def check_log_folder(log_dir: Path | None) -> Finding:

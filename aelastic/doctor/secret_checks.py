@@ -38,28 +38,28 @@ async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -
     secret = secret_of(settings, run_id)
     if secret is None:
         yield Finding(
-            "warning", "secret", "none: whoever reaches an agent's port can join the job, end it and read where it "
-            f"runs: give each node the same --secret-file ({_PAGE})",
+            "warning", "secret", "none: anyone who reaches an agent's port can join or end the job and read its state: "
+            f"use the same --secret-file on every node ({_PAGE})",
         )  # fmt: skip
     else:
         first, *more = [shown([key.id]) for key in secret.keys]
-        words = f"key {first} of {secret.path} is used" + "".join(f", {key} is accepted, too" for key in more)
+        words = f"key {first} of {secret.path} is used" + "".join(f", {key} is also accepted" for key in more)
         yield Finding("ok", "secret", words)
     if text:
         yield await _check_coordinator(text, secret)
     addresses = [settings.local_addr] if settings.local_addr else outward_addresses() or ["localhost"]
     where = ", ".join(addresses)
-    words = f"the agent listens at {where} and loopback, or where its way to the endpoint comes from"
+    words = f"the agent listens at {where} and loopback, or at the address from which it reaches the endpoint"
     words += "; the workers' store at MASTER_ADDR"
     everywhere = "the agent and the workers' store listen at all addresses (--bind-all)"
     yield Finding("ok", "listening", everywhere if settings.bind_all else words)
     if all(map(is_loopback, addresses)) and not settings.bind_all:
-        yield Finding("ok", "firewall", "not needed: nothing of the job can be reached from other hosts")
+        yield Finding("ok", "firewall", "not needed: other hosts cannot reach any port of the job")
     else:
         yield Finding(
             "warning", "firewall",
-            f"needed: the workers' store, gloo and NCCL let in whoever reaches {where}, with and without a secret: let "
-            f"only the job's nodes through ({_PAGE} has the lines for nftables)",
+            f"needed: the workers' store, gloo and NCCL accept anyone who reaches {where}, with or without a secret: "
+            f"let only the job's nodes through ({_PAGE} has rules for nftables)",
         )  # fmt: skip
 
 
@@ -68,7 +68,7 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
     try:
         verify(text, keys)
     except ForeignError as error:
-        problem = f"what the board has of this run counts as nothing here: {error}"
+        problem = f"the record of this run at the endpoint is ignored here: {error}"
     else:
         problem = ""
     candidate = None
@@ -81,7 +81,7 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
         words = f"{Endpoint(next(iter(candidate.addresses), ''), candidate.port)}: {problem or told}"
     else:
         words = problem or "nothing is proved"
-    return Finding("error" if problem else "ok", "coordinator", words)
+    return Finding("error" if problem else "ok", "leader", words)
 
 
 async def _greet(candidate: Candidate, secret: SecretFile) -> tuple[bool, str]:
@@ -103,4 +103,4 @@ async def _greet(candidate: Candidate, secret: SecretFile) -> tuple[bool, str]:
                 finally:
                     writer.close()
                 return True, f"it has key {shown(proof.other_keys)}"
-    return False, "it cannot be reached: is its host up, and its firewall open?"
+    return False, "it cannot be reached: is its host up and the port open?"

@@ -45,7 +45,10 @@ def traces_of(env: Mapping[str, str]) -> Traces | None:
     if env.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return None
     if find_spec("opentelemetry") is None or find_spec(_EXPORTER) is None:
-        _log.info("no traces are sent, since the SDK is not installed: pip install aelastic[otel]")
+        _log.info(
+            "the OpenTelemetry SDK is not installed, so no traces are sent: "
+            "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
+        )
         return None
     return Traces(env.get("OTEL_SERVICE_NAME") or "aelastic")
 
@@ -204,7 +207,7 @@ class _Exporter:
         result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS and not self._has_warned:
             self._has_warned = True
-            _log.warning("traces cannot be sent to the OpenTelemetry collector; the job goes on")
+            _log.warning("traces cannot be sent to the OpenTelemetry collector; the job continues")
         return result
 
     def shutdown(self) -> None:

@@ -101,7 +101,7 @@ class SdNotify(Observer):
             return
         except OSError as error:  # systemd may be back for the next message
             if not self._has_warned:
-                _log.warning("cannot notify systemd (%s); the job goes on", error)
+                _log.warning("cannot notify systemd (%s); the job continues", error)
             self._has_warned = True
         else:
             self._unsent = {}

@@ -78,7 +78,7 @@ class MetricsTextfile(Observer):
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             if not self._has_warned:
                 why = getattr(error, "strerror", None) or error
-                _log.warning("metrics textfile %s cannot be written (%s); the job goes on", self._path, why)
+                _log.warning("metrics textfile %s cannot be written (%s); the job continues", self._path, why)
             self._has_warned = True
 
     async def _write(self) -> None:

@@ -54,10 +54,10 @@ def status_server(env: Mapping[str, str]) -> StatusServer | None:
         return None
     missing = next((name for name in (CA_CERT, TOKEN) if not env.get(name)), None)
     if missing is not None:
-        _log.warning("%s is set, but %s is not: progress is not posted (docs/how-to/progress.md)", URL, missing)
+        _log.warning("%s is set, but %s is not: progress is not posted", URL, missing)
         return None
     if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
-        _log.warning("%s=%s is no https URL: progress is not posted (docs/how-to/progress.md)", URL, url)
+        _log.warning("%s=%s is not an https URL: progress is not posted", URL, url)
         return None
     return StatusServer(url, Path(env[CA_CERT]), Path(env[TOKEN]))
 
@@ -104,8 +104,8 @@ class TrainerStatus(Observer):
         except (OSError, http.client.HTTPException, ValueError) as error:
             if self._interval_s == INTERVAL_S:  # the first failure since a success
                 _log.warning(
-                    "progress cannot be posted to the Trainer (%s); the job goes on: check the "
-                    "KUBEFLOW_TRAINER_SERVER_ variables (docs/how-to/progress.md)", error,
+                    "progress cannot be posted to the Trainer (%s); the job continues: check the "
+                    "KUBEFLOW_TRAINER_SERVER_ variables", error,
                 )  # fmt: skip
             self._interval_s = min(2 * self._interval_s, INTERVAL_MAX_S)
             self._news.set()  # what was not taken is posted later

@@ -122,7 +122,7 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception as other:  # noqa: BLE001  (a user's `__str__`)
-        return f"<its text cannot be had: {type(other).__name__}>"
+        return f"<no text: str() raised {type(other).__name__}>"
 
 
 def without_frames_of(modules: Collection[str], frames: TracebackType | None) -> TracebackType | None:

@@ -138,7 +138,7 @@ class ProcessFailure(Record):
         message, traceback, timestamp = parse_record(data or {})
         is_final = is_final or (data or {}).get(FINAL_KEY) is True
         if unhealthy:
-            message = f"{unhealthy}; its last words: {message}" if message else unhealthy
+            message = f"{unhealthy}; last output: {message}" if message else unhealthy
         is_usage_error = False
         if not message:
             message, traceback, is_usage_error = _explain(exitcode, stderr_tail, oom, note)
@@ -246,7 +246,7 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     ended_by = name or signal_name(exitcode - 128)  # a shell passes its child's signal on as a code
     aborting = _ABORTING.findall(stderr_tail) if ended_by == "SIGABRT" else []
     if aborting:  # even if it printed exceptions before
-        return f"{words}; its last words: {aborting[-1]}", "", False
+        return f"{words}; last output: {aborting[-1]}", "", False
     # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
     # printed before.
     is_own_doing = ended_by in _SIGNALS_OF_ITS_OWN
@@ -258,7 +258,7 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     if name == "SIGABRT" and cause.is_uncaught and not note:
         return f"{cause.headline} (the process then aborted: SIGABRT)", cause.traceback, False
     if note or is_own_doing:
-        return f"{words}; its last words: {cause.headline}", cause.traceback, False
+        return f"{words}; last output: {cause.headline}", cause.traceback, False
     return cause.headline, cause.traceback, False
 
 

@@ -113,7 +113,7 @@ def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> Pro
     try:
         text = enrich(failure.message, failure.error_file)
     except Exception:  # noqa: BLE001  a user's handler: the report matters more
-        log().warning("the error handler failed at the message of rank %d", failure.rank, exc_info=True)
+        log().warning("the error handler failed on the message of rank %d", failure.rank, exc_info=True)
         return failure
     return failure if text == failure.message else failure.replace(message=text)
 

@@ -90,7 +90,7 @@ async def output_of(
         for fd, into in written.items():
             _read_what_is_there(fd, into, bytes_max)
         if any(len(each) > bytes_max for each in written.values()):
-            raise ProgramError(f"writes more than {bytes_max >> 10} KiB")
+            raise ProgramError(f"wrote more than {bytes_max >> 10} KiB")
     said, complained = (each.decode(errors="replace") for each in written.values())
     return popen.returncode, said, complained
 

@@ -36,7 +36,10 @@ class Plain:
         ({"observers": [Observer]}, "class is derived from Observer"),
         ({"observers": [Plain()]}, "observers[0] is <"),
         ({"backend": "local"}, "backend is 'local': use an object whose class is derived from WorkerBackend, or None"),
-        ({"health_check_server": 8080}, "health_check_server is 8080: use a HealthCheckServer, or what makes one"),
+        (
+            {"health_check_server": 8080},
+            "health_check_server is 8080: use a HealthCheckServer, or a function that makes one",
+        ),
     ],
 )
 def test_a_supervisor_takes_no_argument_of_another_type(passed: dict[str, Any], words: str) -> None:

@@ -48,7 +48,7 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
         (line(), "verb is '': use one of here, status, stacks, why, logs, drain, "),
         (line(verb="explode"), "verb is 'explode': use one of "),
         (line(verb=7), "verb is 7: use a text of at most 255 characters"),
-        (line(verb="logs"), "rank is missing: logs are those of one rank"),
+        (line(verb="logs"), "rank is missing: name the rank whose logs to show"),
         (b'{"verb": "logs", "rank": 1e999}\n', "rank is inf: use a whole number, at least 0"),
         (line(verb="logs", rank=True), "rank is True: use a whole number, at least 0"),
         (line(verb="logs", rank=1 << 70), "rank is 1180591620717411303424: use a whole number, at least 0"),

@@ -281,7 +281,7 @@ def test_whatever_was_printed_an_exit_that_no_exception_causes_is_told_by_its_co
     elif code == -6 and cause is not None and cause.is_uncaught:
         assert failure.message == printable(f"{cause.headline} (the process then aborted: SIGABRT)")
     elif failure.message != words:  # a signal that native code raises, or a shell that passes one on
-        assert failure.message.startswith(f"{words}; its last words: ") and (code < 0 or code > 128)
+        assert failure.message.startswith(f"{words}; last output: ") and (code < 0 or code > 128)
     assert not STIRS.search(failure.message + failure.traceback + printable(last_line(text)))
 
 
@@ -323,7 +323,7 @@ def test_the_time_is_linear_in_the_tail(unit: str) -> None:
 @pytest.mark.parametrize(
     "exitcode, words",
     [
-        (-11, "killed by signal 11 (SIGSEGV): the process touched memory it may not"),
+        (-11, "killed by signal 11 (SIGSEGV): it accessed memory that it may not"),
         (-9, "killed by signal 9 (SIGKILL): often the kernel's out-of-memory killer: see dmesg"),
         (-40, "killed by signal 40"),
         (-999, "killed by signal 999"),

@@ -53,7 +53,7 @@ HANDLED = 'Traceback (most recent call last):\n  File "train.py", line 3, in loa
 @pytest.mark.parametrize("code", [-6, 134])
 def test_nccl2_logs_why_it_aborts(before: str, reason: str, after: str, code: int) -> None:
     known = ProcessFailure(0, 77, code, "", stderr_tail=f"{before}{ABORTS}{reason}{after}")
-    assert known.headline == f"{describe_exit(code)}; its last words: Aborting process on rank 0 due to {reason}"
+    assert known.headline == f"{describe_exit(code)}; last output: Aborting process on rank 0 due to {reason}"
     assert is_collective_timeout(known) and not known.names_lost_peer
 
 

@@ -215,7 +215,7 @@ URL, CA, TOKEN = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "CA_CERT
     [
         ({URL: "https://a/b", CA: "/ca"}, f"{URL} is set, but {TOKEN} is not"),
         ({URL: "https://a/b", TOKEN: "/t", CA: ""}, f"{URL} is set, but {CA} is not"),
-        ({URL: "http://a/b", CA: "/ca", TOKEN: "/t"}, f"{URL}=http://a/b is no https URL"),
+        ({URL: "http://a/b", CA: "/ca", TOKEN: "/t"}, f"{URL}=http://a/b is not an https URL"),
     ],
 )
 def test_a_status_server_that_cannot_be_used_is_told_of(

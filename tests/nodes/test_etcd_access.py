@@ -63,7 +63,7 @@ async def test_tls_that_cannot_work_says_why(
     ca, other_ca = str(certificates / "ca.pem"), str(certificates / "other-ca.pem")
     wrong = {
         "not trusted .*set its CA": board_of("etcd", tls.endpoint, protocol="https"),
-        "not trusted .*set its CA, cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
+        "not trusted .*set its CA with cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
         "the TLS handshake with .*cert": board_of("etcd", mutual.endpoint, cacert=ca),
     }
     for what, board in wrong.items():

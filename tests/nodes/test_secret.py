@@ -166,7 +166,7 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         ):
             settings = RendezvousSettings("c10d", meeting.endpoint, 1, 2, secret_file=str(path))
             found = anyio.run(findings, settings, team.run_id)
-            (finding,) = [each for each in found if each.subject == "coordinator"]
+            (finding,) = [each for each in found if each.subject == "leader"]
             assert told in finding.words and finding.level == level, found
         assert len(member.starts) == 1, "the job went on"
         # Of two lines one may be the secret that the job is to have: it is waited for, for some time.

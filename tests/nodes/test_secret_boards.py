@@ -1,4 +1,4 @@
-"""What others write on a board of agents that have a secret: it counts as nothing, and the agents go on."""
+"""What others write on a board of agents that have a secret: is --secret-file the same, and the agents go on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_coordinator_takes_back_what_a_stranger_has_written_over(
     renewed = await ours.renew(mine)
     assert renewed is not None and renewed.is_same_term(mine)
     assert await ours.read() == renewed
-    assert [line for line in caplog.messages if "it counts as nothing" in line]
+    assert [line for line in caplog.messages if "is --secret-file the same" in line]
 
 
 async def test_a_coordinator_takes_back_what_was_written_over_with_words_of_an_earlier_one(make: MakeBoard) -> None:

@@ -69,7 +69,7 @@ def test_each_node_tells_of_all_and_asks_for_any(launch: Launcher) -> None:
             assert sorted(stacks, key=int) == [*map(str, range(6))], stacks.keys()
             assert logs_of(agent).code == 0
             logs = logs_of(agent, *agents)
-            assert logs.code == 1 and "only where the job has a secret (--secret-file)" in logs.err, logs
+            assert logs.code == 1 and "only if the job has a secret (--secret-file)" in logs.err, logs
             assert_refused_undisturbed(team, agent)
         # A restart that is asked for on a node that does not coordinate.
         asker = next(agent for agent in agents if agent is not team.coordinator)

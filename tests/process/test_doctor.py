@@ -74,7 +74,7 @@ def test_each_endpoint_has_a_line_that_says_what_is_there(tmp_path: Path, warm_s
     assert said["endpoints"] == "ok 3 of them: the job survives the loss of 1"
     assert said["log folder"] == "ok logs can be written to"
     assert said["torch"].startswith("ok ")
-    assert said["stacks"] == "ok those of workers can be read"
+    assert said["stacks"] == "ok stacks of workers can be read"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -112,7 +112,7 @@ def test_what_a_host_lacks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patched.setattr(host_checks, "stacks_of", refuse)
         found = host_checks.check_stacks()
     assert (found.level, found.words.partition(";")[0]) == (
-        "warning", "a worker that hangs cannot be looked into: cannot read its memory (Operation not permitted)",
+        "warning", "the stacks of hanging workers cannot be read: cannot read its memory (Operation not permitted)",
     )  # fmt: skip
     assert host_checks.check_torch({"PYTHONHOME": str(tmp_path)}).level == "error"
 
@@ -132,12 +132,12 @@ async def test_who_can_get_in_is_told_with_the_key_that_is_used(tmp_path: Path) 
     secret.write_text("the first secret, of 32 bytes or more\nthe second secret, of 32 bytes or more\n")
     first, second = (Key(line.encode(), "job").id[:4] for line in secret.read_text().splitlines())
     said = await found(local_addr="192.0.2.77", secret_file=str(secret))
-    assert said["secret"] == f"ok key {first} of {secret} is used, {second} is accepted, too"
+    assert said["secret"] == f"ok key {first} of {secret} is used, {second} is also accepted"
     assert said["listening"].startswith("ok the agent listens at 192.0.2.77 and loopback")
-    firewall = "warning needed: the workers' store, gloo and NCCL let in whoever reaches 192.0.2.77"
+    firewall = "warning needed: the workers' store, gloo and NCCL accept anyone who reaches 192.0.2.77"
     assert said["firewall"].startswith(firewall)
-    assert "coordinator" not in said, "none runs"
+    assert "leader" not in said, "none runs"
     said = await found(bind_all=True)
-    assert said["secret"].startswith("warning none: whoever reaches an agent's port can join the job")
+    assert said["secret"].startswith("warning none: anyone who reaches an agent's port can join or end the job")
     assert said["listening"].startswith("ok the agent and the workers' store listen at all addresses")
     assert (await found(local_addr="127.0.0.1"))["firewall"].startswith("ok not needed")

@@ -118,7 +118,7 @@ class TestTorch:
         done = run(OURS + "import ctypes\n@record\ndef main():\n    ctypes.string_at(0)\nmain()\n", tmp_path / "e.json")
         failure = ProcessFailure(0, 1, done.returncode, str(tmp_path / "e.json"), stderr_tail=done.stderr)
         assert failure.signal_name() == "SIGSEGV"
-        assert failure.message.endswith("its last words: Fatal Python error: Segmentation fault")
+        assert failure.message.endswith("last output: Fatal Python error: Segmentation fault")
         assert "in main" in failure.traceback
 
 

@@ -186,8 +186,8 @@ def test_a_notice_command_is_heard_outlives_the_workers_and_is_ended(launch: Lau
     (job.folder / "told").touch()
     job.assert_ends(EXIT_TRY_AGAIN)
     assert "leaves within 600 s (spot, by the notice command)" in job.stderr
-    assert "notice command: 'nonsense' is no notice: say drain SECONDS REASON, or cancel" in job.stderr
-    assert "it is started again" not in job.stderr
+    assert "notice command: 'nonsense' is not a notice: print 'drain SECONDS REASON' or 'cancel'" in job.stderr
+    assert "restarting it" not in job.stderr
 
 
 @pytest.mark.all

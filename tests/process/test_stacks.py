@@ -244,8 +244,8 @@ def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
         ("printf 'Error: first\\n\\nCaused by:\\n 0: x\\nStack backtrace:\\n 0: y\\n' >&2; exit 1", "first"),
         ("exit 3", "it gives no reason"),
         ("echo nonsense", "cannot read its output"),
-        ("cat /dev/zero", "writes more than 1024 KiB"),
-        ("cat /dev/zero >&2", "writes more than 1024 KiB"),
+        ("cat /dev/zero", "wrote more than 1024 KiB"),
+        ("cat /dev/zero >&2", "wrote more than 1024 KiB"),
         ("echo '[{\"frames\": []}]'", "no Python frame was found"),
         (b"\x7fELF, no more", "cannot be started (Exec format error)"),
     ],
@@ -575,7 +575,7 @@ async def test_what_looking_raises_does_not_save_a_worker_or_end_the_agent(
     monkeypatch.setattr(stacks, "take", broken)
     result = await run_and_stop(Supervisor(spec_of(tmp_path, RESISTS)), tmp_path)
     assert result.stacks[0].endswith("stack not known (no answer in time)")
-    assert "cannot collect the workers' stacks" in caplog.text
+    assert "cannot take the workers' stacks" in caplog.text
 
 
 def test_a_file_that_has_grown_too_large_begins_anew(tmp_path: Path) -> None:
@@ -716,7 +716,7 @@ async def look_and_tell(self):
 stack_dumps.FIRST_LOOKS_S = looks()
 stack_dumps.StackDumps.warn_unless_seen = look_and_tell
 """
-SAID = "aelastic: W a hang will not be explained: the stack of rank 0 cannot be taken: memory: it runs another Python"
+SAID = "aelastic: W hangs cannot be explained: the stack of rank 0 cannot be read: memory: it runs another Python"
 UNTIL_LOOKED = "open('up', 'w').close()\nwait_for('looked')"
 
 

@@ -314,7 +314,10 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
     (launch.folder / "open" / "aelastic").chmod(0o777)
     job = launch(TRAINS, env={"XDG_RUNTIME_DIR": str(launch.folder / "open")})
     job.wait_line("start")
-    assert "W this job cannot be spoken to" in job.stderr and "is not this user's alone" in job.stderr
+    assert (
+        "W no control socket, so aelastic status cannot reach this job" in job.stderr
+        and "is not this user's alone" in job.stderr
+    )
     said = verb(launch.folder / "open", "status")
     assert said.code == 1 and "is not this user's alone: remove it, or chmod 700 it" in said.err
     assert told(launch.folder / "open", "status")["code"] == "not-allowed"
@@ -352,7 +355,7 @@ def test_a_program_speaks_to_its_job() -> None:
             async for event in supervisor.events():
                 seen.append(type(event).__name__)
 
-        with pytest.raises(RequestError, match="no coordinator has answered"):
+        with pytest.raises(RequestError, match="no answer from the leader"):
             await supervisor.restart()  # it does not run yet
         listening, running = asyncio.create_task(listen()), asyncio.create_task(supervisor.run())
         await begins(supervisor)

@@ -720,6 +720,6 @@ def test_many_warm_restarts_leak_nothing(launch: Launcher) -> None:
 def test_what_cannot_be_forked_is_refused(launch: Launcher) -> None:
     job = launch.command("--preload", "json", "--no-python", "true")
     assert job.wait() == 2
-    why = "'true' is not a Python interpreter with a program to run, and only such can be forked: start python itself"
+    why = "'true' is not a Python interpreter with a program to run: start python itself"
     assert why in job.stderr and job.stderr.count("\n") == 1
     assert job.stdout == ""

@@ -41,7 +41,7 @@ def test_how_many_were_not_shown_is_said_with_the_next(caplog: pytest.LogCapture
     assert [record.getMessage() for record in caplog.records] == [
         "failed at 0",
         f"failed at {TELL_INTERVAL_S:g}",
-        "2 more exceptions of this event loop were not shown since the last one",
+        "2 more exceptions of this event loop were not logged since the last one",
     ]
 
 

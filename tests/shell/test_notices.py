@@ -163,7 +163,7 @@ async def test_workers_that_have_not_ended_in_time_are_killed(node: Node) -> Non
     node.group.phase = Phase.STOPPING
     node.notices.on_told(notice(6, r.Stage.SAVE, 8, kill_s=1.0))
     await node.until(lambda: node.posted)
-    assert node.posted == [ev.GraceOver(2, "the time to leave is over", is_final=True)]
+    assert node.posted == [ev.GraceOver(2, "the deadline of the notice has passed", is_final=True)]
     assert r.Saved("n1", 6) not in node.said
 
 
@@ -226,7 +226,7 @@ async def test_a_file_that_says_nothing_or_nonsense_is_a_notice(
         tasks.cancel_scope.cancel()
     by = "by the notice file"
     assert heard == [Asked(DEADLINE_S, by), Asked(None), Asked(DEADLINE_S, by), Asked(12.0, f"soon, {by}")]
-    assert "is no notice; 30 s are assumed" in caplog.text
+    assert "is not a notice; draining within 30 s" in caplog.text
 
 
 @on_virtual_time

@@ -27,7 +27,7 @@ LINE_S = 5.0
 FOLLOW_S = 0.3  # between two looks at a log that is followed
 FOLLOWED_S = 60.0  # after the deadline of a request, for what follows
 Said = dict[str, Any]
-NO_ANSWER = "no coordinator has answered: it is not known what follows"
+NO_ANSWER = "no answer from the leader; the request may or may not be carried out (check: aelastic status)"
 
 
 async def serve(conn: socket.socket, enquiries: Enquiries, observers: Observers) -> None:

@@ -70,7 +70,7 @@ def _checked(said: Any) -> Command:
     if command.verb not in VERBS:
         raise CommandError(f"verb is {command.verb!r:.80}: use one of {', '.join(VERBS)}")
     if command.verb == "logs" and command.rank < 0:
-        raise CommandError("rank is missing: logs are those of one rank")
+        raise CommandError("rank is missing: name the rank whose logs to show")
     return command
 
 

@@ -41,8 +41,8 @@ AGAIN_S = 1.0
 # Nodes find a coordinator that takes over within milliseconds; those that are lost do not.
 COMING_S, COMING_AGAIN_S = 2.0, 0.05
 PIECE_BYTES = 32 << 10  # of a log
-NO_REMOTE = "this node shows nothing to others (--no-remote-verbs)"
-NOT_TOLD = "logs of another node are shown only where the job has a secret (--secret-file)"
+NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-verbs)"
+NOT_TOLD = "logs of another node are shown only if the job has a secret (--secret-file)"
 
 
 class Shown(Record):

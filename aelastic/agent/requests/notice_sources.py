@@ -72,7 +72,7 @@ class NoticeSources:
             if text != before:
                 said = Asked(None) if text is None else said_by(text) or Asked(DEADLINE_S)
                 if text is not None and text.strip() and said_by(text) is None:
-                    _log.warning("notice file %s: %.80r is no notice; %g s are assumed", path, text, DEADLINE_S)
+                    _log.warning("notice file %s: %.80r is not a notice; draining within %g s", path, text, DEADLINE_S)
                 self._on_said(said, "by the notice file")
                 before = text
             await anyio.sleep(FILE_INTERVAL_S)
@@ -83,7 +83,7 @@ class NoticeSources:
             began = aio.now()
             how = await self._listen(command)
             if not has_warned:
-                _log.warning("notice command %r %s; it is started again", command, how)
+                _log.warning("notice command %r %s; restarting it", command, how)
                 has_warned = True
             pause_s = PAUSE_MIN_S if aio.now() - began >= PAUSE_MAX_S else min(2 * pause_s, PAUSE_MAX_S)
             await anyio.sleep(pause_s)
@@ -113,7 +113,9 @@ class NoticeSources:
                     self._on_said(said, "by the notice command")
                 elif text.strip() and not has_warned:
                     has_warned = True
-                    _log.warning("notice command: %.80r is no notice: say drain SECONDS REASON, or cancel", text)
+                    _log.warning(
+                        "notice command: %.80r is not a notice: print 'drain SECONDS REASON' or 'cancel'", text
+                    )
             rest = rest[:TEXT_BYTES_MAX]  # a flood without a line's end
 
 

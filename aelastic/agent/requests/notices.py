@@ -97,7 +97,7 @@ class Notices:
             case r.Stage.NONE:
                 self._tell(Announced("called off", _words(notice)))
                 if self._group.exits.is_draining:
-                    self._ask(r.Verb.RESTART, "workers have ended for a notice that is called off")
+                    self._ask(r.Verb.RESTART, "workers ended for a notice that was canceled")
                 return pages.set_phase(NONE)
             case _:
                 assert_never(notice.stage)
@@ -140,7 +140,7 @@ class Notices:
         generation = self._group.generation
         await anyio.sleep_until(kill_at)
         if self._group.generation == generation and self._group.phase is Phase.STOPPING:
-            self._post(ev.GraceOver(generation, "the time to leave is over", is_final=True))
+            self._post(ev.GraceOver(generation, "the deadline of the notice has passed", is_final=True))
 
 
 def _words(notice: r.Notice) -> str:

@@ -156,4 +156,4 @@ class Holds:
 
     def _kill(self, generation: int) -> None:
         if self.agent.group.generation == generation and self.agent.group.phase == "stopping":
-            self.agent.tell_group(g.GraceOver(generation, "the time to leave is over", is_final=True))
+            self.agent.tell_group(g.GraceOver(generation, "the deadline of the notice has passed", is_final=True))
