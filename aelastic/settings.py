@@ -54,7 +54,7 @@ def _none_of(choices: Sequence[str], value: Any) -> str:
 def in_words(value: Any) -> str:
     """The value for a message; of an int of hundreds of digits, which Python may refuse to write, its size."""
     is_huge = isinstance(value, int) and not is_real(value)
-    return f"an int of {value.bit_length()} bits, which is too much" if is_huge else repr(value)
+    return f"an int of {value.bit_length()} bits, which is too large" if is_huge else repr(value)
 
 
 def is_real(value: Any) -> bool:
@@ -217,20 +217,20 @@ def is_expected(expected: Any) -> bool:
 def expected_problem(expected: ExpectedOutput) -> str:
     """What is wrong with output that is to be expected."""
     if expected.ranks is not None and not expected.ranks:
-        return "ranks is empty: name some, or use None for all"
+        return "ranks is empty: list some, or use None for all"
     return pattern_problem(expected.pattern) or silence_problem(expected.within_s)
 
 
 def silence_problem(timeout_s: float) -> str:
     """What is wrong with a time after which a silent worker counts as hung."""
     is_seen = HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
-    return "" if is_seen else "use 1 second or more, as workers are looked at once a second at most"
+    return "" if is_seen else "use 1 second or more: workers are checked once a second"
 
 
 def pattern_problem(pattern: str) -> str:
     """What keeps the text from being a pattern of output."""
     if not pattern:
-        return "the pattern is empty: every line has it"
+        return "the pattern is empty and matches every line"
     try:
         re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:

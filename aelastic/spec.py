@@ -195,9 +195,7 @@ class WorkerSpec:
         grace, limit_s, method = self.restart_grace, self.shutdown_timeout_s, self.start_method
         is_program, has_steps = isinstance(self.entrypoint, str), self.hang_timeout_steps is not None
         has_others = self.rdzv is not None and self.rdzv.max_nodes > 1
-        bound = (
-            "a library's threads are counted when it is imported, before the worker has its CPUs: leave one of them out"
-        )
+        bound = "libraries count CPUs when they are imported, before the worker is bound: leave one of them out"
         for is_wrong, words in (
             (grace is not None and not isinstance(grace, str) and grace > limit_s,
              f"restart_grace is {grace}: use at most shutdown_timeout_s, which is {limit_s:g}"),

@@ -272,7 +272,7 @@ class Supervisor:
                 return await self._watch_over(self._run)
         except (OSError, RuntimeError, MemoryError) as error:
             if shortage := shortage_of(error):
-                raise HostError(f"the agent cannot go on: {shortage}") from error
+                raise HostError(f"the agent cannot continue: {shortage}") from error
             raise
 
     @asynccontextmanager
@@ -350,7 +350,9 @@ class Supervisor:
         """Listens for requests about this agent's health, where somebody may ask."""
         if not self._health_port and self._given_health is None:
             if self.spec.linger_s:
-                _log.warning("linger has no effect: %s is not set, so there is nothing to read", HEALTH_PORT_VARIABLE)
+                _log.warning(
+                    "linger has no effect, since %s is not set and there is nothing to scrape", HEALTH_PORT_VARIABLE
+                )
             return
         from aelastic.health.server import open_health
 

@@ -369,7 +369,7 @@ def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
             package = name.partition(".")[0]
             return _refuse(InputError(f"{package} is not installed for {sys.executable}: pip install {package}"))
         case _ if shortage := shortage_of(error):
-            _say(f"aelastic: error: the agent cannot go on: {shortage}")
+            _say(f"aelastic: error: the agent cannot continue: {shortage}")
             error = HostError(shortage)
         case _:
             import traceback

@@ -37,7 +37,7 @@ def command_of(start: WorkerStart) -> PythonCommand:
     if not isinstance(start.entrypoint, str):
         return function_command()
     command = parse(start.entrypoint, [os.fsdecode(arg) for arg in start.args])
-    assert command is not None, "the fork server was started for another command"
+    assert command is not None, "the template was started for another command"
     return command
 
 

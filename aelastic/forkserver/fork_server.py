@@ -135,10 +135,10 @@ class ForkServer:
             case {"left_out": module, "why": why}:
                 self._tell(preload.LeftOut(module, why))
             case {"printed": module}:
-                self._warn(f"{module} prints while it is imported: {self._process.read_printed()}")
+                self._warn(f"{module} prints during its import: {self._process.read_printed()}")
             case {"generators": names, "count": count}:
                 some = ", ".join(names) + (f" and {count - len(names)} more" if count > len(names) else "")
-                self._warn(f"all workers have the same random numbers from {some}: make generators in the script")
+                self._warn(f"all workers get the same random numbers from {some}: make the generators in the script")
             case {"refused": why}:
                 self._tell(preload.Refused(why))
             case {"again": _}:
@@ -203,7 +203,7 @@ class ForkServer:
             begin: starts one worker through a function that takes the place of an exec.
         """
         if not self._count and not await self.wait_decided():  # before the first workers; later ones cannot wait
-            self._warn(f"imports take more than {FIRST_TIMEOUT_S:g} s; workers start cold meanwhile")
+            self._warn(f"imports took more than {FIRST_TIMEOUT_S:g} s; workers start cold until they finish")
         self._count = len(starts)
         self._has_forked.set()
         self._park(len(starts))
@@ -295,7 +295,7 @@ class ForkServer:
         try:
             return self._process.fork()
         except OSError as error:
-            self._warn(f"no process can be forked ({error}); workers start cold")
+            self._warn(f"cannot fork a worker ({error}); workers start cold")
             return None
 
     async def _make_worker(
@@ -310,7 +310,11 @@ class ForkServer:
             await parked.prepare(command_of(start), start.env)
             child = begin(start, partial(parked.launch, learning=None if self.imports is None else self.imports.writer))
         except (NoAnswerError, OSError) as error:
-            why = str(error) if isinstance(error, NoAnswerError) else f"a forked process takes no request ({error})"
+            why = (
+                str(error)
+                if isinstance(error, NoAnswerError)
+                else f"a forked process does not accept requests ({error})"
+            )
             refused.setdefault(why, []).append(start.local_rank)
             self._bury(parked)
         else:

@@ -56,14 +56,14 @@ class Parked:
         if not self.pid:
             pid = (await self._answer()).get("parked", 0)
             if not pid:
-                raise NoAnswerError("the fork server has ended, or may fork no more")
+                raise NoAnswerError("the template has ended, or may not fork any more")
             self.pid = int(pid)
             waited_for.add(self.pid)
         request = {"kind": command.kind, "target": command.target, "env": dict(env), "is_helper": is_helper}
         self._send({**request, "cwd": _cwd(), "umask": _umask()}, [])
         answer = await self._answer()
         if "ready" not in answer:
-            raise NoAnswerError(f"a forked process cannot be used: {answer.get('refused', 'it has ended')}")
+            raise NoAnswerError(f"a parked process cannot be used: {answer.get('refused', 'it has ended')}")
 
     def launch(self, command: PythonCommand, fds: Mapping[int, int], learning: int | None = None) -> int:
         """Lets it run; gives its pid.

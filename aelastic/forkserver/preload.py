@@ -138,7 +138,7 @@ class Preload(Machine[Event, Action]):
                 return []
             case LeftOut():  # told once; the process says at its end whether it is of use
                 self._leave_out(event.module)
-                return [Warn(f"{event.module} {event.why}; it is left out")]
+                return [Warn(f"{event.module} {event.why}; it is not preloaded")]
             case Tripped():  # a process that a module has started may keep its socket open
                 self._has_tripped = True
                 return [Stop()]
@@ -151,10 +151,10 @@ class Preload(Machine[Event, Action]):
                 return [Replace(event.modules)]
             case Refused():  # another one would be refused, too
                 self.phase = Phase.OFF
-                return [Stop(), Warn(f"the fork server cannot fork: {event.why}; workers start cold")]
+                return [Stop(), Warn(f"the template cannot fork: {event.why}; workers start cold")]
             case Ended() if self.phase is Phase.READY:  # something killed it; what it has forked lives on
                 self._deaths += 1
-                return self._again(f"the fork server died {event.how}")
+                return self._again(f"the template died {event.how}")
             case Ended():  # over a module, or to be started again without some
                 return self._after_imports(event)
             case _:
@@ -164,17 +164,17 @@ class Preload(Machine[Event, Action]):
         warnings: list[Action] = []
         if not self._has_tripped:  # then it would have gone on
             if not self._importing:
-                return self._give_up(f"the fork server cannot start {event.how}")
+                return self._give_up(f"the template cannot start {event.how}")
             module = self._importing
             self._leave_out(module)
-            warnings = [Warn(f"{module} ends the process {event.how}; it is left out")]
+            warnings = [Warn(f"{module} ends the process {event.how}; it is not preloaded")]
         return [*warnings, *self._again("")]
 
     def _again(self, why: str) -> list[Action]:
         if not self.modules and not self.is_learning:
-            return self._give_up("no module is left to preload")
+            return self._give_up("no module remains to preload")
         if self._starts == STARTS_MAX or self._deaths > DEATHS_MAX:
-            return self._give_up(why or f"the fork server was started {STARTS_MAX} times")
+            return self._give_up(why or f"the template was started {STARTS_MAX} times")
         self._starts += 1
         self._importing, self._has_tripped = "", False
         self.phase = Phase.IMPORTING

@@ -59,7 +59,7 @@ class Template:
         """
         for name in sorted(self._env.keys() | asked.keys()):
             if self._env.get(name) != asked.get(name) and (name in self._read or name.startswith(_READ_EARLY)):
-                raise Refused(f"{name} was read while modules were imported, and is another for this worker")
+                raise Refused(f"{name} was read during the imports, and differs for this worker")
         changes = {name: value for name, value in self._changes.items() if self._env.get(name) == asked.get(name)}
         return {name: value for name, value in {**asked, **changes}.items() if value is not None}
 
@@ -197,7 +197,7 @@ def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
     for name in sorted(names & sys.modules.keys() - baseline):
         found = PathFinder.find_spec(name, [folder])
         if found is not None and found.origin is not None:
-            raise Refused(f"{found.origin} goes before the module {name}, which is preloaded")
+            raise Refused(f"{found.origin} shadows the preloaded module {name}")
 
 
 def tell_imports(pipe: int) -> None:

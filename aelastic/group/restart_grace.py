@@ -195,11 +195,11 @@ class RestartGrace(Machine[Event, Action]):
     def _reason(self, now: float) -> str:
         said: dict[str, list[int]] = {}
         for rank, life in self._lives.items():
-            words = f"computed and wrote nothing for {COMPUTE_S:g} s"
+            words = f"used the CPU but wrote nothing for {COMPUTE_S:g} s"
             if life.is_idle(now):
-                words = f"neither wrote nor computed for {IDLE_S:g} s"
+                words = f"neither wrote nor used the CPU for {IDLE_S:g} s"
             elif life.starved_s >= 1.0:
-                words += f", besides {life.starved_s:.0f} s in which it waited for a CPU"
+                words += f", not counting {life.starved_s:.0f} s waiting for a CPU"
             said.setdefault(words, []).append(self.ranks[rank])
         parts = [f"{ranks_in_words(sorted(ranks), RANKS_MAX)} {words}" for words, ranks in said.items()]
         waited_s = now - self.stopped_at

@@ -107,7 +107,7 @@ def check_devices(spec: WorkerSpec, base: Mapping[str, str]) -> None:
     if count < spec.local_world_size:
         raise InputError(
             f"{variable}={visible!r} has no device for local rank {count}, and virtual_local_rank gives each "
-            "worker its own: start fewer workers, or name more devices"
+            "worker its own: start fewer workers, or list more devices"
         )
 
 

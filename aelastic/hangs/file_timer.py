@@ -86,9 +86,7 @@ class FileTimerServer(Watch):
             # Read and write: so there is always a writer, and never an end (fifo(7)).
             self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise self._refusal(
-                f"cannot be made ({error.strerror})", "a path in a folder that can be written"
-            ) from None
+            raise self._refusal(f"cannot be made ({error.strerror})", "a path in a writable folder") from None
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, FIFO_BYTES)
         except OSError:
@@ -99,7 +97,7 @@ class FileTimerServer(Watch):
             os.mkfifo(self._path, 0o600)
         except FileExistsError:
             if not stat.S_ISFIFO(os.lstat(self._path).st_mode):
-                raise self._refusal("exists and is no FIFO", "another path, or remove what is there") from None
+                raise self._refusal("exists and is not a FIFO", "another path, or remove what is there") from None
             if _is_read(self._path):
                 raise self._refusal("is in use by another process", "another path for each agent of a host") from None
             os.unlink(self._path)  # left by an agent that was killed
@@ -178,7 +176,7 @@ class FileTimerServer(Watch):
                     self._report(Found(generation, local_rank, "timer", reason, signum))
             case rules.Complain(kind, quote):
                 _log.warning(
-                    "ignoring a timer request (further ones of the kind are not logged): it %s: %s", kind, quote
+                    "ignoring a timer request, as it %s (further ones of this kind are not logged): %s", kind, quote
                 )
             case _:
                 assert_never(action)

@@ -234,7 +234,7 @@ class HangRules:
     def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
         timeout = f"{round(self._timeouts[by], 1):g} s"
         if by == "stuck":
-            return f"in uninterruptible sleep (state D), which no signal ends, for {timeout}"
+            return f"in uninterruptible sleep (state D), which no signal can end, for {timeout}"
         if by == "hang":
             *words, last = [WORDS[signal] for signal in WORDS if signal in self._seen(life.sample, sample)]
             steps = self._rules.hang_timeout_steps

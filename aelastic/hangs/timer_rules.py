@@ -52,7 +52,7 @@ class Kind(StrEnum):
 
     MALFORMED = "is not a timer"
     OVERSIZED = f"is longer than {LINE_BYTES_MAX} bytes"
-    FOREIGN = "is from a process that no worker of this agent has started"
+    FOREIGN = "is from a process that no worker of this agent started"
     EXCESS = f"would be one of more than {TIMERS_MAX} timers at once"
 
 

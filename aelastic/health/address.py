@@ -38,7 +38,7 @@ def read_address(text: str) -> Address:
     elif ":" in host:
         _refuse(text, "put an IPv6 address in brackets, as in [::1]:8080")
     if not host:
-        _refuse(text, "name the host before the colon; 0.0.0.0 or [::] is every one of this machine")
+        _refuse(text, "name the host before the colon; 0.0.0.0 or [::] means all addresses of this machine")
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 5 and int(digits) <= 65535):
         _refuse(text, "use a port of 0 to 65535, or HOST:PORT")
     return Address(text, host, int(digits))

@@ -113,7 +113,9 @@ async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> Non
     with anyio.move_on_after(timeout_s) as waited:
         await is_over.wait()
     if waited.cancelled_caught:
-        _log.warning("the health check server's %s has not returned within %g s: going on", what, timeout_s)
+        _log.warning(
+            "the health check server's %s did not return within %g s; the job continues without it", what, timeout_s
+        )
 
 
 def _now() -> int:

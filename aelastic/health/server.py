@@ -255,10 +255,10 @@ class HealthServer(Observer):
 
     async def _answer(self, request: BaseRequest) -> Response:
         if not self._is_welcome(request):
-            return _text("this is for people and programs of this machine, not for web pages\n", 403)
+            return _text("only people and programs on this machine may use this page, not other web pages\n", 403)
         allowed, answer = self._routes.get(request.path, ("", None))
         if answer is None:
-            return _text(f"no such page; there are {', '.join(self._routes)}\n", 404)
+            return _text(f"no such page; try {', '.join(self._routes)}\n", 404)
         if request.method != allowed and (request.method, allowed) != ("HEAD", "GET"):
             response = _text(f"use {allowed}\n", 405)
             response.headers["Allow"] = "GET, HEAD" if allowed == "GET" else allowed
@@ -267,7 +267,7 @@ class HealthServer(Observer):
             return await answer(request)
         except Exception:  # noqa: BLE001  no answer is worth the job
             _log.warning("cannot answer %s %s", request.method, request.path, exc_info=True)
-            return _text("a bug in aelastic: its log says more\n", 500)
+            return _text("a bug in aelastic: see the agent's log\n", 500)
 
     def _is_welcome(self, request: BaseRequest) -> bool:
         """False for a request that a web page may have made."""

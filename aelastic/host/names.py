@@ -144,11 +144,11 @@ def _begin(host: str) -> Future[list[Address]]:
         if host in _look_ups:
             return _look_ups[host].answer
         if len(_look_ups) >= LOOK_UPS_MAX:
-            raise NoAnswerError(f"{LOOK_UPS_MAX} other names have had no answer yet")
+            raise NoAnswerError(f"{LOOK_UPS_MAX} other names are still being looked up")
         try:
             answer = daemon_threads.begin(partial(_run, host), f"look up {host}")
         except RuntimeError:
-            raise NoAnswerError("no more threads can be started on this host (ulimit -u, pids.max)") from None
+            raise NoAnswerError("this host cannot start more threads (ulimit -u, pids.max)") from None
         _look_ups[host] = _LookUp(time.monotonic(), answer)
         return answer
 

@@ -89,10 +89,15 @@ class PatternSearch:
             if answer == TOO_LONG:
                 limit_ms = LIMIT_S * 1e3
                 _log.warning(
-                    "the pattern %r takes more than %g ms on %.200r, and counts as no match", pattern, limit_ms, text
+                    "the pattern %r took more than %g ms on %.200r and is treated as not matching",
+                    pattern,
+                    limit_ms,
+                    text,
                 )
         for pattern in unsearched:
-            _log.warning("the pattern %r was not searched for, and counts as no match: %s", pattern, trouble)
+            _log.warning(
+                "the pattern %r could not be searched for and is treated as not matching: %s", pattern, trouble
+            )
         return frozenset(pattern for pattern, answer in zip(searched, answers, strict=True) if answer == FOUND)
 
     async def _ask(self, patterns: Sequence[str], text: str, answers: list[bytes]) -> None:
@@ -102,7 +107,7 @@ class PatternSearch:
             await anyio.wait_readable(self._socket)
             answer = self._socket.recv(ANSWER_BYTES_MAX)
             if not answer:
-                raise ConnectionResetError("the process that searches has died")
+                raise ConnectionResetError("the search process died")
             answers.append(answer)
 
     async def aclose(self) -> None:

@@ -183,7 +183,7 @@ class HeldPort:
             if not self._kept:
                 self._open("")
                 if not self._is_bind_all:
-                    _log.info("%s listens at all addresses of this host: others are told none of these", self._what)
+                    _log.info("%s listens at all addresses of this host and advertises none of them", self._what)
         self.listeners = [self._kept[each] for each in addresses if each in self._kept] or list(self._kept.values())
         return bool(addresses) and "" not in self._kept
 
@@ -266,7 +266,7 @@ def _opened(folder: Path, *, is_made: bool = False) -> Iterator[int]:
     try:
         found = os.fstat(fd)
         if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
-            raise PermissionError(f"{folder} is not this user's alone: remove it, or chmod 700 it")
+            raise PermissionError(f"{folder} is open to other users: remove it, or chmod 700 it")
         yield fd
     finally:
         os.close(fd)

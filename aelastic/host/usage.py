@@ -33,10 +33,10 @@ _STATE, _SESSION, _UTIME, _STIME, _RSS = 0, 3, 11, 12, 21
 
 # What is short where the kernel refuses something, and what to do.
 _SHORT = {
-    errno.EMFILE: "this process may open no more files: raise the limit (ulimit -n)",
-    errno.ENFILE: "this host can open no more files: raise fs.file-max",
+    errno.EMFILE: "this process cannot open more files: raise the limit (ulimit -n)",
+    errno.ENFILE: "this host cannot open more files: raise fs.file-max",
     errno.ENOMEM: "this host has no memory left",
-    errno.EAGAIN: "no more processes can be started on this host: raise the limit (ulimit -u, pids.max)",
+    errno.EAGAIN: "this host cannot start more processes: raise the limit (ulimit -u, pids.max)",
 }
 # The places of the standard library that fork.
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py", "util.py", "forkserver.py")
@@ -137,7 +137,7 @@ def bytes_in(files: Iterable[Path]) -> int | None:
 def shortage_of(error: BaseException) -> str:
     """What the host is short of and what to do, where an error says that; else ""."""
     if is_refused_thread(error):
-        return "no more threads can be started on this host: raise the limit (ulimit -u, pids.max)"
+        return "this host cannot start more threads: raise the limit (ulimit -u, pids.max)"
     if isinstance(error, MemoryError):
         return _SHORT[errno.ENOMEM]
     places = (frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__))

@@ -77,7 +77,9 @@ def _keep_cause(failed: ChildFailedError) -> None:
         return  # the host allows no more threads
     writing.join(KEEP_TIMEOUT_S)
     if writing.is_alive():
-        _log.warning("the cause is not written for torch's record: no answer from the disk of the temporary folder")
+        _log.warning(
+            "the cause is not written for torch's record, since the disk of the temporary folder does not answer"
+        )
 
 
 def _write_cause(failed: ChildFailedError) -> None:

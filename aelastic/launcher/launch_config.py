@@ -245,18 +245,18 @@ def check_entrypoint(entrypoint: object, start_method: str) -> None:
     if start_method != "fork" and getattr(current_process(), "_inheriting", False):
         # The child imports the main script again, to find the function; a launch there would launch again without end.
         raise InputError(
-            "launched while this process is still importing its main script: "
-            'put it under `if __name__ == "__main__":` there, or use start_method "fork"'
+            "launch was called while the main script is still being imported: "
+            'put the call under `if __name__ == "__main__":`, or use start_method "fork"'
         )
     if start_method != "fork" and _is_out_of_reach(entrypoint):
         raise InputError(
             f"{getattr(entrypoint, '__qualname__', entrypoint)} cannot be found by a worker: the main module here "
-            'is no file (a session, python -c, stdin): put it in a module, or use start_method "fork"'
+            'is not a file (a session, python -c, stdin): put it in a module, or use start_method "fork"'
         )
     if current_process().daemon:
         raise InputError(
-            "functions cannot be launched from a daemonic process of multiprocessing (those of a Pool are): "
-            "it may have no children; launch from another process, or launch a program"
+            "functions cannot be launched from a daemonic process of multiprocessing (as those of a Pool): "
+            "it may not have children; launch from another process, or launch a program"
         )
 
 
@@ -308,7 +308,7 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
     run_id = config.run_id or None
     if run_id is None and config.max_nodes > 1:
         run_id = str(int.from_bytes(os.urandom(16)))
-        _log.warning("config has no run_id: no other node can join under the random one, %s", run_id)
+        _log.warning("config has no run_id, and no other node can join under the random one, %s: set run_id", run_id)
     if backend == "c10d" and config.max_nodes == 1 and endpoint in PRIVATE_ENDPOINTS:
         return {"master_addr": config.local_addr or "localhost", "run_id": run_id}
     more = {name: value for name, value in config.rdzv_configs.items() if value is not None}
@@ -340,5 +340,5 @@ def _node_rank(rank: Any) -> int:
         return int(rank)
     except (TypeError, ValueError):
         raise InputError(
-            f"rank is {rank!r} in rdzv_configs: rendezvous static needs this node's rank, from 0 up (--node-rank)"
+            f"rank is {rank!r} in rdzv_configs: rendezvous static needs this node's rank, counted from 0 (--node-rank)"
         ) from None

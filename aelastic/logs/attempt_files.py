@@ -174,7 +174,7 @@ class AttemptOpener:
         ]
         for (_, _, path, texts), what in zip(found, ("filtered_stdout", "filtered_stderr"), strict=True):
             if texts and not path:
-                raise InputError(f"logs_specs: reify returned no {what}, which the filters of duplicated lines need")
+                raise InputError(f"logs_specs: reify returned no {what}, which filters of duplicated lines need")
         return found
 
     def _in_a_file(self, path: Path | None, name: str, rank: int, env: Mapping[str, str], stream: Std) -> Path:
@@ -257,7 +257,9 @@ def temporary_folder(otherwise: Path | None) -> Path:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # in a container whose root is read-only, for example
         if otherwise is None:
-            raise InputError("no temporary folder is writable: set TMPDIR to one that is, or use --log-dir") from None
+            raise InputError(
+                "no temporary folder is writable: set TMPDIR to a writable one, or use --log-dir"
+            ) from None
         return Path(os.path.abspath(otherwise))
 
 

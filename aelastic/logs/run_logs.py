@@ -212,8 +212,8 @@ class RunLogs:
             return InputError(f"logs_specs: {where} cannot be written ({error.strerror}); choose another path")
         if isinstance(error, FileExistsError) and self._spec.logs_specs is None:
             return HostError(
-                f"the workers' log folder {where} exists already, and is not of this run: let nothing else write to "
-                f"{self.root}"
+                f"the workers' log folder {where} already exists and belongs to another run: let nothing else write "
+                f"to {self.root}"
             )
         place = self.root if self._spec.logs_specs is None else where
         return HostError(f"cannot create the workers' log files in {place}: {error.strerror}")
@@ -291,7 +291,7 @@ class RunLogs:
             raise LookupError("no worker of that rank runs here")
         path = files.stderr if is_stderr else files.stdout
         if path is None or path == DROPPED:
-            raise LookupError("its output is kept nowhere: start the job with --tee 3 or --redirects 3, and --log-dir")
+            raise LookupError("its output is not kept: start the job with --log-dir and --tee 3 or --redirects 3")
         return path
 
     def tail(self, local_rank: int, *, is_searched: bool = False) -> str:

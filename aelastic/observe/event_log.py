@@ -122,7 +122,7 @@ class EventLog(Observer):
             writer.is_over.set()  # the thread that waits for it ends
         if lost := self._lost + self._put - writer.settled:
             level = logging.INFO if writer.has_warned else logging.WARNING  # one warning is enough
-            _log.log(level, "the event log %s lacks %d records", writer.path, lost)
+            _log.log(level, "the event log %s is missing %d records", writer.path, lost)
 
     def _put_down_lost(self, wall_ns: int, now: float) -> None:
         count, self._lost_since = self._lost_since, 0
@@ -190,7 +190,7 @@ class _Writer:
         except OSError as error:
             self._trouble = error.strerror or str(error)
             if not self.has_warned:
-                _log.warning("cannot write the event log %s (%s); the job goes on", self.path, self._trouble)
+                _log.warning("cannot write the event log %s (%s); the job continues", self.path, self._trouble)
             self.has_warned = True
 
 

@@ -64,7 +64,7 @@ def check_event_log_handler(name: str) -> None:
     except (ImportError, OSError) as error:
         reason = " ".join(str(error).split())
         raise InputError(
-            f"event log handler {name!r}: torch, which would have it, cannot be imported: {reason}"
+            f"event log handler {name!r}: torch, which may provide it, cannot be imported: {reason}"
         ) from None
     known = getattr(handlers, "_log_handlers", {})
     if name not in known:
@@ -140,7 +140,7 @@ class TorchEvents(Observer):
         finally:
             self._is_over.set()  # the thread that waits for it ends
         if lost := self._happened - self._recorded:
-            _log.warning("%d torch events and metrics are lost: their handlers did not take them in time", lost)
+            _log.warning("%d torch events and metrics were dropped: their handlers were too slow", lost)
 
     def give_up(self) -> None:
         """`aclose` waits no longer."""
@@ -199,7 +199,7 @@ class _Recorder:
                     "rdzv_backend": _backend_of(self._spec),
                 }
         except Exception as error:  # noqa: BLE001  importing torch runs whatever is installed
-            self._warn("no torch events or metrics are recorded, since torch or the rendezvous handler failed", error)
+            self._warn("torch events and metrics are not recorded, since torch or the rendezvous handler failed", error)
 
     def record(self, at_ms: int, told: Told) -> None:
         try:
@@ -216,7 +216,7 @@ class _Recorder:
                 self._events.record(event, self._spec.event_log_handler)
         except Exception as error:  # noqa: BLE001  handlers are the user's
             what = f"event {told.name}" if isinstance(told, Status) else f"metric {told.name}"
-            self._warn(f"a handler failed with {what}; this is said once", error)
+            self._warn(f"a handler failed with {what}; further failures are not logged", error)
 
     def _warn(self, what: str, error: Exception) -> None:
         if not self._has_warned:

@@ -15,10 +15,10 @@ from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbe
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
 FROZEN_S = 3.0
-WHOLE = "write a checkpoint under another name, then os.replace it: what is half written is never found"
+WHOLE = "write each checkpoint under a temporary name, then os.replace it, so that no half-written file is loaded"
 NOTICE = "call notice.due() in each step on every rank, save when it is True, then call notice.saved()"
-WORLD = "take the world size from the environment, and cut the data by it, also when a checkpoint is loaded"
-PAUSE = "limits that a pause of seconds breaks are too short"
+WORLD = "read the world size from the environment and split the data by it, also after loading a checkpoint"
+PAUSE = "raise each timeout that a pause of a few seconds exceeds"
 
 
 class CannotError(Exception):
@@ -87,25 +87,27 @@ class Rehearsals:
     def _check(self, play: Play, code: int | None) -> None:
         step, metric, before, why = self._script.step, self._metric, self._files.before, ""
         if code:
-            why = f"it fails: {play.cause}"
+            why = f"the undisturbed run failed: {play.cause}"
         elif len({each.round for each in play.workers}) > 1:
-            why = f"it was started again: {play.cause}"
+            why = f"the undisturbed run was restarted: {play.cause}"
         elif step is None and code is None:
-            why = f"it takes more than {self._for_s:g} s: name more (--for), or add --progress"
+            why = f"the undisturbed run takes more than {self._for_s:g} s: raise --for, or add --progress"
         elif play.last() < 0:
-            no_calls = "it calls no notice.due(): add --progress 'step (\\d+)', as it tells its steps"
-            why = f"it shows no step that matches '{step.pattern}' (--progress)" if step else no_calls
+            no_calls = (
+                "cannot tell the script's steps, as it never calls notice.due(): add --progress, as in 'step (\\d+)'"
+            )
+            why = f"the script printed no step that matches '{step.pattern}' (--progress)" if step else no_calls
         elif play.goes_back:
             newest, then = play.goes_back
-            why = f"its steps go back from {newest} to {then}: let --progress take a number that grows"
+            why = f"the script's steps go back from {newest} to {then}: let --progress match a number that grows"
         elif play.no_number:
-            why = f"{play.no_number!r} is no number: let --metric take no more than that"
+            why = f"{play.no_number!r} is not a number: let --metric match the number and nothing else"
         elif metric and not play.metrics(play.round):
-            why = f"it shows no number that matches '{metric.pattern}' (--metric)"
+            why = f"the script printed no number that matches '{metric.pattern}' (--metric)"
         elif gone := [*overwritten(before, play.stamps), *(each.name for each in before.keys() - play.stamps.keys())]:
-            why = f"it has changed {gone[0]}, which was there: say where it saves (--checkpoints)"
+            why = f"the script changed {gone[0]}, which existed before: name the folder it saves to (--checkpoints)"
         if why:
-            raise CannotError("undisturbed, " + why)
+            raise CannotError(why)
 
     def run(self, name: str) -> Judged:
         """One of `cases`."""
@@ -143,7 +145,7 @@ class Rehearsals:
 
     def _killed_writing(self) -> Judged:
         if not self.usual.checkpoints:
-            return Judged(None, "it saves nothing that is seen here (--checkpoints DIR)")
+            return Judged(None, "it saves no files here (--checkpoints DIR)")
         with self._play() as play:
             self._reach(play, self.usual.first)
             usual = set().union(*play.opened().values())
@@ -170,11 +172,11 @@ class Rehearsals:
             agent.send_signal(signal.SIGUSR1)
             play.wait(lambda: agent.poll() is not None, NOTICE_S + SLACK_S)
             is_late = time.monotonic() - began > NOTICE_S - MARGIN_S  # it was stopped, then
-            at_end = Judged(None, f"it came to its end within {NOTICE_S} s")
+            at_end = Judged(None, f"it finished within {NOTICE_S} s")
             if agent.poll() == 0:
                 return at_end
             if agent.poll() != EXIT_TRY_AGAIN:
-                return Judged(False, f"it did not end within {NOTICE_S} s: {play.why_it_stands()}", NOTICE)
+                return Judged(False, f"it did not exit within {NOTICE_S} s: {play.why_it_stands()}", NOTICE)
             if self._script.played > self._script.nodes[0]:
                 judged = self.usual.judge(play, round_, same_size=False)
             else:
@@ -187,9 +189,9 @@ class Rehearsals:
         if is_early:
             return judged
         if not asks:
-            return judged._replace(text=f"no rank has asked for notices; {judged.text}")
+            return judged._replace(text=f"no rank called notice.due(); {judged.text}")
         if judged.lost > 0 or is_late:
-            late = f"not all ranks had saved by {MARGIN_S:g} s before its end; " if is_late else ""
+            late = f"not all ranks had saved {MARGIN_S:g} s before the deadline; " if is_late else ""
             return judged._replace(holds=False, text=f"{late}{judged.text}", advice=judged.advice or NOTICE)
         return judged._replace(text=f"saved; {judged.text}")
 
@@ -197,7 +199,7 @@ class Rehearsals:
         """With another number of nodes, or of workers of the only one: at once, or when it is started again."""
         several, devices = self._script.is_several, len(self._script.gpus)
         if 0 < devices < many * (self._script.workers if several else 1):
-            return Judged(None, f"there are {devices} GPUs here")
+            return Judged(None, f"this host has {devices} GPUs")
         with self._play() as play:
             round_ = self._reach(play)
             if is_at_once:
@@ -232,10 +234,10 @@ class Rehearsals:
                 return play.round > round_ or any(play.newest[of].number >= goal for of in own)
 
             if not play.wait(is_past, self.usual.until(goal)) or (play.round > round_ and not several):
-                return Judged(False, f"it did not go on: {play.why_it_stands()}", PAUSE)
+                return Judged(False, f"it did not continue: {play.why_it_stands()}", PAUSE)
             if play.round > round_:
                 return self.usual.judge(play, round_, same_size=False)
-            return Judged(True, "it went on")
+            return Judged(True, "it continued")
 
     # What they have in common.
 
@@ -249,8 +251,8 @@ class Rehearsals:
         is_there = play.wait(lambda: play.last() >= goal, self.usual.until(goal))
         began = next((f"began at step {each.number}" for each in play.first.values()), "had no step to make")
         if play.agents[0].poll() == 0 if not play.first else began != f"began at step {self.usual.first}":
-            raise AstrayError(f"it {began}: name the folder that it saves to: --checkpoints DIR")
+            raise AstrayError(f"the script {began}: name the folder it saves to with --checkpoints DIR")
         if not is_there:
-            raise AstrayError(f"it did not come to step {goal}: {play.why_it_stands()}")
+            raise AstrayError(f"the run did not reach step {goal}: {play.why_it_stands()}")
         play.wait(lambda: play.least() >= goal, 1.0 + self.usual.step_s)  # a rank that is behind may be saving
         return play.round

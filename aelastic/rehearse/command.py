@@ -44,7 +44,7 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
     root, apart = _folders(wanted)
     rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s)
     if not any(wanted.only in name for name in rehearsals.cases):
-        raise InputError(f"--only {wanted.only}: no case has it in its name: {', '.join(rehearsals.cases)}")
+        raise InputError(f"--only {wanted.only}: no case name contains it; there are: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup
             signal.signal(signum, signal.default_int_handler)  # it leaves nothing behind
@@ -54,10 +54,10 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
         (apart / RESULT).write_text("{}")
         return _rehearse(rehearsals, wanted, apart)
     except KeyboardInterrupt:
-        say(f"interrupted; logs, and what the script has saved: {apart}", sys.stderr)
+        say(f"interrupted; logs and saved files: {apart}", sys.stderr)
         raise
     except OSError as error:
-        say(f"aelastic: error: rehearse: {error}; logs, and what the script has saved: {apart}", sys.stderr)
+        say(f"aelastic: error: rehearse: {error}; logs and saved files: {apart}", sys.stderr)
         return EXIT_CANNOT
 
 
@@ -67,15 +67,15 @@ def _folders(wanted: Wanted) -> tuple[Path, Path]:
     root, beside = (asked or Path.cwd()).resolve(), Path.cwd()
     if asked is not None:
         if root.exists() and not root.is_dir():
-            raise InputError(f"--checkpoints {asked} is no folder")
+            raise InputError(f"--checkpoints {asked} is not a folder")
         if root.exists() and any(root.iterdir()):
-            raise InputError(f"--checkpoints {asked}: there are files in it: a rehearsal begins without")
+            raise InputError(f"--checkpoints {asked} is not empty: a rehearsal needs an empty folder")
         beside = root.parent  # so that files need not be copied
     apart = (wanted.output or beside / FOLDER / secrets.token_hex(3)).resolve()
     if apart.exists():
-        raise InputError(f"--output {wanted.output} is there: name a new folder")
+        raise InputError(f"--output {wanted.output} already exists: name a new folder")
     if wanted.output and not apart.parent.is_dir():
-        raise InputError(f"--output {wanted.output}: there is no folder {apart.parent}")
+        raise InputError(f"--output {wanted.output}: folder {apart.parent} does not exist")
     return root, apart
 
 
@@ -111,7 +111,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
         each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
         if where is not None and code != "cannot":
-            text += f"\nlogs, and what the script has saved: {where}"
+            text += f"\nlogs and saved files: {where}"
         result = {"code": code, "text": text, "rehearsals": each, "folder": where and str(where)}
         said = json.dumps(result, indent=2)
         if where is not None:
@@ -122,7 +122,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path) -> int:
     try:
         tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
-        return end("cannot", f"aelastic: {error}; its logs are in {apart}")
+        return end("cannot", f"aelastic: {error}; logs: {apart}")
     for name in names[1:]:
         judged = rehearsals.run(name)
         tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
@@ -132,7 +132,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path) -> int:
     untested = sum(each.holds is None for each in found)
     tested = len(names) - 1 - untested
     if not tested:
-        return end("cannot", f"aelastic: nothing could be tested; logs, and what the script has saved: {apart}")
+        return end("cannot", f"aelastic: nothing could be tested; logs and saved files: {apart}")
     all_hold = f"all {tested} hold" if tested > 1 else "the only case holds"
     text = f"{len(failed)} of {tested} do not hold" if failed else all_hold
     text += f", {untested} not tested" if untested else ""

@@ -57,8 +57,7 @@ class Files:
         has += sorted(str(path.relative_to(root)) for path in self.before if _CHECKPOINT.search(path.name))
         if has:
             raise InputError(
-                "rehearse: name the folder that the script saves to, and that is empty: --checkpoints DIR "
-                f"({root} has {has[0]})"
+                f"rehearse: {root} has {has[0]}: name an empty folder that the script saves to with --checkpoints DIR"
             )
 
     def stamps(self) -> dict[Path, Stamp | None]:

@@ -13,8 +13,8 @@ from aelastic.rehearse.play import Play
 # Steps that are watched after a fault, and the time that they may take beside what they took undisturbed.
 AFTER, SLACK_S = 5, 60.0
 SAME = 1e-6  # relative; "to six digits"
-RESUME = "save each so many steps, load the newest checkpoint when the script begins, and count steps from it"
-STATE = "save and load all of the state: optimizer, schedule, random numbers, the place in the data"
+RESUME = "save every N steps, load the newest checkpoint when the script starts, and count steps from it"
+STATE = "save and load the whole state: optimizer, schedule, random numbers, position in the data"
 
 
 class Judged(NamedTuple):
@@ -101,7 +101,7 @@ class Undisturbed(NamedTuple):
             return unfit
         if newest + self.stride <= goal and (same_size or play.agents[0].poll() != 0):
             return Judged(
-                False, f"went on at step {first.number}, and came to {newest} of {goal}: {play.why_it_stands()}"
+                False, f"resumed at step {first.number} and reached step {newest} of {goal}: {play.why_it_stands()}"
             )
         return self._compared(seen, play, reached, old.metrics(min(old.first, default=0)) if same_size else None)
 
@@ -109,16 +109,16 @@ class Undisturbed(NamedTuple):
         """Waits until a run has come as far as it is watched; gives the step, or what is clear before."""
         if play.round <= after:
             if play.agents[0].poll() == 0:
-                return Judged(None, "it came to its end before that")
-            return Judged(False, f"it did not come back: {play.why_it_stands()}")
+                return Judged(None, "it finished before that")
+            return Judged(False, f"it did not resume: {play.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
         by_calls = play.script.step is None
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
             if play.wait_end(self.until(goal)) != 0:
-                return Judged(False, f"it went on, and did not come to its end: {play.why_it_stands()}")
+                return Judged(False, f"it resumed but did not finish: {play.why_it_stands()}")
             if by_calls and not same_size and play.last(after + 1) != self.last - self.first:
-                return Judged(True, "it came to its end")  # how many calls are left is not known
+                return Judged(True, "it finished")  # how many calls are left is not known
             if by_calls:
                 play.align(goal, len(self.metrics))
         play.wait(lambda: play.last(after + 1) >= goal, self.until(goal))
@@ -136,10 +136,10 @@ class Undisturbed(NamedTuple):
         """
         start, saved_by = seen.resumed_at or 0, self.saved_by
         if seen.lost > 0 and start <= self.first and (saved_by is None or least > saved_by):
-            text = f"began again at step {start}: {seen.lost} lost"
+            text = f"started over at step {start}: {seen.lost} lost"
             if saved_by is None and not self.is_whole:
-                return seen._replace(holds=None, text=f"{text}; it had not saved as long as it was watched (--for)")
-            text += ", and it saves nothing before its end" if saved_by is None else ", though it had saved"
+                return seen._replace(holds=None, text=f"{text}; it saved nothing while it was watched (--for)")
+            text += ", and it saves nothing before it ends" if saved_by is None else ", though it had saved"
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
             checkpoint = "overwritten" if over else ""
             return seen._replace(holds=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
@@ -150,7 +150,7 @@ class Undisturbed(NamedTuple):
             text = f"resumed at {start} ({seen.lost} lost), though it had saved after step {newer}"
             return seen._replace(holds=False, text=text, advice=RESUME)
         if seen.lost < -2 * self.stride:
-            text = f"steps {reached + 1} to {start - 1} were never made"
+            text = f"steps {reached + 1} to {start - 1} were skipped"
             return seen._replace(holds=False, text=text, advice=RESUME)
         return None
 
@@ -165,7 +165,7 @@ class Undisturbed(NamedTuple):
         """
         is_resumed, had_begun = (seen.resumed_at or 0) > self.first, reached >= self.first
         seen = seen._replace(checkpoint="whole" if is_resumed else "")
-        how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"began again ({seen.lost} lost)"
+        how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"started over ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
         told = {} if earlier is None else play.metrics(play.round)
         told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins anew
@@ -175,7 +175,9 @@ class Undisturbed(NamedTuple):
         if wrong and had_begun and not is_random:
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
         is_same = told.keys() & self.metrics.keys() and not wrong
-        numbers = f", numbers to step {play.last()} the same" if is_same else ", numbers never the same" * is_random
+        numbers = (
+            f", numbers to step {play.last()} the same" if is_same else ", the numbers differ in each run" * is_random
+        )
         text = f"{how}, back in {seen.back_s:.2g} s{numbers}"
         return seen._replace(text=text, numbers="same" if is_same else "")
 
@@ -183,7 +185,7 @@ class Undisturbed(NamedTuple):
         for step, value in sorted(metrics.items()):
             usual = self.metrics.get(step, value)
             if not (math.isclose(value, usual, rel_tol=SAME) or (math.isnan(value) and math.isnan(usual))):
-                yield f"at step {step} the number is {value:g} in the place of {usual:g}"
+                yield f"at step {step} the number is {value:g} instead of {usual:g}"
 
 
 def _without(steps: list[int], by: int) -> list[int]:

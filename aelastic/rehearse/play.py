@@ -304,7 +304,7 @@ class Play:
                     return f"rank {failure['rank']} failed on {failure['host']}: {what}"
         text = (self.folder / "agent.log").read_text(errors="replace")
         said: list[str] = re.findall(r"^aelastic: (.*)$", text, re.MULTILINE)
-        return (said or ["no word"])[-1]
+        return (said or ["it printed nothing"])[-1]
 
     @property
     def asks(self) -> bool:
@@ -318,7 +318,7 @@ class Play:
         with (self.folder / "stacks.txt").open("wb") as file, suppress(subprocess.TimeoutExpired):
             command = [sys.executable, "-m", "aelastic", "stacks", "--job", self._job[1]]
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False, timeout=END_S)
-        return "its workers stand, see stacks.txt"
+        return "its workers are stuck, see stacks.txt"
 
     # What is done to it.
 

@@ -83,7 +83,7 @@ def in_tenths(parts: Mapping[str, float]) -> dict[str, float]:
 def notes_of(spent: TimeSpent) -> dict[str, str]:
     starts = ", ".join(f"{'to the ' * (name == STARTS[-1])}{name} {duration(spent.seconds[name])}" for name in STARTS)
     failures = counted(spent.failures, "failure")
-    steps = f"up to step {spent.most}" if spent.most >= 0 else "or trained twice: no steps were told (--progress)"
+    steps = f"up to step {spent.most}" if spent.most >= 0 else "or repeated: the steps are not known (--progress)"
     return {
         "trained": steps,
         "twice": f"{counted(spent.again, 'step')} again, after {failures}" if spent.again else "",
@@ -97,18 +97,18 @@ def advice_of(spent: TimeSpent, save_s: float | None, *, is_cold: bool) -> Itera
     seconds = spent.seconds
     again_s = seconds["imports"] - spent.first_imports_s if spent.starts > 1 else 0.0
     if is_cold and again_s >= WORTH_S:
-        yield f"--preload auto: later starts with their imports done, up to {duration(again_s)} less"
+        yield f"--preload auto: starts without imports save up to {duration(again_s)}"
     if spent.rate > 0 and spent.hangs:
         limit_s = min(max(HANG_STEPS / spent.rate, HANG_MIN_S), HANG_MAX_S)
         if (gain_s := seconds["hung"] - spent.hangs * limit_s) >= WORTH_S:
-            yield f"--hang-timeout 5x: a hang is found after {duration(limit_s)}, {duration(gain_s)} less"
+            yield f"--hang-timeout 5x: finds a hang after {duration(limit_s)}, which saves {duration(gain_s)}"
     save_s = save_s or spent.save_s
     if save_s and spent.failures and seconds["twice"] > 0:
         between_s = (seconds["trained"] + seconds["twice"]) / spent.failures
         best_s, now_s = math.sqrt(2 * save_s * between_s), 2 * seconds["twice"] / spent.failures
         costs = [save_s / each + each / (2 * between_s) for each in (now_s, best_s)]
         gain = f", {(costs[0] - costs[1]) * 100:.1f} % less" if costs[0] - costs[1] > 0.001 else ""
-        seen = f"a save takes {duration(save_s)}, a failure comes each {duration(between_s)}"
-        yield f"save each {duration(best_s)}: {seen}; now it is each {duration(now_s)} or so{gain}"
+        seen = f"a save takes {duration(save_s)}, and a failure comes every {duration(between_s)}"
+        yield f"save every {duration(best_s)}: {seen}; now it is every {duration(now_s)} or so{gain}"
     if spent.most < 0 and seconds["trained"] > 0 and spent.failures:
-        yield "--progress 'step (\\d+)': what failures have cost in steps is known then"
+        yield "--progress 'step (\\d+)': shows how many steps failures cost"

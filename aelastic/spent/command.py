@@ -27,7 +27,7 @@ def run_spent(argv: Sequence[str]) -> int:
     if not ids:
         raise InputError(f"{', '.join(map(str, args.events))}: no record of a job")
     if len(ids) > 1:
-        raise InputError(f"these are logs of {len(ids)} jobs: name those of one: {', '.join(ids[:5])}")
+        raise InputError(f"the logs belong to {len(ids)} jobs, name those of one: {', '.join(ids[:5])}")
     bill = bill_of(logs, args.cost, args.save)
     say(json.dumps({"code": "ok", **asdict(bill), "cost": bill.cost}, indent=2) if args.json else as_text(bill))
     return 0

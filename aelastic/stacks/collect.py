@@ -142,7 +142,7 @@ async def _read_memory(pid: int, turns: anyio.CapacityLimiter) -> Stack:
 
 async def _dump(pid: int, tools: Tools, turns: anyio.CapacityLimiter) -> Stack:
     if tools.py_spy is None:
-        raise NotSeen("not installed (pip install 'aelastic[stacks]')")
+        raise NotSeen("not installed (pip install py-spy)")
     complaint = ""
     for _ in range(PY_SPY_ATTEMPTS):
         # Nonblocking: it does not stop the process, and sees one that is stopped already.

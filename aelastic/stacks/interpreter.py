@@ -61,7 +61,7 @@ def _layout() -> Layout:
                 (each.f_code.co_filename, each.f_lineno, each.f_code.co_name) for each in newer.frames
             ]:
                 return found
-            reason = "they are not as Python tells them"
+            reason = "they are not as Python describes them"
     raise Unreadable(f"this Python keeps its frames in a way that is not known ({reason})")
 
 

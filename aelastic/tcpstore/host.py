@@ -226,11 +226,13 @@ class StoreHost:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
             self._on_loss(f"the process that serves the workers' store died (exit code {death.code})")
         elif death.code == -signal.SIGKILL:  # for want of memory, or by hand: nothing is wrong with torch
-            self._on_loss("the process that is to serve the workers' store was killed (SIGKILL)")
+            self._on_loss("the process that serves the workers' store was killed (SIGKILL)")
         elif death.is_hopeless:
             self._close_port()
             _log.warning(
-                "the workers' store cannot be served (exit code %s): can %s import torch?", death.code, sys.executable
+                "the workers' store cannot be served (exit code %s): check that %s can import torch",
+                death.code,
+                sys.executable,
             )
         else:
             self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next

@@ -47,7 +47,7 @@ def _open_words(node: NodeStory) -> str:
         return "still running"
     words = "cut off" if node.closing == "cut off" or node.gone_by > node.ends else "still running or cut off"
     gone = f", gone by {duration(node.gone_by)}" if node.gone_by > node.ends else ""
-    return f"{words}: last heard of at {duration(node.ends)}{gone}"
+    return f"{words}: last record at {duration(node.ends)}{gone}"
 
 
 def worker_boxes(node: NodeStory, *, is_collapsed: bool) -> list[list[Box]]:

@@ -84,7 +84,7 @@ def _head(story: Story) -> str:
     workers = max((sum(node.workers for node in story.nodes if number in node.formed) for number in rounds), default=0)
     facts = [
         counted(len(story.nodes), "agent"),
-        f"up to {counted(workers, 'worker')} at a time" if workers else "no round was ever complete",
+        f"up to {counted(workers, 'worker')} at a time" if workers else "no round was completed",
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
         f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
         counted(len(story.restarts), "restart"),
@@ -152,7 +152,7 @@ def _restarts(story: Story) -> str:
 
 
 def _card(restart: Restart, story: Story) -> str:
-    kind = "a worker failed" if restart.cause == "failure" else "nodes came or went"
+    kind = "a worker failed" if restart.cause == "failure" else "nodes joined or left"
     to = f"round {restart.round} → {restart.next_round}" if restart.next_round is not None else f"round {restart.round}"
     unfinished = "" if restart.is_over else " · not all workers ran again"
     shares = sorted(restart.shares, key=lambda share: -share.total)[:SHARES_MAX]

@@ -161,11 +161,11 @@ def _notes_on(logs: Sequence[Log], nodes: Sequence[NodeStory]) -> list[str]:
         where = ", ".join(log.source for log in logs if log.damaged)
         notes.append(f"{counted(damaged, 'damaged line')} left out ({where}).")
     if odd := sum(node.odd for node in nodes):
-        notes.append(f"{counted(odd, 'record')} that lack what they should have left out.")
+        notes.append(f"{counted(odd, 'record')} with missing fields left out.")
     if lost := sum(node.lost for node in nodes):
         notes.append(f"{counted(lost, 'record')} could not be written when they happened.")
     for node in nodes:
         if node.closing in CLOSING_WORDS:
             words = CLOSING_WORDS[node.closing]
-            notes.append(f"{node.name}: {words}; the log goes as far as {node.ends:.3f} s.")
+            notes.append(f"{node.name}: {words}; its log ends at {node.ends:.3f} s.")
     return notes

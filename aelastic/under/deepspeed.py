@@ -49,7 +49,7 @@ def devices_by_node(world_info: str) -> Mapping[str, Sequence[int]]:
         devices = json.loads(base64.urlsafe_b64decode(world_info))
         return {str(node): [int(each) for each in devices[node]] for node in devices}
     except (ValueError, TypeError):
-        raise InputError(f"--world_info={world_info}: it should be what DeepSpeed's runner makes") from None
+        raise InputError(f"--world_info={world_info}: use the value that DeepSpeed's runner passes") from None
 
 
 def translate(args: Namespace) -> tuple[list[str], dict[str, str]]:
@@ -88,7 +88,7 @@ def main() -> None:
         print(f"aelastic: error: {error}", file=sys.stderr)
         sys.exit(2)
     if args.bind_cores_to_rank or args.enable_elastic_training:
-        print("aelastic: ignoring --bind_cores_to_rank and --enable_elastic_training of deepspeed", file=sys.stderr)
+        print("aelastic: ignoring deepspeed's --bind_cores_to_rank and --enable_elastic_training", file=sys.stderr)
     os.execve(sys.executable, [sys.executable, "-m", "aelastic", *command], {**os.environ, **added})
 
 

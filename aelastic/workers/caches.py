@@ -109,7 +109,7 @@ def _check_parents(folder: Path) -> None:
         if found.st_uid not in {0, os.geteuid()}:
             why = f"which belongs to user {found.st_uid}"
         elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-            why = f"which others can write to (chmod go-w {parent} mends that)"
+            why = f"which others can write to (fix: chmod go-w {parent})"
         if why:
             raise InputError(
                 f"cache_dir {folder} lies in {parent}, {why}, so others can replace it: a cache is code that your "

@@ -123,7 +123,10 @@ class Silence:
 
     def tell(self, agent: int) -> None:
         """Says on the console, and to the agent for when it wakes up, that its workers are killed."""
-        silent, why = f"no sign of life for {self._limit_s:g} s", "other nodes may have begun another round without it"
+        silent, why = (
+            f"no sign of life for {self._limit_s:g} s",
+            "other nodes may have started another round without it",
+        )
         os.eventfd_write(self._killed, 1)
         try:
             print(f"aelastic: agent {agent} has given {silent}: its workers are killed, since {why}", file=sys.stderr)
@@ -173,7 +176,7 @@ def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) 
     left = sweep(told.sessions, mark)
     if left:
         pids = ", ".join(f"{entry.pid} (state {entry.state})" for entry in left)
-        print(f"aelastic: processes survive SIGKILL: {pids}; this host may need a restart", file=sys.stderr)
+        print(f"aelastic: processes survive SIGKILL: {pids}; you may have to reboot this host", file=sys.stderr)
     if scratch:
         remove(scratch)
 

@@ -105,7 +105,8 @@ class GuardProcess:
                 deaths += 1
             self._replace()
         _log.warning(
-            "the guard process died %d times; if the agent is killed now, orphaned workers may remain", GUARD_DEATHS_MAX
+            "the guard process died %d times; if the agent is killed now, its workers may be left running",
+            GUARD_DEATHS_MAX,
         )
 
     def _replace(self) -> None:
@@ -115,7 +116,9 @@ class GuardProcess:
             if not self._is_told:
                 self._is_told = True
                 reason = shortage_of(error) or error
-                _log.warning("no guard process (%s); if the agent is killed now, orphaned workers may remain", reason)
+                _log.warning(
+                    "no guard process (%s); if the agent is killed now, its workers may be left running", reason
+                )
 
     def tell(self, sign: str, session: int) -> None:
         (self._sessions.add if sign == "+" else self._sessions.discard)(session)

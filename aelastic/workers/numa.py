@@ -111,14 +111,13 @@ def _cpus_of_cache(machine: Topology, gpu: int) -> frozenset[int]:
 def _node_of(machine: Topology, gpu: int) -> int:
     count = len(machine.gpu_nodes)
     if not count:
-        raise _UnknownError("torch sees no GPU to be near: check the driver and CUDA_VISIBLE_DEVICES, or leave it out")
+        raise _UnknownError("torch sees no GPU: check the driver and CUDA_VISIBLE_DEVICES, or leave it out")
     if gpu >= count:
         raise _UnknownError(
-            f"there is no GPU for local rank {gpu}, since torch sees {count} of them: "
-            "start as many workers at most, or leave it out"
+            f"torch sees {count} GPUs, so local rank {gpu} has none: start at most {count} workers, or leave it out"
         )
     if (node := machine.gpu_nodes[gpu]) is None:
-        raise _UnknownError(f"the kernel does not tell the NUMA node of GPU {gpu}: leave it out")
+        raise _UnknownError(f"the kernel does not report the NUMA node of GPU {gpu}: leave it out")
     return node
 
 
@@ -131,8 +130,8 @@ def _cpus_near(machine: Topology, node: int) -> frozenset[int]:
         raise _UnknownError(f"the kernel lists no CPUs of NUMA node {node}: leave it out")
     if not (allowed := cpus & machine.allowed):
         raise _UnknownError(
-            f"of the CPUs of NUMA node {node} ({ranges(cpus)}) none is allowed here ({ranges(machine.allowed)} are): "
-            "widen the agent's CPU affinity, or leave it out"
+            f"the agent may not use any CPU of NUMA node {node} ({ranges(cpus)}), only {ranges(machine.allowed)}: "
+            "widen its CPU affinity, or leave it out"
         )
     return allowed
 
@@ -146,5 +145,5 @@ def _grouped(cpus: frozenset[int], group_of: Mapping[int, int], what: str) -> di
 
 def _known(of: Mapping[int, int], cpu: int, what: str) -> int:
     if cpu not in of:
-        raise _UnknownError(f"the kernel does not tell the {what} of CPU {cpu}: use node, or leave it out")
+        raise _UnknownError(f"the kernel does not report the {what} of CPU {cpu}: use node, or leave it out")
     return of[cpu]

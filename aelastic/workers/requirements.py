@@ -61,7 +61,7 @@ def check_script(script: str) -> None:
     if "${local_rank}" in script:
         return  # another file for each worker
     if not os.path.exists(script):
-        folder = "a working folder that was deleted"
+        folder = "a deleted working folder"
         with suppress(FileNotFoundError):
             folder = os.getcwd()
         raise InputError(f"script {script} not found from {folder}: check the path, or use -m for a module")
@@ -126,17 +126,17 @@ def check_open_files(spec: WorkerSpec) -> None:
         InputError: the limit is too low.
     """
     limit, needed = open_files_max(), files_needed(spec)
-    remedy = f"and may have {limit}: raise the limit (ulimit -n)"
+    remedy = f"and may open {limit}: raise the limit (ulimit -n)"
     if limit is None:
         return
     if needed > limit:
         raise InputError(
-            f"local_world_size is {spec.local_world_size}: its agent has up to {needed} files open, {remedy}, "
+            f"local_world_size is {spec.local_world_size}: its agent opens up to {needed} files, {remedy}, "
             "or start fewer workers"
         )
     nodes = 0 if spec.rdzv is None else spec.rdzv.min_nodes
     if needed + nodes > limit:
-        raise InputError(f"an agent that coordinates {nodes} nodes has up to {needed + nodes} files open, {remedy}")
+        raise InputError(f"an agent that leads {nodes} nodes opens up to {needed + nodes} files, {remedy}")
 
 
 def files_needed(spec: WorkerSpec) -> int:

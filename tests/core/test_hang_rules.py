@@ -270,7 +270,7 @@ def test_the_same_uninterruptible_sleep_is_stuck_whatever_else_may_only_be_told(
     watched = Watched(hang_timeout_s=None, stuck_timeout_s=20.0, hang_action="report")
     took_s, verdicts = watched.first(h.Sample(sleep=4096))
     assert took_s == 22.0
-    reason = "in uninterruptible sleep (state D), which no signal ends, for 20 s"
+    reason = "in uninterruptible sleep (state D), which no signal can end, for 20 s"
     assert verdicts == [h.Verdict(0, "stuck", reason, is_stopped=True, waited_s=20.0)]
 
 

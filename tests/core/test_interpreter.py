@@ -115,7 +115,7 @@ def test_a_layout_that_gives_other_frames_than_python_tells_is_not_used(monkeypa
     interpreter._layout.cache_clear()
     monkeypatch.setattr(interpreter, "find", lambda *threads: find(*threads).replace(first_instruction=0))
     try:
-        with pytest.raises(Unreadable, match="not as Python tells them"):
+        with pytest.raises(Unreadable, match="not as Python describes them"):
             stacks_of(os.getpid())
     finally:
         interpreter._layout.cache_clear()

@@ -19,9 +19,9 @@ from aelastic.workers.numa import cpus_of_worker
     "given, mode, local_rank, words",
     [
         (machine(cores=1, gpu_nodes=()), "node", 0, "torch sees no GPU"),
-        (machine(cores=1), "node", 2, "no GPU for local rank 2, since torch sees 2"),
+        (machine(cores=1), "node", 2, "torch sees 2 GPUs, so local rank 2 has none"),
         (machine(cores=1, gpu_nodes=(None,)), "node", 0, "the NUMA node of GPU 0"),
-        (machine().allowing(0, 1), "socket", 1, "of NUMA node 1 (4-7,20-23) none is allowed here (0-1 are)"),
+        (machine().allowing(0, 1), "socket", 1, "may not use any CPU of NUMA node 1 (4-7,20-23), only 0-1"),
         (machine(cores=1, gpu_nodes=(9,)), "node", 0, "no CPUs of NUMA node 9"),
         (machine(cores=1, gpu_nodes=(0, 0)), "exclusive", 0, "has 2 GPUs and 1 allowed cores: use node or socket"),
         (dataclasses.replace(machine(cores=1), silent=("cache",)), "core-complex", 0, "the last cache of CPU"),

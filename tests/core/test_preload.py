@@ -59,21 +59,21 @@ def test_what_is_learned_too_late_starts_nothing() -> None:
 def test_a_module_that_is_left_out_is_told_once_and_not_imported_again() -> None:
     core = Preload(("a", "b"))
     actions = told(core, Importing("a"), LeftOut("a", "starts a thread"), Importing("b"), Tripped(), Ended(0))
-    assert actions == [Warn("a starts a thread; it is left out"), Stop(), Start(("b",))]
+    assert actions == [Warn("a starts a thread; it is not preloaded"), Stop(), Start(("b",))]
     assert told(core, Importing("b"), Ready()) == []
 
 
 def test_a_module_that_ends_the_process_is_the_one_that_was_being_imported() -> None:
     core = Preload(("a", "b"))
     warning, again = told(core, Importing("a"), Importing("b"), Ended(-11, "'Fatal error'"))
-    assert warning == Warn("b ends the process (exit code -11, 'Fatal error'); it is left out")
+    assert warning == Warn("b ends the process (exit code -11, 'Fatal error'); it is not preloaded")
     assert again == Start(("a",))
 
 
 def test_a_module_that_ends_the_process_as_if_all_were_well_is_left_out_too() -> None:
     core = Preload(("a", "b"))
     actions = told(core, Importing("a"), Importing("b"), Ended(0))
-    assert actions == [Warn("b ends the process (exit code 0); it is left out"), Start(("a",))]
+    assert actions == [Warn("b ends the process (exit code 0); it is not preloaded"), Start(("a",))]
 
 
 def test_a_process_that_has_said_what_it_tripped_over_may_end_as_it_likes() -> None:
@@ -81,22 +81,22 @@ def test_a_process_that_has_said_what_it_tripped_over_may_end_as_it_likes() -> N
     actions = told(core, Importing("a"), LeftOut("a", "fails"), Importing("b"), Tripped(), Ended(-9))
     assert actions[-2:] == [Stop(), Start(("b",))]
     assert told(core, Importing("b"), Ended(0)) == [
-        Warn("b ends the process (exit code 0); it is left out"),
-        Warn("no module is left to preload; workers start cold"),
+        Warn("b ends the process (exit code 0); it is not preloaded"),
+        Warn("no module remains to preload; workers start cold"),
     ]
 
 
 def test_with_no_module_left_workers_start_cold() -> None:
     core = Preload(("a",))
     actions = told(core, Importing("a"), LeftOut("a", "is not installed"), Tripped(), Ended(0))
-    assert actions[2:] == [Warn("no module is left to preload; workers start cold")]
+    assert actions[2:] == [Warn("no module remains to preload; workers start cold")]
     assert core.phase is Phase.OFF
 
 
 def test_a_process_that_ends_before_it_imports_is_not_started_again() -> None:
     core = Preload(("a",))
     assert told(core, Ended(1, "no such option")) == [
-        Warn("the fork server cannot start (exit code 1, no such option); workers start cold")
+        Warn("the template cannot start (exit code 1, no such option); workers start cold")
     ]
 
 
@@ -104,9 +104,9 @@ def test_one_that_is_killed_is_replaced_but_not_without_end() -> None:
     core = Preload(("a",))
     for _ in range(DEATHS_MAX):
         actions = told(core, Importing("a"), Ready(), Ended(-9))
-        assert actions == [Warn("the fork server died (exit code -9); starting another"), Start(("a",))]
+        assert actions == [Warn("the template died (exit code -9); starting another"), Start(("a",))]
     assert told(core, Importing("a"), Ready(), Ended(-9)) == [
-        Warn("the fork server died (exit code -9); workers start cold")
+        Warn("the template died (exit code -9); workers start cold")
     ]
     assert core.phase is Phase.OFF
 
@@ -117,7 +117,7 @@ def test_modules_that_hide_behind_each_other_are_tried_so_often_and_no_more() ->
         module = f"m{number}"
         assert told(core, Importing(module), LeftOut(module, "fails"), Tripped(), Ended(0))[-1] == Start(core.modules)
     actions = told(core, Importing("m50"), LeftOut("m50", "fails"), Tripped(), Ended(0))
-    assert actions[-1] == Warn(f"the fork server was started {STARTS_MAX} times; workers start cold")
+    assert actions[-1] == Warn(f"the template was started {STARTS_MAX} times; workers start cold")
 
 
 @pytest.mark.parametrize("before", [(), (Importing("a"), Ready())])
@@ -127,7 +127,7 @@ def test_a_machine_that_cannot_fork_so_is_not_asked_again(before: tuple[Event, .
     actions = told(core, Refused("riscv64 is not among the CPUs it knows"))
     assert actions == [
         Stop(),
-        Warn("the fork server cannot fork: riscv64 is not among the CPUs it knows; workers start cold"),
+        Warn("the template cannot fork: riscv64 is not among the CPUs it knows; workers start cold"),
     ]
     assert told(core, Refused("again"), Ended(0), Importing("a"), Ready(), LeftOut("a", "fails"), Tripped()) == []
 

@@ -61,7 +61,7 @@ def test_a_worker_that_does_nothing_is_given_two_seconds() -> None:
     """Counted from the first look: what it wrote before that cannot be seen."""
     waited_s, reason = Story().wait()
     assert waited_s == pytest.approx(FIRST_LOOK_S + IDLE_S)
-    assert reason == "rank 4 neither wrote nor computed for 2 s after SIGTERM"
+    assert reason == "rank 4 neither wrote nor used the CPU for 2 s after SIGTERM"
 
 
 def test_a_worker_that_writes_is_never_given_up() -> None:
@@ -79,7 +79,7 @@ def test_its_time_begins_anew_when_it_has_written() -> None:
     written_at = story.now
     _, reason = story.wait()
     assert story.now == written_at + IDLE_S
-    assert reason == "rank 4 neither wrote nor computed for 2 s, 12 s after SIGTERM"
+    assert reason == "rank 4 neither wrote nor used the CPU for 2 s, 12 s after SIGTERM"
 
 
 def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
@@ -89,7 +89,7 @@ def test_a_worker_that_only_computes_is_given_five_seconds() -> None:
         story.compute()
         told = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S)
-    assert told == [GiveUp("rank 4 computed and wrote nothing for 5 s after SIGTERM")]
+    assert told == [GiveUp("rank 4 used the CPU but wrote nothing for 5 s after SIGTERM")]
 
 
 def test_a_thread_that_wakes_up_now_and_then_does_not_compute() -> None:
@@ -120,8 +120,8 @@ def test_the_five_seconds_of_a_worker_that_computes_are_those_in_which_it_has_a_
         told = story.look()
     assert story.now - 100.0 == pytest.approx(FIRST_LOOK_S + COMPUTE_S / share, abs=INTERVAL_S)
     starved = {1.0: None, 0.5: 5, 0.1: 45}[share]
-    besides = f", besides {starved} s in which it waited for a CPU" if starved else " after SIGTERM"
-    assert f" computed and wrote nothing for 5 s{besides}" in told[0].reason
+    besides = f", not counting {starved} s waiting for a CPU" if starved else " after SIGTERM"
+    assert f" used the CPU but wrote nothing for 5 s{besides}" in told[0].reason
 
 
 def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
@@ -136,7 +136,7 @@ def test_a_worker_that_pauses_and_then_waits_for_a_cpu_is_not_idle() -> None:
                 story.compute(cpu_s=0.0025 if waits else 0.0)
                 assert story.look() == []
     story.samples[0] = story.samples[0].replace(waits_for_cpu=False)
-    assert story.wait()[1].startswith("rank 4 neither wrote nor computed for 2 s")
+    assert story.wait()[1].startswith("rank 4 neither wrote nor used the CPU for 2 s")
 
 
 def test_a_worker_that_has_written_gets_its_time_of_computing_anew_however_long_it_waited_for_a_cpu() -> None:
@@ -160,7 +160,7 @@ def test_a_worker_that_does_nothing_may_wait_for_one_that_writes() -> None:
         story.write(1)
         assert story.look() == []
     del story.samples[1]  # it has ended
-    assert story.look() == [GiveUp("rank 4 neither wrote nor computed for 2 s, 10 s after SIGTERM")]
+    assert story.look() == [GiveUp("rank 4 neither wrote nor used the CPU for 2 s, 10 s after SIGTERM")]
 
 
 def test_a_reason_names_each_worker_with_what_it_did() -> None:
@@ -170,8 +170,8 @@ def test_a_reason_names_each_worker_with_what_it_did() -> None:
         story.compute(2)
         told = story.look()
     assert told[0].reason == (
-        "ranks 4, 5, 7, 8, 9, 10, 11, 12 and 3 more neither wrote nor computed for 2 s; "
-        "rank 6 computed and wrote nothing for 5 s after SIGTERM"
+        "ranks 4, 5, 7, 8, 9, 10, 11, 12 and 3 more neither wrote nor used the CPU for 2 s; "
+        "rank 6 used the CPU but wrote nothing for 5 s after SIGTERM"
     )
 
 

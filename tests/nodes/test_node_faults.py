@@ -145,5 +145,5 @@ def test_a_blocked_worker_of_another_node_does_not_hold_a_restart_for_as_long_as
         wait_for("rank 1 is blocked", lambda: any("blocked" in agent.lines for agent in agents))
         (tmp_path / "go").touch()
         assert [agent.wait() for agent in agents] == [0, 0], team.story
-        said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor computed for 2 s")]
+        said = [agent.stderr for agent in agents if agent.has_said("rank 1 neither wrote nor used the CPU for 2 s")]
         assert len(said) == 1, team.story

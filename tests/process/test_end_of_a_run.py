@@ -207,4 +207,4 @@ async def test_a_folder_that_is_lost_is_told_once_and_the_job_goes_on(
         path.unlink()
         path.parent.rmdir()
     assert not running.result().is_failed()
-    assert caplog.text.count("cannot be written (No such file or directory); the job goes on") == 1
+    assert caplog.text.count("cannot be written (No such file or directory); the job continues") == 1

@@ -318,7 +318,7 @@ async def test_on_a_full_disk_it_warns_once_and_goes_on_when_there_is_room(
             (disk / "big").unlink()
             await until("all lines", lambda: len(texts(so_far(path))) == 100)
         assert texts(records_of(path)) == [str(number) for number in range(100)]
-        assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
+        assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
 
 
 async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
@@ -351,7 +351,7 @@ async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pyt
     async with logging_to(path) as log:
         for _ in range(4):
             log.tell(ev.Waited(""), 0.0)
-    assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job goes on"]
+    assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
     assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
 
 

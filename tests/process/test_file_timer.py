@@ -163,9 +163,9 @@ def test_a_file_that_another_process_has_put_in_its_place_is_not_removed(tmp_pat
 @pytest.mark.parametrize(
     "place, complaint",
     [
-        ("a file", "exists and is no FIFO"),
-        ("a folder", "exists and is no FIFO"),
-        ("a link", "exists and is no FIFO"),
+        ("a file", "exists and is not a FIFO"),
+        ("a folder", "exists and is not a FIFO"),
+        ("a link", "exists and is not a FIFO"),
         ("a file/timers", r"cannot be made \(Not a directory\)"),
         ("nowhere/timers", r"cannot be made \(No such file or directory\)"),
         ("x" * 300, r"cannot be made \(File name too long\)"),
@@ -294,7 +294,7 @@ async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_oth
     assert len(said) == 3
     assert "it is not a timer: 'nonsense'" in said[0]
     assert f"it is longer than {LINE_BYTES_MAX} bytes: 'xxx" in said[1]
-    assert "it is from a process that no worker of this agent has started: pid 1" in said[2]
+    assert "it is from a process that no worker of this agent started: pid 1" in said[2]
     assert all(len(line) < 400 for line in said)
 
 

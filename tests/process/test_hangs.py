@@ -254,7 +254,7 @@ def test_a_worker_that_is_stuck_ends_the_job_on_all_nodes_with_restarts_left(lau
         (stuck.folder / "stuck").touch()
         for agent in team.agents:
             assert agent.wait() == TERM_CODE, team.story
-            assert "in uninterruptible sleep (state D), which no signal ends, for 1 s" in agent.stderr
+            assert "in uninterruptible sleep (state D), which no signal can end, for 1 s" in agent.stderr
             assert "restarting worker group" not in agent.stderr
             assert len(agent.starts) == 1
         assert "the worker cannot be killed" in team.story

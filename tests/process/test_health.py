@@ -673,7 +673,7 @@ def test_a_server_that_blocks_keeps_no_job_waiting(
     kind = type("Blocking", (Told,), {where: lambda self: may_go.wait()})
     try:
         assert supervise(kind, "1", after_s=0.3) is WorkerState.SUCCEEDED
-        assert f"{where} has not returned within 0.05 s" in caplog.text
+        assert f"{where} did not return within 0.05 s" in caplog.text
     finally:
         may_go.set()
     wait_for("no thread of it", lambda: not [name for name in threads() if "health check server" in name])

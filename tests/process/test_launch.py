@@ -157,7 +157,7 @@ def test_an_error_does_not_wait_for_a_disk_that_hangs(
     monkeypatch.setattr(errors, "_write_cause", lambda _: answers.wait(LAUNCH_TIMEOUT_S))
     failure = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 0)
     errors._keep_cause(ChildFailedError("train", {0: failure}))
-    assert not answers.is_set() and "no answer from the disk of the temporary folder" in caplog.text
+    assert not answers.is_set() and "since the disk of the temporary folder does not answer" in caplog.text
     answers.set()
 
 

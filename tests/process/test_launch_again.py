@@ -337,7 +337,7 @@ def test_a_script_without_a_guard_is_told_what_to_do(method: str, tmp_path: Path
     code = PLAIN + f"    print(elastic_launch(one_node(start_method={method!r}), double)(4))\n"
     done = run_script(tmp_path, code)
     assert done.returncode == 1
-    assert 'put it under `if __name__ == "__main__":`' in done.stderr
+    assert 'put the call under `if __name__ == "__main__":`' in done.stderr
     assert 'start_method "fork"' in done.stderr
 
 

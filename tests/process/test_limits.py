@@ -77,8 +77,11 @@ def test_a_worker_that_leaves_no_threads_is_started_again_and_the_job_that_fails
 @pytest.mark.parametrize(
     "wrapper, what",
     [
-        (NO_THREADS.replace('os.path.exists("full")', "True"), "the agent cannot go on: no more threads"),
-        (NO_WORKERS, "the worker of local rank 0 cannot be started: no more processes"),
+        (
+            NO_THREADS.replace('os.path.exists("full")', "True"),
+            "the agent cannot continue: this host cannot start more threads",
+        ),
+        (NO_WORKERS, "the worker of local rank 0 cannot be started: this host cannot start more processes"),
     ],
 )
 def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
@@ -86,8 +89,8 @@ def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
 ) -> None:
     job = launch("say('started')", "--max-restarts=3", wrapper=wrapper)
     job.assert_ends(1)
-    remedy = "can be started on this host: raise the limit (ulimit -u, pids.max)"
-    assert job.stderr.splitlines()[-1] == f"aelastic: error: {what} {remedy}"
+    remedy = ": raise the limit (ulimit -u, pids.max)"
+    assert job.stderr.splitlines()[-1] == f"aelastic: error: {what}{remedy}"
     assert "restart" not in job.stderr and not job.lines, job.story
 
 
@@ -139,7 +142,7 @@ def test_a_node_that_cannot_start_workers_gives_up_its_seat_and_the_others_go_on
     good = launch(worker, *options, *both_at_first, name="good", env={"LOGLEVEL": "INFO"})
     bad = launch(worker, *options, *both_at_first, name="bad", wrapper=NO_WORKERS)
     bad.assert_ends(1)
-    refusal = "the worker of local rank 0 cannot be started: no more processes can be started on this host"
+    refusal = "the worker of local rank 0 cannot be started: this host cannot start more processes"
     assert refusal in bad.stderr.splitlines()[-1], bad.story
     good.wait_line("world 1 0")
     good.go()
@@ -170,7 +173,7 @@ def test_as_many_files_as_are_counted_are_enough_for_a_failure_and_a_restart(
     assert_no_bug(job)
     refused = launch(worker, *options, prefix=["prlimit", f"--nofile={limit - 1}"], name="refused")
     refused.assert_ends(2)
-    assert f"up to {limit} files open, and may have {limit - 1}" in refused.stderr and not refused.lines
+    assert f"opens up to {limit} files, and may open {limit - 1}" in refused.stderr and not refused.lines
 
 
 @pytest.mark.parametrize("limit", [9, pytest.param(16, marks=pytest.mark.all), 28])

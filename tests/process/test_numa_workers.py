@@ -123,7 +123,7 @@ def test_an_agent_that_is_bound_itself_leaves_its_workers_no_more(
     )
     assert job.wait() == code
     assert job.lines == ([str(CPUS[1])] if code == 0 else [])
-    assert code == 0 or f"of the CPUs of NUMA node 0 ({CPUS[0]}) none is allowed here ({CPUS[1]} are)" in job.stderr
+    assert code == 0 or f"may not use any CPU of NUMA node 0 ({CPUS[0]}), only {CPUS[1]}" in job.stderr
 
 
 def test_threads_that_a_library_has_started_are_bound_with_the_process() -> None:
@@ -175,7 +175,7 @@ def test_a_worker_whose_cpus_the_kernel_refuses_fails_with_the_reason(tmp_path: 
 def test_fewer_gpus_than_workers_are_refused_before_any_worker_starts(
     tmp_path: Path, two_nodes: dict[str, str]
 ) -> None:
-    with pytest.raises(InputError, match="no GPU for local rank 2, since torch sees 2"):
+    with pytest.raises(InputError, match="torch sees 2 GPUs, so local rank 2 has none"):
         run(workers(two_nodes, local_world_size=3))
     assert not list(tmp_path.glob("cpus*"))
 
@@ -194,7 +194,7 @@ def test_asked_to_fall_back_workers_without_an_answer_run_anywhere(
     "gpus, before, words",
     [
         ([], "raise OSError('libcuda.so is broken')", "OSError: libcuda.so is broken"),
-        (["?"], "", "the kernel does not tell the NUMA node of GPU 0"),  # an accelerator that is not on the bus
+        (["?"], "", "the kernel does not report the NUMA node of GPU 0"),  # an accelerator that is not on the bus
     ],
 )
 def test_asked_to_fall_back_workers_run_where_there_is_no_answer_at_all(

@@ -43,7 +43,7 @@ for step in range(first, first + 45):
 print(f"\\rstep {first + 46}/100", end="", flush=True)
 raise ValueError("odd")
 """
-TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job goes on"
+TROUBLE = r"progress cannot be posted to the Trainer \(.*\); the job continues"
 
 
 def test_an_unmodified_script_has_progress_everywhere(launch: Launcher, tmp_path: Path) -> None:

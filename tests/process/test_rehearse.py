@@ -97,7 +97,7 @@ for name in names[-1:]:
 """
 TELL = 'print("step", step, "loss", repr(state["weight"]), flush=True)'
 LOGS = "os.makedirs('ck', exist_ok=True); own = open(f'ck/own_{os.getpid()}.log', 'w')"
-HOLDS, AGAIN, NUMBERS, CRASH = "", "began again at step 0", "in the place of", "it did not come back"
+HOLDS, AGAIN, NUMBERS, CRASH = "", "started over at step 0", "instead of", "it did not resume"
 # What is other than above; a case that does not hold, and what is said of it.
 PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it never resumes": ({"load": ""}, "killed again", AGAIN),
@@ -109,12 +109,12 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it writes in place": ({"write": IN_PLACE}, "while it saves", CRASH),
     "it writes in place, and forgives": ({"write": IN_PLACE, "load": TOLERANT}, "while it saves", AGAIN),
     "it forgets the random numbers": ({"load": LOAD.replace("dice.setstate", "str")}, "rank killed", NUMBERS),
-    "it skips steps": ({"load": LOAD + "    state['step'] += 25\n"}, "rank killed", "were never made"),
+    "it skips steps": ({"load": LOAD + "    state['step'] += 25\n"}, "rank killed", "were skipped"),
     "one rank asks for notices": ({"begin": WITH, "notice": f"if rank == 0 and {NOTICE[3:]}"}, "a notice of 15 s", "not all ranks had saved"),
     "it saves where it does not look": (
         {"begin": WITH, "notice": "if notice.due(): open('ck/lost', 'w').close(); notice.saved()"}, "a notice of 15 s", "lost",
     ),
-    "it saves at its end alone": ({"write": f"if step == LAST: {WRITE}", "load": ""}, "rank killed", "it saves nothing before its end"),
+    "it saves at its end alone": ({"write": f"if step == LAST: {WRITE}", "load": ""}, "rank killed", "it saves nothing before it ends"),
     "it never saves, and logs": (
         {"begin": LOGS, "each": "print(step, file=own, flush=True)", "write": "pass"}, "rank killed", "and it saves nothing",
     ),
@@ -125,7 +125,7 @@ PLANTED: dict[str, tuple[dict[str, str], str, str]] = {
     "it ends badly when it has resumed": ({"each": "if names and step == LAST: sys.exit(4)"}, "rank killed", "exited with code 4"),
     "it wants two workers": ({"begin": "assert os.environ['WORLD_SIZE'] == '2'"}, "one worker more", CRASH),
     "it breaks if it is paused": (
-        {"begin": "import signal; signal.signal(signal.SIGCONT, lambda *_: sys.exit(5))"}, "frozen", "did not go on",
+        {"begin": "import signal; signal.signal(signal.SIGCONT, lambda *_: sys.exit(5))"}, "frozen", "did not continue",
     ),
 }  # fmt: skip
 # What is right, several things in one script where none of them hides another.
@@ -241,7 +241,7 @@ def test_of_a_run_that_stands_it_is_said_where_its_workers_are(tmp_path: Path) -
     parts = {"each": "if names and step == 30: time.sleep(1000)"}
     job = ("--only", "rank killed", "--standalone", "--nproc-per-node", "2", *PROGRESS)
     code, said = rehearse(tmp_path, parts, job)
-    assert code == 1 and "its workers stand, see stacks.txt" in said["rehearsals"][1]["text"], said
+    assert code == 1 and "its workers are stuck, see stacks.txt" in said["rehearsals"][1]["text"], said
     assert f'File "{tmp_path}/train.py"' in (tmp_path / "out/02/stacks.txt").read_text()
 
 
@@ -254,7 +254,7 @@ def test_nodes_share_the_gpus_and_there_is_no_node_more_than_they_do_for(
     begin = "assert os.environ['CUDA_VISIBLE_DEVICES'] in ('4', '7'); print(os.environ['CUDA_VISIBLE_DEVICES'], 'seen')"
     code, said = rehearse(tmp_path, {"begin": begin}, ("--only", "one", *TWO_NODES))
     more, fewer = said["rehearsals"][1:]
-    assert code == 0 and more["holds"] is None and more["text"] == "there are 2 GPUs here" and fewer["holds"], said
+    assert code == 0 and more["holds"] is None and more["text"] == "this host has 2 GPUs" and fewer["holds"], said
     seen = {path.read_text().split()[0] for path in tmp_path.glob("out/01/logs*/latest/attempt_0/0/stdout.log")}
     assert seen == {"4", "7"}
 
@@ -278,7 +278,7 @@ def test_a_rehearsal_that_is_interrupted_leaves_nothing_running(signum: int, tmp
         assert rehearsal.wait(LAUNCH_TIMEOUT_S) == (-signum if signum == signal.SIGKILL else 130)
         said = rehearsal.stderr.read() if rehearsal.stderr else ""
     if signum != signal.SIGKILL:
-        assert said == f"interrupted; logs, and what the script has saved: {tmp_path}/out\n"
+        assert said == f"interrupted; logs and saved files: {tmp_path}/out\n"
         assert (tmp_path / "out/01/files/left").exists() and not (tmp_path / "left").exists()
     if signum == signal.SIGKILL:  # its agent ends with it, and the workers with that
         wait_for("no worker lives", lambda: not [pid for pid in pids if is_alive(pid)])
@@ -291,8 +291,8 @@ def started(log: Path) -> list[dict[str, Any]]:
 
 
 CANNOT = [
-    ("raise ValueError('x')", PROGRESS, "it fails: rank 0 failed on "),
-    pytest.param("", (), "it calls no notice.due(): add --progress", marks=pytest.mark.all),
+    ("raise ValueError('x')", PROGRESS, "the undisturbed run failed: rank 0 failed on "),
+    pytest.param("", (), "it never calls notice.due(): add --progress", marks=pytest.mark.all),
     pytest.param(
         "for step in range(3): print('step', step)", ("--only", "notice", *PROGRESS), "nothing could be tested", marks=pytest.mark.all,
     ),

@@ -236,7 +236,7 @@ def test_all_sources_have_their_turn_within_the_time_of_all() -> None:
 @pytest.mark.parametrize(
     "code, reason",
     [
-        (None, "not installed (pip install 'aelastic[stacks]')"),
+        (None, "not installed (pip install py-spy)"),
         (
             "echo 'Error: Permission denied (os error 13)' >&2; exit 1",
             "permission denied (it needs root, CAP_SYS_PTRACE",
@@ -640,7 +640,7 @@ def test_where_nothing_can_be_asked_the_report_says_why(launch: Launcher) -> Non
     assert job.wait() == 1
     assert not (job.folder / "looks").exists() and SAID not in job.stderr, "it did not look for hangs"
     report = job.stderr[job.stderr.index("FAILED") :]
-    reasons = f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install 'aelastic[stacks]'))"
+    reasons = f"memory: {OTHER_PYTHON}; py-spy: not installed (pip install py-spy))"
     assert re.search(rf"  ranks 0-2 did not end within .*; stack not known \({re.escape(reasons)}", report)
     assert job.stderr.count("py-spy: not installed") == 1
 

@@ -74,7 +74,7 @@ def test_a_worker_that_does_nothing_is_killed_and_where_it_was_is_said(launch: L
     job = launch.command(*options, str(script), "idle")
     with starved(job.pid):
         assert job.wait(LAUNCH_TIMEOUT_S) == 0, job.story
-    assert "W rank 1 neither wrote nor computed for 2 s after SIGTERM: killed" in job.stderr
+    assert "W rank 1 neither wrote nor used the CPU for 2 s after SIGTERM: killed" in job.stderr
     assert "in be_stuck" in job.stderr
     job.assert_nothing_left()
 

@@ -62,7 +62,7 @@ def test_a_blocked_worker_does_not_hold_a_restart_until_the_shutdown_timeout(lau
     (job.folder / "go").touch()
     job.assert_ends()
     assert sorted(line for line in job.lines if line.startswith("again")) == ["again 0", "again 1", "again 2"]
-    killed = f"aelastic: W ranks 1, 2 neither wrote nor computed for {IDLE_S} s after SIGTERM: killed\n"
+    killed = f"aelastic: W ranks 1, 2 neither wrote nor used the CPU for {IDLE_S} s after SIGTERM: killed\n"
     assert killed in job.stderr, job.stderr
     assert job.stderr.count(" was in File ") == 2, job.stderr
 
@@ -175,4 +175,4 @@ def test_a_checkpoint_that_is_being_written_is_never_cut(launch: Launcher) -> No
             sizes = [size for _, _, size in plan_of(seed)["pieces"]]  # type: ignore[attr-defined]
             assert (folder / "whole").exists(), f"seed {seed} was cut: {plan_of(seed)}\n{job.story}"
             assert (folder / "whole").stat().st_size == sum(sizes), f"seed {seed}"
-            assert "neither wrote nor computed for 2 s" in job.stderr, job.story  # once the checkpoint was whole
+            assert "neither wrote nor used the CPU for 2 s" in job.stderr, job.story  # once the checkpoint was whole

@@ -114,8 +114,8 @@ def test_a_program_that_starts_no_launcher_is_told_of_at_its_end(folder: Path) -
     done = under(folder, "alone.py")
     assert (done.returncode, done.stdout) == (7, "rank - [] False\n")
     assert done.stderr == (
-        "aelastic.under: alone.py has started no launcher of torch's on this host, so aelastic took no part: "
-        "no restarts, nothing watched; see docs/how-to/from-torchrun.md\n"
+        "aelastic.under: alone.py started no torch launcher on this host, so aelastic did nothing: "
+        "no restarts, no watching; see docs/how-to/from-torchrun.md\n"
     )
 
 

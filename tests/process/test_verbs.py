@@ -121,7 +121,7 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
 
 NO_ROOM = "aelastic: stdout cannot be written: "
 CANNOT = [
-    (("logs", "0"), 1, "its output is kept nowhere"),
+    (("logs", "0"), 1, "its output is not kept"),
     (("logs", "7"), 1, "no rank 7; there are 0, 1"),
     (("logs", "x"), 2, "error: logs: 'x' is not a rank: use a number"),
     (("stacks", "0", "-1"), 2, "error: stacks: "),
@@ -316,10 +316,10 @@ def test_a_folder_that_others_may_write_to_is_not_used(launch: Launcher) -> None
     job.wait_line("start")
     assert (
         "W no control socket, so aelastic status cannot reach this job" in job.stderr
-        and "is not this user's alone" in job.stderr
+        and "is open to other users" in job.stderr
     )
     said = verb(launch.folder / "open", "status")
-    assert said.code == 1 and "is not this user's alone: remove it, or chmod 700 it" in said.err
+    assert said.code == 1 and "is open to other users: remove it, or chmod 700 it" in said.err
     assert told(launch.folder / "open", "status")["code"] == "not-allowed"
     (job.folder / "end").touch()
     assert job.wait() == 0

@@ -208,7 +208,7 @@ def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None
         *("up 2 False True", "second"),
         *("up 3 False True", "second"),
     ]
-    assert job.stderr.count("goes before the module colorsys, which is preloaded; worker 0 starts cold") == 2
+    assert job.stderr.count("shadows the preloaded module colorsys; worker 0 starts cold") == 2
     assert f"python: can't open file {str(job.folder / 'worker.py')!r}: [Errno 2]" in job.stderr
 
 
@@ -381,7 +381,7 @@ def test_modules_that_must_not_be_preloaded_are_left_out_in_a_line_each(launch: 
     job.assert_ends()
     assert job.lines == ["", "up 0 0 True"]
     told = [line.partition("W --preload: ")[2] for line in job.stderr.splitlines()]
-    assert len(told) == len(expected) and all(line.endswith("; it is left out") for line in told), job.stderr
+    assert len(told) == len(expected) and all(line.endswith("; it is not preloaded") for line in told), job.stderr
     for name, why in expected.items():
         (line,) = [line for line in told if line.startswith(f"{name} ")]
         assert line.startswith(f"{name} {why}")
@@ -421,8 +421,8 @@ say(mod.rng.random(), more.a.random()); say(mod.draw(), numpy.random.rand())
     assert env_lines == ["env 1 b None"] * 2
     assert len(numbers) == 4 and len({*numbers}) == 3, "what is told is so"
     assert [line.partition(" W --preload: ")[2] for line in job.stderr.splitlines()] == [
-        "mod prints while it is imported: 'welcome'",
-        "all workers have the same random numbers from mod.rng, more.a, more.b and 1 more: make generators in the script",
+        "mod prints during its import: 'welcome'",
+        "all workers get the same random numbers from mod.rng, more.a, more.b and 1 more: make the generators in the script",
     ]
 
 
@@ -441,9 +441,7 @@ def test_a_worker_whose_variables_are_not_those_that_modules_read_starts_cold(la
     job = launch("import mod; say(mod.mode)", "--nproc-per-node", "2", "--preload", "mod", env=env, wrapper=wrapper)
     assert job.wait() == 0, job.story
     assert sorted(job.lines) == ["None", "fast"]
-    assert (
-        "MODE was read while modules were imported, and is another for this worker; worker 1 starts cold" in job.stderr
-    )
+    assert "MODE was read during the imports, and differs for this worker; worker 1 starts cold" in job.stderr
 
 
 def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> None:
@@ -453,7 +451,7 @@ def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> Non
     job = launch(IS_WARM, "--preload", f"{MODULE},mod", env=env, wrapper=wrapper)
     job.assert_ends()
     assert job.lines == ["up 0 0 False"]
-    assert "W --preload: imports take more than 0.3 s; workers start cold meanwhile" in job.stderr
+    assert "W --preload: imports took more than 0.3 s; workers start cold until they finish" in job.stderr
 
 
 # What the first workers imported.

@@ -82,7 +82,7 @@ async def test_a_store_that_the_host_refuses_is_started_again_after_a_while(capl
     host = await served(child, 100.0)
     assert child.started_at == pytest.approx([0.1, 0.1 + 0.2, 0.3 + 0.4])
     assert child.said[-1] == "serve"
-    why = "this process may open no more files: raise the limit (ulimit -n)"
+    why = "this process cannot open more files: raise the limit (ulimit -n)"
     assert caplog.messages == [f"the workers' store cannot be started ({why}); starting another"] * 2
     await host.aclose()
 
@@ -114,8 +114,8 @@ async def test_a_store_that_dies_again_and_again_is_given_up_and_its_port_closed
 @pytest.mark.parametrize(
     "code, starts, said",
     [
-        (1, 1, f"the workers' store cannot be served (exit code 1): can {sys.executable} import torch?"),
-        (-9, 2, "the process that is to serve the workers' store was killed (SIGKILL); starting another"),
+        (1, 1, f"the workers' store cannot be served (exit code 1): check that {sys.executable} can import torch"),
+        (-9, 2, "the process that serves the workers' store was killed (SIGKILL); starting another"),
     ],
 )
 async def test_a_store_that_cannot_start_is_given_up_and_one_that_was_killed_before_it_served_is_not(

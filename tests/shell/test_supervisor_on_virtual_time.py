@@ -273,7 +273,7 @@ async def test_a_folder_of_the_next_attempt_that_is_there_already_is_named(monke
     backend = FakeBackend([FAILS, FOREVER])
     async with running(supervise(backend), until_s=9) as run:
         (backend.starts[0][0].error_file.parents[1].with_name("attempt_1")).mkdir()
-        with pytest.raises(HostError, match=r"log folder \S+/attempt_1 exists already, and is not of this run: let"):
+        with pytest.raises(HostError, match=r"log folder \S+/attempt_1 already exists and belongs to another run: let"):
             await run.task
 
 

@@ -382,7 +382,7 @@ async def test_a_handler_that_blocks_is_waited_for_at_the_end_and_not_for_ever(
     handler.may_go.clear()
     assert (await supervisor().run()).state is WorkerState.SUCCEEDED
     assert handler.names == []
-    assert "are lost: their handlers did not take them in time" in caplog.text
+    assert "were dropped: their handlers were too slow" in caplog.text
 
 
 async def test_a_second_request_does_not_wait_for_a_handler_that_blocks(handler: Handler) -> None:
@@ -408,7 +408,7 @@ async def test_what_a_handler_does_not_take_is_kept_up_to_a_limit(
     wait_for("all is told", lambda: not is_telling())
     assert handler.names[0] == "RENDEZVOUS"
     assert len(handler.names) < len(STATES)
-    assert "events and metrics are lost" in caplog.text
+    assert "events and metrics were dropped" in caplog.text
 
 
 # Names of handlers.

@@ -187,9 +187,9 @@ def _hear_of_launchers() -> None:
         try:
             hears.recv(1)
         except OSError:
-            what = f"{name} has started no launcher of torch's on this host, so aelastic took no part"
+            what = f"{name} started no torch launcher on this host, so aelastic did nothing"
             page = "docs/how-to/from-torchrun.md"
-            print(f"aelastic.under: {what}: no restarts, nothing watched; see {page}", file=sys.stderr)
+            print(f"aelastic.under: {what}: no restarts, no watching; see {page}", file=sys.stderr)
 
     atexit.register(tell)
 
