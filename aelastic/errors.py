@@ -139,7 +139,10 @@ class HostError(AelasticError):
     @staticmethod
     def no_answer_from_disk(place: object, *, within_s: float) -> HostError:
         """A file or folder that could be neither read nor written in this time."""
-        return HostError(f"no answer from the disk that holds {place} within {within_s:g} s: look at its file server")
+        return HostError(
+            f"no answer from the disk that holds {place} within {within_s:g} s: look at its file server",
+            topic="the-disk-does-not-answer",
+        )
 
 
 class UnkillableWorkerError(AelasticError):

@@ -231,7 +231,8 @@ def check_logs_specs(specs: Any) -> None:
     """
     if isinstance(specs, type) or not callable(getattr(specs, "reify", None)):
         raise InputError(
-            f"logs_specs is {specs!r}: pass an object with torch's `reify(envs)`, such as DefaultLogsSpecs(log_dir)"
+            f"logs_specs is {specs!r}: pass an object with torch's `reify(envs)`, such as DefaultLogsSpecs(log_dir)",
+            topic="a-logs_specs-object-does-not-work",
         )
 
 
@@ -248,11 +249,16 @@ def ask(specs: Any, envs: Envs) -> LogsDest:
     except OSError:
         raise
     except Exception as error:
-        raise InputError(f"logs_specs: {name}.reify failed: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"logs_specs: {name}.reify failed: {type(error).__name__}: {error}",
+            topic="a-logs_specs-object-does-not-work",
+        ) from error
     try:
         return _read_dest(answer, set(envs))
     except ValueError as reason:
-        raise InputError(f"logs_specs: {name}.reify returned {reason}") from None
+        raise InputError(
+            f"logs_specs: {name}.reify returned {reason}", topic="a-logs_specs-object-does-not-work"
+        ) from None
 
 
 def _read_dest(answer: Any, ranks: set[int]) -> LogsDest:

@@ -213,7 +213,9 @@ class LocalWorkers(WorkerBackend):
             except OSError as error:
                 if pause_s is None:
                     why, rank = shortage_of(error) or error, start.local_rank
-                    raise HostError(f"the worker of local rank {rank} cannot be started: {why}") from error
+                    raise HostError(
+                        f"the worker of local rank {rank} cannot be started: {why}", topic="a-worker-cannot-be-started"
+                    ) from error
                 await anyio.sleep(pause_s)
         raise AssertionError("the last try returns or raises")
 
@@ -251,7 +253,10 @@ class LocalWorkers(WorkerBackend):
                 started.cancel()
         if started.cancelled():
             why = f"no answer from multiprocessing ({self._start_method}) within {FUNCTION_START_S:g} s"
-            raise HostError(f"the worker of local rank {start.local_rank} cannot be started: {why}")
+            raise HostError(
+                f"the worker of local rank {start.local_rank} cannot be started: {why}",
+                topic="a-worker-cannot-be-started",
+            )
         return started.result()
 
     def _forked_child(self, start: WorkerStart, launch: Launch) -> Child:

@@ -272,7 +272,9 @@ class Supervisor:
                 return await self._watch_over(self._run)
         except (OSError, RuntimeError, MemoryError) as error:
             if shortage := shortage_of(error):
-                raise HostError(f"the agent cannot continue: {shortage}") from error
+                raise HostError(
+                    f"the agent cannot continue: {shortage}", topic="the-host-is-out-of-processes-or-memory"
+                ) from error
             raise
 
     @asynccontextmanager

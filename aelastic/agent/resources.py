@@ -179,7 +179,8 @@ class Resources:
             if command is None:
                 raise InputError(
                     f"preload is given, but {spec.entrypoint!r} is not a Python interpreter with a program to run: "
-                    "start python itself, or leave preload out"
+                    "start python itself, or leave preload out",
+                    topic="preload-needs-a-python-program",
                 )
         else:
             command = function_command()

@@ -90,6 +90,8 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
         subject = re.search("|".join(_SUBJECTS), str(error))
         variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
         named = f"{' and '.join(variables)}: " if variables else ""
+        if error.topic is not None:
+            raise InputError(f"{named}{error}", topic=error.topic) from None
         raise InputError(f"{named}{error} (see docs/reference/rendezvous.md)") from None
     # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints

@@ -167,7 +167,10 @@ class LocalElasticAgent:
         self._starting, self._has_started = (starts, start), False
         await anyio.to_thread.run_sync(self._start_workers, group)
         if not self._has_started:
-            raise InputError(f"{type(self).__name__}._start_workers started no worker of this agent: call its super()")
+            raise InputError(
+                f"{type(self).__name__}._start_workers started no worker of this agent: call its super()",
+                topic="a-subclass-of-the-agent-does-not-work",
+            )
         return {worker.local_rank: worker.id for worker in group.workers}
 
     def _spec(self) -> WorkerSpec:
@@ -214,5 +217,6 @@ def _refuse_what_is_not_called(cls: type) -> None:
     if overridden:
         raise InputError(
             f"{cls.__name__} overrides {', '.join(overridden)}, which aelastic's agent does not call: its supervisor "
-            "decides that; derive from torch's LocalElasticAgent, or use observers of aelastic.Supervisor"
+            "decides that; derive from torch's LocalElasticAgent, or use observers of aelastic.Supervisor",
+            topic="a-subclass-of-the-agent-does-not-work",
         )

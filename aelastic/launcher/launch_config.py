@@ -246,17 +246,20 @@ def check_entrypoint(entrypoint: object, start_method: str) -> None:
         # The child imports the main script again, to find the function; a launch there would launch again without end.
         raise InputError(
             "launch was called while the main script is still being imported: "
-            'put the call under `if __name__ == "__main__":`, or use start_method "fork"'
+            'put the call under `if __name__ == "__main__":`, or use start_method "fork"',
+            topic="a-function-cannot-be-sent-to-workers",
         )
     if start_method != "fork" and _is_out_of_reach(entrypoint):
         raise InputError(
             f"{getattr(entrypoint, '__qualname__', entrypoint)} cannot be found by a worker: the main module here "
-            'is not a file (a session, python -c, stdin): put it in a module, or use start_method "fork"'
+            'is not a file (a session, python -c, stdin): put it in a module, or use start_method "fork"',
+            topic="a-function-cannot-be-sent-to-workers",
         )
     if current_process().daemon:
         raise InputError(
             "functions cannot be launched from a daemonic process of multiprocessing (as those of a Pool): "
-            "it may not have children; launch from another process, or launch a program"
+            "it may not have children; launch from another process, or launch a program",
+            topic="a-function-cannot-be-sent-to-workers",
         )
 
 
@@ -340,5 +343,6 @@ def _node_rank(rank: Any) -> int:
         return int(rank)
     except (TypeError, ValueError):
         raise InputError(
-            f"rank is {rank!r} in rdzv_configs: rendezvous static needs this node's rank, counted from 0 (--node-rank)"
+            f"rank is {rank!r} in rdzv_configs: rendezvous static needs this node's rank, counted from 0 (--node-rank)",
+            topic="node-ranks-do-not-fit-together",
         ) from None

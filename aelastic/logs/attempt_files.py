@@ -174,7 +174,10 @@ class AttemptOpener:
         ]
         for (_, _, path, texts), what in zip(found, ("filtered_stdout", "filtered_stderr"), strict=True):
             if texts and not path:
-                raise InputError(f"logs_specs: reify returned no {what}, which filters of duplicated lines need")
+                raise InputError(
+                    f"logs_specs: reify returned no {what}, which filters of duplicated lines need",
+                    topic="a-logs_specs-object-does-not-work",
+                )
         return found
 
     def _in_a_file(self, path: Path | None, name: str, rank: int, env: Mapping[str, str], stream: Std) -> Path:

@@ -209,7 +209,10 @@ class RunLogs:
             place = where if self._spec.logs_specs is None else "the files that logs_specs names"
             return HostError.no_answer_from_disk(place, within_s=OPEN_TIMEOUT_S)
         if self._spec.logs_specs is not None and attempt == 0:
-            return InputError(f"logs_specs: {where} cannot be written ({error.strerror}); choose another path")
+            return InputError(
+                f"logs_specs: {where} cannot be written ({error.strerror}); choose another path",
+                topic="a-logs_specs-object-does-not-work",
+            )
         if isinstance(error, FileExistsError) and self._spec.logs_specs is None:
             return HostError(
                 f"the workers' log folder {where} already exists and belongs to another run: let nothing else write "

@@ -40,7 +40,8 @@ class OtherSecret:
             return error
         if not other.may_be_changed:
             return InputError(
-                f"{board}: its agents have a different secret ({other.keys}): use the same --secret-file on every node"
+                f"{board}: its agents have a different secret ({other.keys}): use the same --secret-file on every node",
+                topic="agents-do-not-match",
             )
         waited_s = now - self._since
         if waited_s < SECRET_CHANGE_S:
@@ -50,5 +51,6 @@ class OtherSecret:
             )
         return InputError(
             f"{board}: its agents have had a different secret ({other.keys}) for {waited_s:.0f} s: use the same "
-            "--secret-file on every node"
+            "--secret-file on every node",
+            topic="agents-do-not-match",
         )

@@ -235,7 +235,8 @@ class RendezvousSettings(Record):
         if self.node_rank is None or self.node_rank >= self.max_nodes:
             raise InputError(
                 f"node rank is {self.node_rank} with {self.max_nodes} nodes: rendezvous static needs "
-                f"--node-rank 0 to {self.max_nodes - 1}, one per node"
+                f"--node-rank 0 to {self.max_nodes - 1}, one per node",
+                topic="node-ranks-do-not-fit-together",
             )
         if not self._check_several() and split_endpoint(self.endpoint)[1] == 0:
             self._refuse_free_port()
@@ -274,7 +275,10 @@ class RendezvousSettings(Record):
             split_endpoint(self.endpoint, ETCD_PORT)
 
     def _refuse_no_endpoint(self) -> NoReturn:
-        raise InputError(f"rendezvous {self.backend} needs --rdzv-endpoint HOST:PORT: the same on every node")
+        raise InputError(
+            f"rendezvous {self.backend} needs --rdzv-endpoint HOST:PORT: the same on every node",
+            topic="the-endpoint-is-missing-or-malformed",
+        )
 
     def _refuse_free_port(self) -> NoReturn:
         raise InputError(

@@ -259,6 +259,12 @@ def _refusing(make: Callable[[], T], port: int) -> T:
         return make()
     except (OSError, OverflowError) as error:
         if shortage := shortage_of(error):
-            raise HostError(f"port {port} cannot be opened for the workers' store: {shortage}") from None
+            raise HostError(
+                f"port {port} cannot be opened for the workers' store: {shortage}",
+                topic="the-store-of-the-workers-cannot-be-served",
+            ) from None
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"port {port} cannot be opened for the workers' store ({reason}): choose another") from None
+        raise InputError(
+            f"port {port} cannot be opened for the workers' store ({reason}): choose another",
+            topic="the-store-of-the-workers-cannot-be-served",
+        ) from None

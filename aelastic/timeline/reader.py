@@ -62,7 +62,7 @@ class Entry:
         value = self.fields.get(name)
         # Compared, not converted: an integer may be too large for a float.
         if isinstance(value, bool) or not isinstance(value, int | float) or not -SECONDS_MAX < value < SECONDS_MAX:
-            raise ValueError(f"{name} is no length of time")
+            raise ValueError(f"{name} is not a length of time")
         return max(0.0, float(value))
 
 
@@ -235,7 +235,8 @@ def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:
 def _shifted(log: Log, ahead: float, root: Log) -> str:
     return (
         f"The clock of {log.host} (pid {log.pid}) is {abs(ahead):.3g} s {'ahead of' if ahead > 0 else 'behind'} that "
-        f"of {root.host} (pid {root.pid}): it is shifted by that, so that the rounds they share begin together."
+        f"of {root.host} (pid {root.pid}): its records are shifted, so "
+        "that the rounds they share begin together."
     )
 
 

@@ -13,7 +13,7 @@ from aelastic.under.site import sitecustomize
 USAGE = """\
 usage: python -m aelastic.under PROGRAM [arguments of the program]
 
-Runs PROGRAM, and all that it starts, with aelastic in the place of torchrun, torch.distributed.run and
+Runs PROGRAM, and all that it starts, with aelastic instead of torchrun, torch.distributed.run and
 torch.distributed.launcher. PROGRAM is one such as accelerate, torchx, deepspeed or jupyter, a script of Python
 (train.py), or -m MODULE. Options of the launcher that PROGRAM does not have are given as variables, such as
 PET_MAX_RESTARTS=3.

@@ -62,7 +62,8 @@ class CacheFolder:
             self._lock = os.fdopen(lock, "r+b")  # closes itself, where a thread opens it for nobody any more
         except OSError as error:
             raise InputError(
-                f"cache_dir {folder}: {error.strerror or error}: name a folder that you may write to"
+                f"cache_dir {folder}: {error.strerror or error}: name a folder that you may write to",
+                topic="the-cache-folder-is-not-safe",
             ) from None
         self._remove_stale_locks()
         fcntl.flock(self._lock, fcntl.LOCK_SH)
@@ -113,7 +114,8 @@ def _check_parents(folder: Path) -> None:
         if why:
             raise InputError(
                 f"cache_dir {folder} lies in {parent}, {why}, so others can replace it: a cache is code that your "
-                "workers run; name another folder"
+                "workers run; name another folder",
+                topic="the-cache-folder-is-not-safe",
             )
 
 
@@ -122,12 +124,14 @@ def _check_owner(folder: Path) -> None:
     if found.st_uid != os.geteuid():
         raise InputError(
             f"cache_dir {folder} belongs to user {found.st_uid}: a cache is code that your workers run; "
-            "name a folder of your own"
+            "name a folder of your own",
+            topic="the-cache-folder-is-not-safe",
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InputError(
             f"cache_dir {folder} can be written by others: a cache is code that your workers run; "
-            "name a folder that only you can write to"
+            "name a folder that only you can write to",
+            topic="the-cache-folder-is-not-safe",
         )
 
 

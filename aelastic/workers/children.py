@@ -82,7 +82,8 @@ class Function:
             what = getattr(start.entrypoint, "__qualname__", repr(start.entrypoint))
             raise InputError(
                 f"{what} or its arguments cannot be sent to a worker ({error}): define it at the top of a module, "
-                f"and make queues, locks and events with multiprocessing.get_context({method!r})"
+                f"and make queues, locks and events with multiprocessing.get_context({method!r})",
+                topic="a-function-cannot-be-sent-to-workers",
             ) from None
         self.pid = self._process.pid
 

@@ -115,7 +115,8 @@ def check_torch() -> None:
     if "torch" not in sys.modules and PathFinder.find_spec("torch") is None:
         raise InputError(
             f"torch is not installed for {sys.executable}: pip install torch "
-            "(or, for workers that need no store, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)"
+            "(or, for workers that need no store, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1)",
+            topic="torch-is-not-installed",
         )
 
 
@@ -132,11 +133,15 @@ def check_open_files(spec: WorkerSpec) -> None:
     if needed > limit:
         raise InputError(
             f"local_world_size is {spec.local_world_size}: its agent opens up to {needed} files, {remedy}, "
-            "or start fewer workers"
+            "or start fewer workers",
+            topic="too-few-open-files",
         )
     nodes = 0 if spec.rdzv is None else spec.rdzv.min_nodes
     if needed + nodes > limit:
-        raise InputError(f"an agent that leads {nodes} nodes opens up to {needed + nodes} files, {remedy}")
+        raise InputError(
+            f"an agent that leads {nodes} nodes opens up to {needed + nodes} files, {remedy}",
+            topic="too-few-open-files",
+        )
 
 
 def files_needed(spec: WorkerSpec) -> int:

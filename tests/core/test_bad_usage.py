@@ -186,7 +186,7 @@ def assert_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable
         out, err = capsys.readouterr()
         assert (code, out) == (2, ""), err
         assert err.startswith("aelastic: error: ") and re.search(
-            r"see ((python -m aelastic|aelastic \w+) --help\)|docs/\S+\.md\)?)\n$", err
+            r"(\(help: [a-z0-9-]+\)|see ((python -m aelastic|aelastic \w+) --help\)|docs/\S+\.md\)?))\n$", err
         )
         assert err.count("\n") == 1 and said in err
         assert set(folder.rglob("*")) == before

@@ -88,7 +88,7 @@ def test_a_value_that_cannot_be_is_refused_with_the_name_of_the_field(name: str,
 @pytest.mark.parametrize("name", ["max_restarts", "master_port", "shutdown_timeout_s", "hang_timeout_s"])
 @pytest.mark.parametrize("digits", [400, 5000])
 def test_a_number_beyond_what_a_machine_counts_is_refused_by_its_size(name: str, digits: int) -> None:
-    with pytest.raises(InputError, match=rf"^{name} is an int of \d+ bits, which is too much: use (an int|a number)"):
+    with pytest.raises(InputError, match=rf"^{name} is an int of \d+ bits, which is too large: use (an int|a number)"):
         SPEC(**{"entrypoint": "true", name: 10**digits})
 
 

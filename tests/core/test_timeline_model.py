@@ -178,7 +178,7 @@ def test_records_that_lack_what_they_should_have_change_nothing_but_themselves()
 
     story = story_of(a, b)
 
-    assert [note for note in story.notes if note.startswith("3 records that lack")]
+    assert [note for note in story.notes if note.startswith("3 records with missing fields")]
     assert story.restarts[0].took_s == pytest.approx(0.3, abs=1e-5)
 
 

@@ -67,6 +67,14 @@ def test_each_message_with_a_topic_is_in_the_entry_of_that_topic() -> None:
     assert elsewhere == {}
 
 
+def test_each_message_with_a_topic_is_logged_just_so() -> None:
+    constants = {
+        node.value for module in package() if module.name != "aelastic.help.topics" for node in module.nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }  # fmt: skip
+    assert TOPICS.keys() - constants == set()
+
+
 def test_the_page_of_a_topic_can_be_read_without_the_site() -> None:
     assert list(topics()) == [entry.topic for entry in entries()]
     text = entry_of("no-answer-from-the-endpoint") or ""

@@ -1,4 +1,4 @@
-"""What others write on a board of agents that have a secret: is --secret-file the same, and the agents go on."""
+"""What others write on a board of agents that have a secret: agents ignore it and continue."""
 
 from __future__ import annotations
 

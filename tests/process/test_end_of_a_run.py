@@ -109,7 +109,7 @@ def test_without_a_server_linger_says_that_it_has_no_effect(
     monkeypatch.setattr("aelastic.agent.resources.StoreHost", StoreStandIn)
     spec = WorkerSpec(entrypoint="train.py", linger_s=float(FOREVER), env={})
     run("asyncio", Supervisor(spec, backend=FakeBackend([Plan(0)])).run())
-    assert f"linger has no effect: {HEALTH_PORT_VARIABLE} is not set" in caplog.text
+    assert f"linger has no effect, since {HEALTH_PORT_VARIABLE} is not set" in caplog.text
 
 
 async def _cancel_while_lingering(supervisor: Supervisor) -> None:

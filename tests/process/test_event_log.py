@@ -341,7 +341,7 @@ async def test_what_is_more_than_it_keeps_is_counted_where_it_is_missing(
         assert [record["event"] for record in records] == kept
         assert (records[-2]["count"], records[-2]["reason"]) == (10, "No space left on device")
         assert len(said(caplog)) == 1
-        assert said(caplog, logging.INFO) == [f"the event log {path} lacks 10 records"]
+        assert said(caplog, logging.INFO) == [f"the event log {path} is missing 10 records"]
 
 
 async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -352,7 +352,7 @@ async def test_a_disk_that_stays_full_is_one_warning(tmp_path: Path, caplog: pyt
         for _ in range(4):
             log.tell(ev.Waited(""), 0.0)
     assert said(caplog) == [f"cannot write the event log {path} (No space left on device); the job continues"]
-    assert said(caplog, logging.INFO) == [f"the event log {path} lacks 5 records"]
+    assert said(caplog, logging.INFO) == [f"the event log {path} is missing 5 records"]
 
 
 async def test_a_folder_that_is_removed_and_comes_back_has_a_log_again(
@@ -383,7 +383,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_the_run(
         async with logging_to(path, backlog_max=100) as log:
             for _ in range(5000):
                 log.tell(ev.Waited(""), 0.0)
-        assert said(caplog) == [f"the event log {path} lacks 5001 records"]
+        assert said(caplog) == [f"the event log {path} is missing 5001 records"]
     finally:
         reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         for thread in [thread for thread in threading.enumerate() if thread.name == "event log"]:

@@ -75,22 +75,27 @@ def test_a_worker_that_leaves_no_threads_is_started_again_and_the_job_that_fails
 
 
 @pytest.mark.parametrize(
-    "wrapper, what",
+    "wrapper, what, topic",
     [
         (
             NO_THREADS.replace('os.path.exists("full")', "True"),
             "the agent cannot continue: this host cannot start more threads",
+            "the-host-is-out-of-processes-or-memory",
         ),
-        (NO_WORKERS, "the worker of local rank 0 cannot be started: this host cannot start more processes"),
+        (
+            NO_WORKERS,
+            "the worker of local rank 0 cannot be started: this host cannot start more processes",
+            "a-worker-cannot-be-started",
+        ),
     ],
 )
 def test_a_host_that_is_short_of_them_is_said_to_be_and_no_restart_is_used(
-    launch: Launcher, wrapper: str, what: str
+    launch: Launcher, wrapper: str, what: str, topic: str
 ) -> None:
     job = launch("say('started')", "--max-restarts=3", wrapper=wrapper)
     job.assert_ends(1)
     remedy = ": raise the limit (ulimit -u, pids.max)"
-    assert job.stderr.splitlines()[-1] == f"aelastic: error: {what}{remedy}"
+    assert job.stderr.splitlines()[-1] == f"aelastic: error: {what}{remedy} (help: {topic})"
     assert "restart" not in job.stderr and not job.lines, job.story
 
 

@@ -187,7 +187,7 @@ def test_asked_to_fall_back_workers_without_an_answer_run_anywhere(
         run(workers(two_nodes, local_world_size=3, numa_fall_back=True))
     assert cpus_written(tmp_path, 0, 1, 2) == [[CPUS[1]], [CPUS[0]], CPUS]
     [warning] = [record.getMessage() for record in caplog.records if "numa" in record.getMessage()]
-    assert warning.startswith("local rank 2 is not bound to CPUs: numa_binding is 'node', but there is no GPU")
+    assert warning.startswith("local rank 2 is not bound to CPUs: numa_binding is 'node', but torch sees 2 GPUs")
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_a_folder_above_it_is_not_written_by_others_unless_it_is_sticky(
     above = tmp_path / "above"
     (above / "between").mkdir(parents=True)
     above.chmod(mode)
-    refused = pytest.raises(InputError, match=f"lies in {above}, which others can write to .chmod go-w {above} mends")
+    refused = pytest.raises(InputError, match=f"lies in {above}, which others can write to .fix: chmod go-w {above}")
     with refused if is_refused else nullcontext():
         caches.CacheFolder(above / "between" / "mine").close()
 

@@ -69,7 +69,8 @@ class C10dBoard(OneStoreBoard):
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
         if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
             raise InputError(
-                "rendezvous setting is_host=true is for a single endpoint: leave it out, each host finds its own"
+                "rendezvous setting is_host=true is for a single endpoint: leave it out, each host finds its own",
+                topic="the-agents-have-different-endpoints",
             )
         if endpoint.port == 0 and self._is_host is False:
             raise InputError(f"rendezvous endpoint {endpoint} with is_host=false: give the store's port")
@@ -159,7 +160,8 @@ class C10dBoard(OneStoreBoard):
                 return None
             raise InputError(
                 f"the rendezvous endpoint {endpoint} cannot be served ({os.strerror(error.errno or 0)}): "
-                "choose another port" + (", or set is_host=false" if self._is_host else "")
+                "choose another port" + (", or set is_host=false" if self._is_host else ""),
+                topic="the-endpoint-cannot-be-served",
             ) from None
         if is_at_all(listeners[0]) and self._has_others and not self._is_bind_all:
             where = f"it is {local} here" if local else "it is not an address of this host"
@@ -175,7 +177,8 @@ def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:
     """Agents of one run do not have the same endpoints: each list alone would be a job."""
     return InputError(
         f"this agent has the rendezvous endpoints {','.join(own)}, another agent of this run has {','.join(others)}: "
-        "use the same list on every node"
+        "use the same list on every node",
+        topic="the-agents-have-different-endpoints",
     )
 
 

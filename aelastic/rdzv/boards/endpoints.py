@@ -81,10 +81,12 @@ async def endpoints_of(settings: RendezvousSettings, within_s: float = RESOLVE_T
     if len(addresses) > count:
         raise InputError(
             f"the rendezvous endpoint {named} has {len(addresses)} {kind} addresses ({listed}), more than "
-            f"endpoints={count}: use their number, or list the hosts"
+            f"endpoints={count}: use their number, or list the hosts",
+            topic="the-number-of-addresses-is-wrong",
         )
     raise RendezvousConnectionError(
-        f"the rendezvous endpoint {named} has {len(addresses)} of {count} {kind} addresses ({listed})"
+        f"the rendezvous endpoint {named} has {len(addresses)} of {count} {kind} addresses ({listed})",
+        topic="the-number-of-addresses-is-wrong",
     )
 
 
@@ -209,7 +211,10 @@ async def addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) 
         raise InputError(f"rendezvous endpoint {endpoint}: invalid host name") from None
     except OSError as error:
         reason = error.strerror or str(error)
-    raise RendezvousConnectionError(f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}")
+    raise RendezvousConnectionError(
+        f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}",
+        topic="the-name-of-the-endpoint-cannot-be-resolved",
+    )
 
 
 def _can_be_bound(family: int, sockaddr: tuple[Any, ...]) -> bool:

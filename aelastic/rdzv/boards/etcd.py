@@ -202,7 +202,9 @@ class EtcdBoard(Board):
             raise RendezvousStateError(f"{self.name}: key {self._floor_key} is not a number: delete it") from None
 
     def _conflict(self) -> RendezvousConnectionError:
-        return RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._key}")
+        return RendezvousConnectionError(
+            f"{self.name}: too many conflicting writes to {self._key}", topic="the-record-at-the-endpoint-is-not-ours"
+        )
 
     def _bytes_of(self, record: LeaderRecord) -> bytes:
         try:

@@ -45,6 +45,8 @@ _SHOWN_OF_ANSWER = 100
 class NoSuchApiError(RendezvousStateError):
     """An etcd answers, but not in the API that was asked for."""
 
+    topic = "something-other-than-etcd-answers"
+
 
 class Elsewhere(Exception):
     """This member cannot answer now, another may.  Raised by the caller's `understand`."""
@@ -188,7 +190,8 @@ class EtcdClient(ABC):
                 yield
         except TimeoutError:
             raise RendezvousConnectionError(
-                f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)"
+                f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)",
+                topic="etcd-does-not-answer",
             ) from None
 
     async def _ask(self, question: Question, understand: Callable[[Answer], T]) -> T:
@@ -222,7 +225,8 @@ class EtcdClient(ABC):
             except NotUnderstood:
                 raise await self._who_is(answer) from None
         raise RendezvousConnectionError(
-            f"no answer from etcd ({'; '.join(reasons)}): check its servers and the network"
+            f"no answer from etcd ({'; '.join(reasons)}): check its servers and the network",
+            topic="etcd-does-not-answer",
         )
 
     async def _exchange(self, question: Question) -> Answer:
@@ -252,7 +256,8 @@ class EtcdClient(ABC):
                 received += chunk
                 if len(received) > MAX_ANSWER_BYTES:
                     raise RendezvousStateError(
-                        f"{endpoint} answers {method} {path} with more than {MAX_ANSWER_BYTES} bytes"
+                        f"{endpoint} answers {method} {path} with more than {MAX_ANSWER_BYTES} bytes",
+                        topic="something-other-than-etcd-answers",
                     )
             return Answer(endpoint, question, response.status, response.headers, bytes(received))
 
@@ -310,17 +315,22 @@ class EtcdClient(ABC):
             certificate_error = error.certificate_error
             reason = getattr(certificate_error, "verify_message", "") or str(certificate_error)
             return InputError(
-                f"the certificate of etcd at {self._asked} is not trusted ({reason}): set its CA with cacert=FILE"
+                f"the certificate of etcd at {self._asked} is not trusted ({reason}): set its CA with cacert=FILE",
+                topic="tls-with-etcd-fails",
             )
         tls_error = next((e for e in (cause, cause.__cause__, cause.__context__) if isinstance(e, ssl.SSLError)), None)
         if tls_error is not None and not isinstance(tls_error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             reason = (tls_error.reason or str(tls_error)).lower().replace("_", " ")
             return InputError(
                 f"the TLS handshake with etcd at {self._asked} failed ({reason}): check the rendezvous settings "
-                "protocol, cert, key and cacert"
+                "protocol, cert, key and cacert",
+                topic="tls-with-etcd-fails",
             )
         if isinstance(error, aiohttp.ClientResponseError):
-            return RendezvousStateError(f"the server at {self._asked} does not speak HTTP: is it etcd?")
+            return RendezvousStateError(
+                f"the server at {self._asked} does not speak HTTP: is it etcd?",
+                topic="something-other-than-etcd-answers",
+            )
         if isinstance(error, aiohttp.ServerDisconnectedError) or isinstance(cause, ConnectionResetError | ssl.SSLError):
             # An etcd closes a connection that should not use TLS, or should; so does one that is ending.
             hint = "does it speak TLS?" if self._asked.scheme == "https" else "if it requires TLS, set protocol=https"
@@ -333,10 +343,15 @@ class EtcdClient(ABC):
     async def _who_is(self, answer: Answer) -> Exception:
         """Which server gave an answer that the API does not have."""
         if b"HTTP request to an HTTPS server" in answer.body:
-            return InputError(f"etcd at {answer.endpoint} requires TLS: add the rendezvous setting protocol=https")
+            return InputError(
+                f"etcd at {answer.endpoint} requires TLS: add the rendezvous setting protocol=https",
+                topic="tls-with-etcd-fails",
+            )
         if answer.status == 404 and (version := await self._version()):
             return NoSuchApiError(f"etcd {version} at {answer.endpoint} {self.without_api}")
-        return RendezvousStateError(f"not an etcd that aelastic supports: {answer}")
+        return RendezvousStateError(
+            f"not an etcd that aelastic supports: {answer}", topic="something-other-than-etcd-answers"
+        )
 
     async def _version(self) -> str:
         """What the endpoint asked last calls itself, if it is an etcd; else empty."""

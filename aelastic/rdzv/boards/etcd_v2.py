@@ -68,7 +68,9 @@ class EtcdV2(EtcdClient):
                     if settings.user
                     else "add the rendezvous setting user"
                 )
-                raise InputError(f"{self.name} refused the credentials: {remedy}") from None
+                raise InputError(
+                    f"{self.name} refused the credentials: {remedy}", topic="etcd-refuses-the-credentials"
+                ) from None
             raise RendezvousStateError(f"{self.name} refuses: {refusal.message}") from None
 
 

@@ -41,7 +41,10 @@ class EtcdV3(EtcdClient):
         kvs = answer.get("kvs") or [{}]
         revision = self._number(_part(answer, "header"), "revision")
         if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
-            raise RendezvousStateError(f"{self.name} gave an unexpected answer to kv/range; is this etcd?")
+            raise RendezvousStateError(
+                f"{self.name} gave an unexpected answer to kv/range; is this etcd?",
+                topic="something-other-than-etcd-answers",
+            )
         kv = kvs[0]
         try:
             value = b64decode(kv.get("value", ""))
@@ -87,7 +90,9 @@ class EtcdV3(EtcdClient):
         try:
             return int(message.get(name, 0))
         except (TypeError, ValueError):
-            raise RendezvousStateError(f"{self.name} returned a {name} that is not a number") from None
+            raise RendezvousStateError(
+                f"{self.name} returned a {name} that is not a number", topic="something-other-than-etcd-answers"
+            ) from None
 
     async def _call(self, path: str, message: JsonObject, or_no: int | None = None) -> JsonObject | None:
         """Calls a method of etcd's, with a new token for our user if the old one has expired.
@@ -124,7 +129,9 @@ class EtcdV3(EtcdClient):
             raise self._error(refusal) from None
         token = answer.get("token")
         if not isinstance(token, str) or not token.isprintable():
-            raise RendezvousStateError(f"{self.name} accepted the password but returned no token")
+            raise RendezvousStateError(
+                f"{self.name} accepted the password but returned no token", topic="etcd-refuses-the-credentials"
+            )
         return token
 
     def _error(self, refusal: Refusal) -> Exception:
@@ -136,7 +143,9 @@ class EtcdV3(EtcdClient):
             if user
             else "add the rendezvous setting user"
         )
-        return InputError(f"{self.name} refused the credentials ({refusal.message}): {remedy}")
+        return InputError(
+            f"{self.name} refused the credentials ({refusal.message}): {remedy}", topic="etcd-refuses-the-credentials"
+        )
 
 
 def _is_about_token(refusal: Refusal) -> bool:

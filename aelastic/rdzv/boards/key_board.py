@@ -154,7 +154,9 @@ class KeyBoard(Board):
             if state.text == text:
                 self._last, self._has_led = state, True
                 return True
-        raise RendezvousConnectionError(f"{self.name}: too many conflicting writes to {self._where}")
+        raise RendezvousConnectionError(
+            f"{self.name}: too many conflicting writes to {self._where}", topic="the-record-at-the-endpoint-is-not-ours"
+        )
 
     def _seen_by_leader(self, text: bytes) -> KeyState:
         """What the text says; nothing if another program has written it over the record of this agent."""

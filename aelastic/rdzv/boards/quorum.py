@@ -234,7 +234,8 @@ class QuorumBoard(KeyBoard):
             cell, endpoints = cell_from_bytes(data)
         except ValueError as error:
             raise InputError(
-                f"{self.name}: agents of this run have different endpoints ({error}): use the same list on every node"
+                f"{self.name}: agents of this run have different endpoints ({error}): use the same list on every node",
+                topic="the-agents-have-different-endpoints",
             ) from None
         if endpoints != self._endpoints:
             raise other_list(self._endpoints, endpoints)

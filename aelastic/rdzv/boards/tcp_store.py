@@ -47,6 +47,8 @@ _CLOSED = "got 0 bytes"
 class NoStoreError(RendezvousStateError):
     """What answers at the endpoint is no TCPStore."""
 
+    topic = "another-program-answers-at-the-endpoint"
+
 
 class LostError(RendezvousConnectionError):
     """The connection to the store was lost."""
@@ -54,6 +56,8 @@ class LostError(RendezvousConnectionError):
 
 class OtherJobError(InputError):
     """The store at the endpoint is served for another run id."""
+
+    topic = "the-endpoint-serves-another-job"
 
 
 def run_key(run_id: str, name: str = "") -> str:
@@ -294,18 +298,26 @@ class TcpStore:
             await self._process.aclose()
 
     def _is_starting(self) -> RendezvousError:
-        return RendezvousConnectionError("the process for the rendezvous endpoint is still importing torch")
+        return RendezvousConnectionError(
+            "the process for the rendezvous endpoint is still importing torch",
+            topic="the-process-for-the-endpoint-died",
+        )
 
     def _died(self, death: Death) -> LostError | InputError:
         if death.is_hopeless and death.code == 1:  # an exception
             return InputError(
-                f"the rendezvous needs torch's TCPStore, and {sys.executable} cannot import torch: pip install torch"
+                f"the rendezvous needs torch's TCPStore, and {sys.executable} cannot import torch: pip install torch",
+                topic="torch-is-not-installed",
             )
         if death.refused:
-            return LostError(f"the process for the rendezvous endpoint cannot be started: {death.refused}")
+            return LostError(
+                f"the process for the rendezvous endpoint cannot be started: {death.refused}",
+                topic="the-process-for-the-endpoint-died",
+            )
         what = "served" if self.is_serving else "was connected to"
         return LostError(
-            f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})"
+            f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})",
+            topic="the-process-for-the-endpoint-died",
         )
 
     def _close_listeners(self) -> None:

@@ -32,6 +32,8 @@ class NotTrustedError(RendezvousConnectionError):
         candidate: that it names, if any.
     """
 
+    topic = "the-record-has-another-secret"
+
     candidate: Candidate | None = None
 
 

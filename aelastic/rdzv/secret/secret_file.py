@@ -76,12 +76,18 @@ class SecretFile:
         try:
             seen, size = _read_into(data, self.path)
             if size > FILE_BYTES_MAX:
-                raise InputError(f"secret file {self.path}: it has more than {FILE_BYTES_MAX} bytes: {_HOW}")
+                raise InputError(
+                    f"secret file {self.path}: it has more than {FILE_BYTES_MAX} bytes: {_HOW}",
+                    topic="the-secret-file-cannot-be-used",
+                )
             with memoryview(data) as view:
                 lines = [found.span() for found in _LINE.finditer(view[:size])]
                 if not 1 <= len(lines) <= SECRETS_MAX or any(e - b < SECRET_BYTES_MIN for b, e in lines):
                     found = ", ".join(str(end - begin) for begin, end in lines) or "none"
-                    raise InputError(f"secret file {self.path}: its lines have {found} bytes: {_HOW}")
+                    raise InputError(
+                        f"secret file {self.path}: its lines have {found} bytes: {_HOW}",
+                        topic="the-secret-file-cannot-be-used",
+                    )
                 return [Key(view[begin:end], self._run_id) for begin, end in lines], seen
         finally:
             data[:] = bytes(len(data))
@@ -98,11 +104,14 @@ def _read_into(data: bytearray, path: str) -> tuple[tuple[int, ...], int]:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # as what a link leads to is judged
     except (OSError, ValueError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
-        raise InputError(f"secret file {path}: it cannot be read ({why}): use a file that this user may read") from None
+        raise InputError(
+            f"secret file {path}: it cannot be read ({why}): use a file that this user may read",
+            topic="the-secret-file-cannot-be-used",
+        ) from None
     try:
         found = os.fstat(file)
         if problem := _objection(found, path, _group_rights(file, found.st_mode)):
-            raise InputError(f"secret file {path}: {problem}")
+            raise InputError(f"secret file {path}: {problem}", topic="the-secret-file-cannot-be-used")
         return _identity(found), os.readv(file, [data])
     finally:
         os.close(file)
