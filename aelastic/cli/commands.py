@@ -10,6 +10,7 @@ from aelastic.cli.help import command_help, short_help
 from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
+from aelastic.help.topics import entry
 from aelastic.manual.parsing import parser_of
 from aelastic.ui.commands import say, say_help
 
@@ -76,11 +77,14 @@ def _run_beside(command: str, argv: Sequence[str], environ: Mapping[str, str]) -
 
 
 def _help(words: Sequence[str], groups: Groups) -> int:
-    """Prints the help of a command, or that of `aelastic`."""
+    """Prints the help of a command, that of `aelastic`, or what helps with a message that names its topic."""
     if not words:
         say_help(short_help(groups))
         return 0
     name = ALIASES.get(words[0], words[0])
+    if name not in COMMANDS and (text := entry(words[0])) is not None:
+        say(text)
+        return 0
     if name not in COMMANDS:
         raise InputError(f"help: there is no command {words[0]}{did_you_mean(words[0], COMMANDS)}")
     say_help(command_help(name))

@@ -291,13 +291,14 @@ _COMMANDS = (
         page="how-to/verdicts.md#try-rules-on-a-run-that-is-over",
     ),
     Command(
-        "help", HELP, "show this help, or the help of a command",
+        "help", HELP, "show this help, or the help of a command or message",
         (
             Example("list the commands and the options used most", "aelastic help"),
             Example("show the help of a command", "aelastic help drain"),
+            Example("explain a message that ends in (help: TOPIC)", "aelastic help no-answer-from-the-endpoint"),
         ),
-        (("0", "done"), ("2", "no such command")),
-        (Argument(("command",), "command to explain", "COMMAND", nargs="*"),),
+        (("0", "done"), ("2", "no such command or topic")),
+        (Argument(("command",), "command, or topic of a message, to explain", "COMMAND", nargs="*"),),
     ),
     Command(
         "version", HELP, "show the versions of aelastic, torch and Python",

@@ -73,6 +73,13 @@ def test_the_short_help_fits_a_screen_and_names_the_commands_and_the_options_use
     assert "--use-env" in short_help(LAUNCH_GROUPS) and "--use-env" not in short_help()
 
 
+def test_help_explains_the_topic_that_a_message_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("help", "no-answer-from-the-endpoint") == 0
+    assert capsys.readouterr().out.startswith(
+        "No answer from the endpoint\n\n- `no answer from the rendezvous endpoint"
+    )
+
+
 def test_the_full_help_names_every_option_in_a_group_that_is_not_a_drawer() -> None:
     text = full_help()
     assert max(map(len, text.splitlines())) <= WIDTH
