@@ -94,9 +94,11 @@ def result_of(
         raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [wording.text_of(group.reason)])
     verdict = group.verdict
     if verdict is not None and verdict.outcome is Outcome.TIMED_OUT:
-        raise RendezvousTimeoutError(wording.text_of(verdict.decision))
+        is_unknown = verdict.decision.kind is DecisionKind.OUTCOME_UNKNOWN
+        topic = "the-outcome-of-the-job-is-unknown" if is_unknown else None
+        raise RendezvousTimeoutError(wording.text_of(verdict.decision), topic=topic)
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
-        raise RendezvousError(wording.text_of(verdict.decision))
+        raise RendezvousError(wording.text_of(verdict.decision), topic="node-ranks-do-not-fit-together")
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
     cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.exits.failed.items()})

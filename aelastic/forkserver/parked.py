@@ -109,7 +109,7 @@ class Parked:
                 if (message := said_by(self._gate)) is not None:
                     return message
                 break
-        raise NoAnswerError(f"{'a forked process' if self.pid else 'the fork server'} does not answer")
+        raise NoAnswerError(f"{'a parked process' if self.pid else 'the template'} does not answer")
 
     async def end(self) -> None:
         """Ends it, wherever it is, and takes its status; one that survives SIGKILL is left behind."""

@@ -67,7 +67,7 @@ _LINES: Mapping[str, tuple[str, ...]] = {
             "read its state; use --secret-file"
         ),
     ),
-    "the-job-is-not-restarted": ("not restarted: %s%s",),
+    "the-job-is-not-restarted": ("not restarting: %s%s",),
     "the-job-runs-through-the-rendezvous-of-torch": (
         (
             "could not empty the workers' store, so restarted workers may fail: the TCPStore of this torch cannot "
@@ -81,7 +81,7 @@ _LINES: Mapping[str, tuple[str, ...]] = {
     "the-store-of-the-workers-cannot-be-served": (
         "%s; no store is served until the next round: %d starts have failed",
     ),
-    "the-store-was-restarted": ("%s; it replaced the record of this leader, which registers again",),
+    "the-store-was-restarted": ("%s: another program wrote over the record of this leader: registering it again",),
     "this-node-lost-all-others": (
         "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over",
     ),

@@ -194,7 +194,7 @@ class LogLines(Observer):
             case ev.Announced("saving", words):
                 _log.warning("%s: %s", words, event.where)
             case ev.Announced("refused" | "called off" as what, words):
-                _log.warning("notice %s: %s", what, words or "workers go on")
+                _log.warning("notice %s: %s", what, words or "workers continue")
             case ev.Announced("leaving", words):
                 _log.info("leaving: %s", words)
             case ev.WorkerEnded(failure=failure) if failure is not None:

@@ -30,7 +30,7 @@ _NOT_READY: dict[Phase, str] = {
     Phase.SPAWNING: "workers are being started",
     Phase.CANCELLING: "workers are being stopped",
     Phase.STOPPING: "workers are being stopped",
-    Phase.AWAITING: "a worker failed; waiting for the coordinator's decision",
+    Phase.AWAITING: "a worker failed; waiting for the leader's decision",
     Phase.BARRIER: "the workers of this node have succeeded; those of other nodes run",
     Phase.DONE: "the job is over",
 }

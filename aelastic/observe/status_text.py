@@ -100,7 +100,7 @@ class StatusText:
             case Phase.AWAITING:
                 return (
                     self._why().removeprefix(": ") or "a worker failed",
-                    self._of.waited or "waiting for the coordinator's decision",
+                    self._of.waited or "waiting for the leader's decision",
                 )
             case Phase.BARRIER if self._of.formed is not None and self._of.formed.group_world_size == 1:
                 return ("done",)
@@ -189,7 +189,7 @@ class StatusText:
         if formed is not None:
             here += f" | group rank {formed.group_rank} of {formed.group_world_size}"
         if server is not None:
-            here += f" | fork server {server.pss_bytes >> 20} MiB, {server.parked} parked"
+            here += f" | template {server.pss_bytes >> 20} MiB, {server.parked} parked"
         return here
 
 

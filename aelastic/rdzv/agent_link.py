@@ -219,7 +219,7 @@ class AgentLink:
                 self._questions.discard(scope)
         if scope.cancelled_caught:
             chosen = self._election.chosen
-            answer = ev.BoardFailed("a coordinator was elected") if chosen is None else ev.BoardRead(chosen)
+            answer = ev.BoardFailed("a leader was elected") if chosen is None else ev.BoardRead(chosen)
         self._mailbox.post(answer)
 
     async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:

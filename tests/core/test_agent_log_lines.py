@@ -63,7 +63,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, COMPARED, FORMED, COMPARED], "W hang: 3 of 4 ranks wait"),
         ([*RUNNING, ev.Announced("saving", "n1 leaves", 8)], "W n1 leaves: all ranks save at call 8 of notice.due"),
         ([*RUNNING, ev.Announced("saving", "n1 leaves", 0)], "W n1 leaves: no call could be agreed"),
-        ([*RUNNING, ev.Announced("called off", "")], "W notice called off: workers go on"),
+        ([*RUNNING, ev.Announced("called off", "")], "W notice called off: workers continue"),
         ([*RUNNING, ev.Announced("refused", "no node n9")], "W notice refused: no node n9"),
         ([*RUNNING, ev.Announced("leaving", "n1 leaves")], "I leaving: n1 leaves"),
         ([*RUNNING, ev.Announced("answer", "n1 leaves")], ""),

@@ -175,9 +175,7 @@ def test_a_request_that_was_refused_with_the_connection_is_answered_and_not_repe
     story.hear(r.Answer("me-1", True, "host-me leaves within 60 s"))
     told = story.hear(m.Refused("Ask.target is odd", is_final=False))
     waiting, answer = [each.message for each in told if isinstance(each, ev.Deliver)]
-    assert waiting == m.Waiting(
-        "the coordinator refused a message of this node: Ask.target is odd", kind=m.WaitKind.LEADER
-    )
+    assert waiting == m.Waiting("the leader refused a message of this node: Ask.target is odd", kind=m.WaitKind.LEADER)
     assert answer == r.Answer("me-2", False, "Ask.target is odd")
     assert [each.ask_id for each in story.core.state.requests(story.now) if isinstance(each, r.Ask)] == ["me-1"]
 

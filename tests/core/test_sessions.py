@@ -47,7 +47,7 @@ from aelastic.rdzv.survivors.absent import RETURN_S
 def test_an_agent_that_has_not_read_the_board_may_try_again(token: str) -> None:
     term = Term()
     assert term.join("a", token=token) == refusal(
-        1, "this agent read an outdated coordinator entry; retrying", is_final=False
+        1, "this agent read an outdated record of the leader; retrying", is_final=False
     )
     assert term.coordinator.story == ()
 
@@ -75,7 +75,7 @@ def test_the_options_of_the_job_are_not_told_without_the_token() -> None:
     term = Term()
     conn = term.open("a")
     (said, _) = term.tell(ev.Received(conn, hello("a", token="x", terms=m.Terms("other", 9, 9, 9, 5.0))))
-    assert said.message == m.Refused("this agent read an outdated coordinator entry; retrying", False)
+    assert said.message == m.Refused("this agent read an outdated record of the leader; retrying", False)
 
 
 @pytest.mark.parametrize(

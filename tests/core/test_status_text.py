@@ -97,7 +97,7 @@ def test_a_failure_of_ours_is_named_while_the_others_are_stopped() -> None:
     text.run.tell(ev.WorkerEnded(1, 0, 2, "stopped"), 101.0)
     assert line(text).startswith("aelastic 7 s | stopping what workers left behind: rank 3 failed | ")
     text.run.tell(changed(Phase.AWAITING), 101.0)
-    assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for the coordinator's decision | ")
+    assert line(text).startswith("aelastic 7 s | rank 3 failed | waiting for the leader's decision | ")
 
 
 def test_a_restart_says_why_and_counts() -> None:
@@ -140,7 +140,7 @@ def test_a_picture_has_the_ranks_their_notes_and_the_last_failure() -> None:
         (2, 0, 41, "running", "no sign of life for 60 s"),
         (3, 1, 42, "running", ""),
     ]
-    assert picture.node == "run job on a | group rank 1 of 2 | fork server 3 MiB, 2 parked"
+    assert picture.node == "run job on a | group rank 1 of 2 | template 3 MiB, 2 parked"
     assert picture.failure == "last failure, 5 s ago: rank 3 on b: ValueError: boom"
     assert picture.took == "phases took: detect 0.0 s, stop 2.0 s, rendezvous 1.2 s"
 

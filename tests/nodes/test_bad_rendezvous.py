@@ -154,4 +154,4 @@ def assert_refused_as_nonsense(team: Team) -> None:
         assert len(said) <= 1, (nonsense[:80], said)
         assert all(isinstance(word, Refused) for word in said), (nonsense[:80], said)
     (refused,) = answer_to(port, hello(team))
-    assert refused == Refused("this agent read an outdated coordinator entry; retrying", is_final=False)
+    assert refused == Refused("this agent read an outdated record of the leader; retrying", is_final=False)

@@ -29,7 +29,7 @@ WORKS = """
 say("start", os.getpid(), restart)
 wait_for("go")
 """
-# In an agent: it looks at once, and leaves a byte for each look; by default, there is no time to save in.
+# In an agent: it looks at once, and leaves a byte for each look; by default, there is too short to save.
 LOOKS = """
 import os
 from aelastic.agent.requests import notice_sources

@@ -365,7 +365,7 @@ def test_a_program_speaks_to_its_job() -> None:
         await supervisor.restart("try")
         await again
         assert [each["round"]["generation"] for each in await supervisor.status()] == [2]
-        with pytest.raises(RequestError, match="no time to save in"):
+        with pytest.raises(RequestError, match="too short to save"):
             await supervisor.stop_job(at_save_s=0.1)
         await supervisor.stop_job("enough")
         result = await running

@@ -169,7 +169,7 @@ async def test_a_process_that_says_nothing_is_given_up_after_so_many_looks(
         return in_state(state)
 
     monkeypatch.setattr(proc_table, "process", look)
-    with pytest.raises(NoAnswerError, match="a forked process does not answer"):
+    with pytest.raises(NoAnswerError, match="a parked process does not answer"):
         await process.prepare(COMMAND, {})
     assert looks == [PID] * looks_max
 

@@ -35,7 +35,7 @@ from aelastic.rdzv.survivors.leadership import LeaderLease
 WAITING_TEXT_INTERVAL_S = 10.0
 # A renewal that a round waits for is asked for again so soon.
 RETRY_S = 0.25
-DISPLACED = "another agent is coordinator now"
+DISPLACED = "another agent leads the job now"
 
 
 class Phase(StrEnum):
@@ -143,7 +143,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 self.verdict.on_failed(now)
                 actions = []
             case ev.Resigned():
-                actions = self._step_down("the coordinator's agent is leaving", is_gone=True)
+                actions = self._step_down("the leader's agent is leaving", is_gone=True)
             case ev.DeadlinePassed():
                 actions = self._on_deadline_passed(now)
             case _:

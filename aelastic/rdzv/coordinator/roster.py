@@ -366,12 +366,18 @@ class RoundRules(Record):
         return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
 
     def gave_up(self, hosts: Sequence[str]) -> str:
-        return f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: going on without them"
+        return (
+            f"the workers of {some_of(hosts)} have not ended within {self.join_timeout_s:g} s: continuing without them"
+        )
 
     def refusal(self, ask: r.Ask) -> str:
         """Why what another node asks for is not done; empty if it is: what it wants to do itself always is."""
         is_own = ask.verb in {r.Verb.DRAIN, r.Verb.CANCEL} and ask.target in {"", ask.node_id}
-        return "" if self.remote_verbs or is_own else "the coordinator's node refuses it to others (--no-remote-verbs)"
+        return (
+            ""
+            if self.remote_verbs or is_own
+            else "the leader's node refuses requests from other nodes (--no-remote-verbs)"
+        )
 
     @property
     def least_left(self) -> int:

@@ -230,7 +230,7 @@ class Sessions:
     def _on_hello(self, conn: int, connection: Connection, hello: m.Hello, now: float) -> list[Action]:
         # JSON can spell half a surrogate pair, and any peer can send it.
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
-            reason = "this agent read an outdated coordinator entry; retrying"
+            reason = "this agent read an outdated record of the leader; retrying"
             return self._refuse(conn, reason, now, is_final=False)
         if objection := objection_to(hello, self.terms, self.epoch):
             return self._refuse(conn, objection, now)

@@ -172,7 +172,7 @@ class Member(Machine[Event, Action]):
             case ev.BoardRead(record):
                 return self._stop_if_given_up(record, now) + self._on_record(record, now)
             case ev.NotEligible():
-                self.search.blame("the coordinator has not started yet")
+                self.search.blame("the leader has not started yet")
             case ev.BoardFailed(reason):
                 self.search.blame(reason, is_of_board=True)
                 if self.record is not None and self.leader.may_reconnect(self.record):
@@ -190,7 +190,7 @@ class Member(Machine[Event, Action]):
         assert self.record is not None  # another agent may have been elected, or has to be
         if not self.leader.is_replaced(event.record, self.record, now):
             return self._stop_if_given_up(event.record, now)  # the leader is the same
-        self._lose_leader("the coordinator has changed", now)
+        self._lose_leader("the leader has changed", now)
         return [ev.Disconnect(), *self._on_record(event.record, now)]
 
     def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
@@ -271,7 +271,7 @@ class Member(Machine[Event, Action]):
                 self._lose_leader(reason, now)
                 return [*told, ev.Disconnect(), *self._pause(now)]
             case m.GivenUp():  # this node was suspended, or mute
-                self._lose_leader("the coordinator gave this node up: it was silent", now, is_lost=True)
+                self._lose_leader("the leader gave up this node, which was silent", now, is_lost=True)
                 return [ev.Disconnect(), *self._connect(record, now)]
             case m.Goodbye(reason, is_gone):
                 self._lose_leader(reason, now)
@@ -298,12 +298,12 @@ class Member(Machine[Event, Action]):
     def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
         """The coordinator does not read what this node has said: no request is repeated that may be the one."""
         refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
-        text = f"the coordinator refused a message of this node: {reason}"
+        text = f"the leader refused a message of this node: {reason}"
         return [m.Waiting(text, kind=m.WaitKind.LEADER), *refused]
 
     def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
         if welcome.epoch < self.leader.epoch:
-            self._lose_leader("a coordinator of an older epoch answered", now)
+            self._lose_leader("a leader of an older epoch answered", now)
             return [ev.Disconnect(), *self._pause(now)]
         self.state.on_welcome(is_new=self.leader.on_welcome(record, welcome.epoch, now))
         self.record = record = record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
@@ -337,7 +337,7 @@ class Member(Machine[Event, Action]):
 
     def _watch_leader(self, now: float) -> list[Action]:
         if now >= self.leader.silent_at:
-            self._lose_leader(f"the coordinator was silent for {self.leader.silence_s:g} s", now, is_lost=True)
+            self._lose_leader(f"the leader was silent for {self.leader.silence_s:g} s", now, is_lost=True)
             return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
         if self.phase is Phase.MEMBER and self.outbox.is_heartbeat_due(self.leader.lease_s, now):

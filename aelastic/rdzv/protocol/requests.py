@@ -121,7 +121,7 @@ class Notice(Record):
 
 
 # What a coordinator says that has just taken over: who asks again a moment later is told of more.
-STILL_COMING = "nodes have yet to find this coordinator"
+STILL_COMING = "nodes have yet to find this leader"
 
 
 ONE_NODE = "the job has one node, which cannot be cordoned"

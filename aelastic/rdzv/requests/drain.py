@@ -388,4 +388,4 @@ def _problem_of(deadline_s: float, instead: str) -> str:
     """Why nodes cannot save within that time; empty if they can."""
     if deadline_s > DEADLINE_MAX_S:
         return f"{deadline_s:g} s is too long: use {DEADLINE_MAX_S:,.0f} s at most"
-    return "" if deadline_s >= DEADLINE_MIN_S else f"{deadline_s:g} s is no time to save in: {instead}"
+    return "" if deadline_s >= DEADLINE_MIN_S else f"{deadline_s:g} s is too short to save: {instead}"

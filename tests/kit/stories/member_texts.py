@@ -25,7 +25,7 @@ from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED
 
 FOLDER = files.FOLDER / "member"
 SEATS = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))
-OUTDATED = "this agent read an outdated coordinator entry; retrying"
+OUTDATED = "this agent read an outdated record of the leader; retrying"
 
 
 class Told(texts.Told):
@@ -148,7 +148,7 @@ class Told(texts.Told):
             case [_, "refused", *_]:
                 return m.Refused("--nnodes is 2:3 here" if "final" in options else OUTDATED, "final" in options)
             case [_, "goodbye", *_]:
-                return m.Goodbye("another agent is coordinator now", "gone" in options)
+                return m.Goodbye("another agent leads the job now", "gone" in options)
             case [_, what, *_]:
                 others: dict[str, m.Downward] = {
                     "probe": m.Probe(), "given": m.GivenUp(), "succeeded": SUCCEEDED, "waiting": m.Waiting("for others"),
