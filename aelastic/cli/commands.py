@@ -86,6 +86,6 @@ def _help(words: Sequence[str], groups: Groups) -> int:
         say(text)
         return 0
     if name not in COMMANDS:
-        raise InputError(f"help: there is no command {words[0]}{did_you_mean(words[0], COMMANDS)}")
+        raise InputError(f"help: there is no command or topic {words[0]}{did_you_mean(words[0], COMMANDS)}")
     say_help(command_help(name))
     return 0

@@ -28,7 +28,7 @@ OPTIONS = [
     ("train", "there is no script or command train: did you mean train.py?"),
     ("restart.py", "script restart.py not found"),
     ("--standalone statsu", "script statsu not found"),
-    ("help statsu", "help: there is no command statsu: did you mean status?"),
+    ("help statsu", "help: there is no command or topic statsu: did you mean status?"),
     ("timeline nowhere", "nowhere: no such file or folder"),
     ("timeline", "timeline: the following arguments are required: LOGDIR (see aelastic timeline --help)"),
     ("-m no_such_module.part", "module no_such_module not found"),

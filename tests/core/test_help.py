@@ -186,8 +186,8 @@ def test_an_example_that_is_wrong_would_be_found(wrong: str) -> None:
 @pytest.mark.parametrize(
     "argv, words",
     [
-        ("help statsu", "help: there is no command statsu: did you mean status?"),
-        ("help xyz", "help: there is no command xyz"),
+        ("help statsu", "help: there is no command or topic statsu: did you mean status?"),
+        ("help xyz", "help: there is no command or topic xyz"),
         ("version now", "version: unrecognized arguments: now (see aelastic version --help)"),
         ("policy logs", "policy: argument explain: invalid choice: 'logs'"),
         ("policy", "policy: the following arguments are required: explain, EVENTS (see aelastic policy --help)"),

@@ -31,7 +31,9 @@ def contents(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-REFERS = re.compile(r"( \(see (python -m aelastic --help|docs/reference/\w+\.md)\)|see docs/\S+\.md)\n$")
+REFERS = re.compile(
+    r"( \(see (python -m aelastic --help|docs/reference/\w+\.md)\)|see docs/\S+\.md| \(help: [a-z0-9-]+\))\n$"
+)
 
 
 def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:

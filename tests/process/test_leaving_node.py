@@ -158,7 +158,7 @@ def test_workers_that_know_nothing_of_it_run_on_until_the_end(launch: Launcher) 
     job.signal(signal.SIGUSR1)
     assert job.wait() == EXIT_TRY_AGAIN, job.story
     assert "leaves within 1 s" in job.stderr
-    assert "; 1 of 1 nodes have not saved in time; all workers" in job.stderr, job.story
+    assert "; 1 of 1 nodes did not save in time; all workers" in job.stderr, job.story
 
 
 def test_a_failure_while_ranks_save_is_one(launch: Launcher) -> None:
