@@ -6,7 +6,6 @@ No back end is contacted.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,15 +30,8 @@ _NODE_RANK_VARIABLES = ("JOB_COMPLETION_INDEX", "SLURM_NODEID")
 _NODES_VARIABLES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
 # What to read when a scheduler's variable is wrong, by how its name begins.
 _PAGES = {"SLURM": "docs/how-to/slurm.md", "JOB": "docs/how-to/kubernetes.md"}
-# The options that an error is about, by the first of these words in it.
-_ENDPOINT = ("rdzv_endpoint", "master_addr", "master_port")
-_SUBJECTS = {
-    "endpoint": _ENDPOINT,
-    "setting": ("rdzv_conf",),
-    "password": ("rdzv_conf",),
-    "secret": ("secret_file",),
-    "nodes": ("nnodes", "rdzv_backend"),
-}
+# Options that decide together how the nodes meet.
+_TOGETHER = ("rdzv_backend", "rdzv_endpoint", "master_addr", "master_port", "rdzv_conf", "secret_file", "nnodes")
 
 
 def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, most: int) -> dict[str, Any]:
@@ -86,13 +78,12 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
 
             etcd_settings(settings)  # refuses what cannot work before anything is started
     except InputError as error:
-        # Several options decide this together: name those that are variables, and the page.
-        subject = re.search("|".join(_SUBJECTS), str(error))
-        variables = chosen.variables(*_SUBJECTS[subject[0]]) if subject else []
-        named = f"{' and '.join(variables)}: " if variables else ""
+        # One of them is wrong: name those that are set by variables, which a user does not see, and the page.
+        variables = chosen.variables(*_TOGETHER)
+        named = f" (set by variables: {', '.join(variables)})" if variables else ""
         if error.topic is not None:
-            raise InputError(f"{named}{error}", topic=error.topic) from None
-        raise InputError(f"{named}{error} (see docs/reference/rendezvous.md)") from None
+            raise InputError(f"{error}{named}", topic=error.topic) from None
+        raise InputError(f"{error}{named} (see docs/reference/rendezvous.md)") from None
     # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)

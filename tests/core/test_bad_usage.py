@@ -211,33 +211,52 @@ def test_a_bad_variable_is_named(
 
 
 @pytest.mark.parametrize(
-    "environ, said",
+    "environ, said, variables",
     [
         (
             {"PET_NODE_RANK": "2"},
             "PET_NODE_RANK=2: the node ranks of 2 nodes are 0 to 1 (see docs/reference/environment",
+            "",
         ),
-        ({"PET_NNODES": "2:4"}, "PET_NNODES: rendezvous static takes a fixed number of nodes"),
-        ({"PET_MASTER_ADDR": "http://n"}, "PET_MASTER_ADDR: rendezvous endpoint '[http://n]:29500': use HOST:PORT"),
+        (
+            {"PET_NNODES": "2:4"},
+            "rendezvous static takes a fixed number of nodes",
+            "PET_NNODES",
+        ),
+        (
+            {"PET_MASTER_ADDR": "http://n"},
+            "rendezvous endpoint '[http://n]:29500': use HOST:PORT",
+            "PET_MASTER_ADDR, PET_NNODES",
+        ),
         (
             {"PET_MASTER_ADDR": "n", "PET_MASTER_PORT": "0"},
-            "PET_MASTER_ADDR and PET_MASTER_PORT: rendezvous endpoint n:0",
+            "rendezvous endpoint n:0",
+            "PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES",
         ),
-        ({"PET_RDZV_CONF": "timeout=abc"}, "PET_RDZV_CONF: rendezvous setting timeout=abc: use a number above 0"),
-        ({**ETCD, "PET_RDZV_CONF": "user=u"}, "PET_RDZV_CONF: rendezvous setting user=u without a password"),
+        (
+            {"PET_RDZV_CONF": "timeout=abc"},
+            "rendezvous setting timeout=abc: use a number above 0",
+            "PET_RDZV_CONF, PET_NNODES",
+        ),
         (
             {**ETCD, "PET_RDZV_CONF": "user=u,password_file=/none"},
-            "PET_RDZV_CONF: rendezvous setting password_file=/none: No such file or directory (see docs/reference/rend",
+            "rendezvous setting password_file=/none: No such file or directory",
+            "PET_RDZV_BACKEND, PET_RDZV_ENDPOINT, PET_RDZV_CONF, PET_NNODES",
         ),
-        ({**ETCD, "PET_RDZV_ENDPOINT": "u:p4ss@n"}, "PET_RDZV_ENDPOINT: an etcd endpoint contains a user"),
     ],
 )
 def test_what_variables_say_together_is_refused_by_their_names(
-    assert_refused: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], said: str
+    assert_refused: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
+    said: str,
+    variables: str,
 ) -> None:
     for name, value in {"PET_NNODES": "2", **environ}.items():
         monkeypatch.setenv(name, value)
     assert_refused("train.py", f"aelastic: error: {said}")
+    if variables:
+        assert_refused("train.py", f" (set by variables: {variables}) ")
 
 
 @pytest.mark.parametrize(
