@@ -1,0 +1,67 @@
+"""How pages and help read: phrases that mark a sentence as translated, and sentences that are too long.
+
+A phrase that is right where it stands counts as well: there is room for a few.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sources import ROOT
+
+PHRASES_MAX = 61  # in all of what users read; 612 were there once
+WORDS_MAX = 35  # of a sentence
+READ = [
+    *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
+    *(page for page in ROOT.glob("docs/**/*.md") if not {"adr", "development"} & {*page.relative_to(ROOT).parts}),
+    *ROOT.glob("aelastic/cli/**/*.py"),
+]
+# Each with what to write instead.
+PHRASES = {
+    r"\bin (?:the|its|their) place(?: of)?\b": "instead of; replaces it",
+    r"(?<!there )\b(?:is|are|was|were) no (?!longer)[a-z]": "is not a …",
+    r", too\b": "also; as well",
+    r"\b(?:says?|said) (?:so|what|which|how|why|where|whether|who|when|it)\b": "prints, reports, names, tells you",
+    r"\b(?:is|are|was|were|be) (?:told|said)\b": "is notified; is logged; reports",
+    r"\b(?:hears?|heard)\b": "receives; is notified; learns",
+    r"\bso (?:much|many|long)\b": "this much; that long; at most N",
+    r"\b(?:go|goes|going|went) on\b": "continue, resume, keep running",
+    r"\b(?:is|are) to (?:be|have|go|stop|start|come|leave|do|take)\b": "must; will; should",
+    r"\bcounts? (?:as|for)\b": "is treated as; is ignored",
+    r"\banew\b|\bfor ever\b|\ball the same\b|\bmend(?:s|ed|ing)?\b": "again; forever; anyway; fix",
+    r"\b[Ww]hoever\b|[:;,] who has\b": "anyone who; agents without",
+    r"(?:^|[.:;|(] ?)Of (?:each|all|what|a|the|several|these|those|two|many|such)\b|\b[Ww]ithout,": "put the subject first",
+    r"(?:^|[.;|] )What [a-z' ]+ (?:is|was|has|goes|stays|stands|comes|had|did|does)\b": "name the thing",
+    r"\bhas (?:a|an|the|it|all|each) [a-z ]{0,20}(?:have|leave|save|start|be|become)\b|\bHas it\b": "makes or lets X verb",
+    r"\basked for\b": "requested; on request",
+    r"\bthere (?:is|are) none\b|\bthat there (?:is|are)\b": "if any; without one",
+    r"\bas [a-z' `]+ (?:has|have) it\b": "as in X; following X",
+    r"\bby (?:what|that)\b": "from; using; because of",
+    r"\b(?:stands|stand) (?:in|at|above|below|for|first|beside|between|there|on)\b": "is; appears",
+}
+CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+MARKUP = re.compile(r"\]\([^)]*\)|<[^>]+>")  # links' targets, HTML
+PARTS = re.compile(r"\n\s*\n|\n(?=\s*[-*] |\s*\d+\. |#|\|)|\|")  # paragraphs, items of lists, cells of tables
+ENDS = re.compile(r"(?<=[.!?:;])\s+")
+
+
+def found(path: Path) -> Iterator[str]:
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        for pattern, instead in PHRASES.items():
+            for match in re.finditer(pattern, line):
+                yield f"{path.relative_to(ROOT)}:{number}: “{match[0].strip()}” (write: {instead})"
+
+
+def test_few_phrases_sound_translated() -> None:
+    matches = [each for path in READ for each in found(path)]
+    assert len(READ) > 50 and len(matches) <= PHRASES_MAX, "\n".join([*matches, f"{len(matches)} in all"])
+
+
+@pytest.mark.parametrize("page", [path for path in READ if path.suffix == ".md"], ids=lambda path: path.stem)
+def test_no_sentence_is_long(page: Path) -> None:
+    prose = MARKUP.sub("]", CODE.sub("\n\n", page.read_text()))
+    sentences = [sentence for part in PARTS.split(prose) for sentence in ENDS.split(" ".join(part.split()))]
+    assert [sentence for sentence in sentences if len(sentence.split()) > WORDS_MAX] == []
