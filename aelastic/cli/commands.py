@@ -10,8 +10,8 @@ from aelastic.cli.help import command_help, short_help
 from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
-from aelastic.help.topics import entry
 from aelastic.manual.parsing import parser_of
+from aelastic.manual.topics import entry
 from aelastic.ui.commands import say, say_help
 
 

@@ -46,8 +46,8 @@ from aelastic.errors import (
     get_error_handler,
 )
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.help.topics import with_topic
 from aelastic.host.usage import shortage_of
+from aelastic.manual.topics import with_topic
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -19,7 +19,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from aelastic.help.topics import HelpfulFormatter
+from aelastic.manual.topics import HelpfulFormatter
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop

@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 # a module that stands on another floor than the rest of its folder.
 FLOORS = (
     ("core.record", "host.files", "host.signals"),
-    ("host", "failures", "health_check_server", "help"),
+    ("host", "failures", "health_check_server"),
     ("aio",),
     ("errors",),
     ("core",),

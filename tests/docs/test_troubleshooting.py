@@ -10,8 +10,8 @@ import pytest
 from sources import ROOT, Source, package
 from troubleshooting_page import PAGE, entries
 
-from aelastic.help.topics import TOPICS, topics
-from aelastic.help.topics import entry as entry_of
+from aelastic.manual.topics import TOPICS, topics
+from aelastic.manual.topics import entry as entry_of
 
 ENVIRONMENT = ROOT / "docs/reference/environment.md"
 VARIABLE = re.compile(
@@ -69,7 +69,7 @@ def test_each_message_with_a_topic_is_in_the_entry_of_that_topic() -> None:
 
 def test_each_message_with_a_topic_is_logged_just_so() -> None:
     constants = {
-        node.value for module in package() if module.name != "aelastic.help.topics" for node in module.nodes
+        node.value for module in package() if module.name != "aelastic.manual.topics" for node in module.nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }  # fmt: skip
     assert TOPICS.keys() - constants == set()

@@ -122,7 +122,7 @@ def entry(topic: str) -> str | None:
 def _entries() -> Mapping[str, str]:
     from importlib.resources import files
 
-    text = files("aelastic.help").joinpath("topics.md").read_text(encoding="utf-8")
+    text = files("aelastic.manual").joinpath("topics.md").read_text(encoding="utf-8")
     parts = [part.partition("\n") for part in text.split("\n# ")[1:]]
     return {topic: body.strip() for topic, _, body in parts}
 
