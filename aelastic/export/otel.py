@@ -151,8 +151,8 @@ class _Spans:
                 self._note("noticed", {"rank": rank, "by": by, "reason": reason}, now)
             case ev.Compared(_, text, odd):
                 self._note("compared", {"reason": text, "ranks": odd}, now)
-            case ev.Restarting(cause, reason, count) if self._restart is None:
-                named = {"cause": cause, "reason": reason, "restart_count": count}
+            case ev.Restarting() if self._restart is None:
+                named = {"cause": event.cause, "reason": event.reason, "restart_count": event.restart_count}
                 begins = now if self._failed_at is None else self._failed_at
                 self._restart = self._start("restart", self._run, begins, named)
             case ev.WorkersStarted():

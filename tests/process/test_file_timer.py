@@ -292,9 +292,9 @@ async def test_lines_that_are_no_timers_are_logged_once_of_each_kind_and_the_oth
         await kennel.wait_found()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(said) == 3
-    assert "it is not a timer: 'nonsense'" in said[0]
-    assert f"it is longer than {LINE_BYTES_MAX} bytes: 'xxx" in said[1]
-    assert "it is from a process that no worker of this agent started: pid 1" in said[2]
+    assert "as it is not a timer (" in said[0] and said[0].endswith("): 'nonsense'")
+    assert f"as it is longer than {LINE_BYTES_MAX} bytes (" in said[1] and "): 'xxx" in said[1]
+    assert "as it is from a process that no worker of this agent started (" in said[2] and said[2].endswith("): pid 1")
     assert all(len(line) < 400 for line in said)
 
 

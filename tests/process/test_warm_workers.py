@@ -661,7 +661,7 @@ def test_a_restart_is_never_lost_with_the_fork_server_and_nothing_outlives_a_kil
     restart(job, last - 1)  # what was parked is used up, and the fork server does not answer
     job.wait_line("up", 2 * (last + 1))
     wait_for("another fork server has parked", lambda: len(parked(job)) == 2)
-    assert "W --preload: the fork server does not answer; workers 0, 1 start cold" in job.stderr
+    assert "W --preload: the template does not answer; workers 0, 1 start cold" in job.stderr
     started = Counter(tuple(line.split()[2:]) for line in job.lines)
     # What is parked outlives its server; where it is what was hurt, the next workers start cold.
     warm = {0: True, 1: True, 2: False, 3: False, 4: True}
