@@ -2,7 +2,7 @@
 
     python benchmarks/plot_goodput.py [FILE.json] [--to docs/goodput.png]
 
-Needs matplotlib (`pip install aelastic[report]`).  Without a file it takes the newest of `benchmarks/results/`.
+Needs matplotlib (`pip install matplotlib`).  Without a file it takes the newest of `benchmarks/results/`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> int:
     try:
         draw(json.loads(source.read_text()), options.to)
     except ModuleNotFoundError as error:
-        parser.error(f"{error.name} is not installed; try: pip install aelastic[report]")
+        parser.error(f"{error.name} is not installed; try: pip install matplotlib")
     print(f"written to {options.to}, of {source}")
     return 0
 

@@ -41,9 +41,7 @@ def completion_of(parser: argparse.ArgumentParser, shell: str) -> str:
     try:
         import shtab  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
-        raise InputError(
-            f"--print-completion {shell}: shtab is not installed: pip install aelastic[completion]"
-        ) from None
+        raise InputError(f"--print-completion {shell}: shtab is not installed: pip install shtab") from None
     if shell not in shtab.SUPPORTED_SHELLS:
         raise InputError(f"--print-completion {shell}: this shtab cannot: pip install --upgrade shtab")
     for action in parser._actions:  # noqa: SLF001  there is no other way to ask

@@ -212,7 +212,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "shell completion": (
         _silent("--print-completion", one_of(*COMPLETION_SHELLS), "SHELL",
             f"print a completion script for a shell ({', '.join(COMPLETION_SHELLS)}) and exit; "
-            "needs aelastic[completion]"),
+            "needs shtab"),
     ),
     "several nodes (aelastic only)": (
         _own("--secret-file", str, None, "PATH",
@@ -287,7 +287,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             r"e.g. 'step (\d+)/(\d+)'"),
         _own("--ui", one_of("auto", "line", "view", "off"), "auto", "KIND",
             "what a terminal shows below the output: line, the state of the job; view, also its ranks (needs "
-            "aelastic[ui]); off; auto, a line unless CI or NO_COLOR is set"),
+            "rich); off; auto, a line unless CI or NO_COLOR is set"),
         _own("--keep-log-size", read_size, None, "SIZE",
             "keep only about the last SIZE of each worker log file, e.g. 500M or 2G (default: everything)",
             field="log_max_bytes"),

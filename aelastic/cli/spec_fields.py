@@ -150,7 +150,7 @@ def ui_of(chosen: Settings) -> Any:
         from importlib.util import find_spec
 
         if find_spec("rich") is None:
-            raise InputError(f"{chosen.source('ui')}: rich is not installed: pip install aelastic[ui], or use line")
+            raise InputError(f"{chosen.source('ui')}: rich is not installed: pip install rich, or use line")
     return chosen["ui"]
 
 

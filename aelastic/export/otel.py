@@ -1,4 +1,4 @@
-"""Rounds and restarts as OpenTelemetry traces (`pip install aelastic[otel]`), sent by OTLP over HTTP.
+"""Rounds and restarts as OpenTelemetry traces (the extra `otel`), sent by OTLP over HTTP.
 
 One trace for a run, on all of its nodes: its id follows from the run id.  Each node has a span `run`; in it one for
 each round, with the phases of that round, and one for each restart, from the first worker's end until all run again.

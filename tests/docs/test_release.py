@@ -25,6 +25,12 @@ import os, sys, aelastic
 sys.stdout.write(f"{aelastic.__file__} {os.environ['RANK']}\\n")
 """
 VERSION = re.compile(r"aelastic (\S+) \(torch (\S+|not installed), Python \d+\.\d+\.\d+\)\n")
+# A command that takes the package from an index.  Nothing that users read has one before the first release is there;
+# docs/development/release.md says what changes then.
+FROM_THE_INDEX = re.compile(
+    r"\b(?:pip3?|pipx|uv|poetry|pdm) (?:install|add|run|tool install|pip install)\b[^\n`]*?(?<![\w./=-])aelastic(?![\w./*-])[^\n`]*"
+)
+A_LOCAL_INDEX = re.compile(r"--index-url http://(?:127\.0\.0\.1|localhost)\b|--find-links\b")
 IMPORTED = {"py-spy": "py_spy", "prometheus-client": "prometheus_client"}
 
 
@@ -98,6 +104,37 @@ def test_the_wheel_installs_alone_and_runs_a_job(packages: tuple[Path, Path], tm
 def test_the_version_names_torchs_and_pythons() -> None:
     found = VERSION.fullmatch(run(sys.executable, "-m", "aelastic", "--version", cwd=ROOT))
     assert found and re.match(r"\d+\.\d+", found[1]) and re.match(r"\d+\.\d+", found[2])
+
+
+def promises(text: str) -> list[str]:
+    return [found[0] for found in FROM_THE_INDEX.finditer(text) if not A_LOCAL_INDEX.search(found[0])]
+
+
+def test_no_page_message_or_recipe_promises_a_package_that_is_not_published() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.*")]
+    programs = [path for folder in ("aelastic", "benchmarks", "deploy", "examples") for path in ROOT.glob(f"{folder}/**/*")]
+    texts = {path: path.read_text(errors="replace") for path in [*pages, *programs] if path.is_file()}
+    assert len(texts) > 200
+    found = {str(path.relative_to(ROOT)): said for path, text in texts.items() if (said := promises(text))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "command, is_one",
+    [
+        ("pip install aelastic", True),
+        ("python -m pip install --upgrade 'aelastic[ui]'", True),
+        ("uv add aelastic", True),
+        ("uv pip install aelastic==0.1.0", True),
+        ("pip install '.[ui]'", False),
+        ("pip install dist/aelastic-0.1.0-py3-none-any.whl", False),
+        ("pip install wheels/aelastic-*.whl", False),
+        ("pip install --index-url http://127.0.0.1:8000/simple aelastic", False),
+        ("pip install rich", False),
+    ],
+)
+def test_a_promise_is_a_command_that_asks_an_index_for_the_package(command: str, is_one: bool) -> None:
+    assert bool(promises(f"Run `{command}` first.")) == is_one
 
 
 def test_workflows_and_hooks_call_verbs_that_exist_and_no_others() -> None:

@@ -135,7 +135,7 @@ def test_completion_without_shtab_names_what_to_install(folder: Path) -> None:
     (folder / "without").mkdir()
     (folder / "without" / "shtab.py").write_text("raise ImportError")
     python_path = f"{folder / 'without'}:{ROOT}"
-    said = "--print-completion zsh: shtab is not installed: pip install aelastic[completion]"
+    said = "--print-completion zsh: shtab is not installed: pip install shtab"
     run = aelastic(folder, "--print-completion", "zsh", PYTHONPATH=python_path)
     assert (run.returncode, run.stdout) == (2, "")
     assert said in run.stderr

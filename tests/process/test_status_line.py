@@ -324,6 +324,6 @@ def test_a_view_without_rich_is_refused_in_one_line(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     script = tmp_path / "train.py"
     script.touch()
-    with pytest.raises(InputError, match=r"--ui view: rich is not installed: pip install aelastic\[ui\], or use line"):
+    with pytest.raises(InputError, match=r"--ui view: rich is not installed: pip install rich, or use line"):
         parse(["--ui=view", str(script)], {})
     assert parse(["--ui=line", str(script)], {}).ui == "line"
