@@ -43,7 +43,11 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
         (b"[1]\n", "a request is a JSON object in one line"),
         (b"\xff\n", "a request is a JSON object in one line"),
         (b"[" * (LINE_BYTES_MAX - 1) + b"\n", "a request is a JSON object in one line"),
-        (b'{"verb": %s1%s}\n' % (b"[" * 20_000, b"]" * 20_000), "a request is a JSON object in one line"),
+        # Python 3.14 reads what nests that deep, as far as its stack allows.
+        (
+            b'{"verb": %s1%s}\n' % (b"[" * 20_000, b"]" * 20_000),
+            ("a request is a JSON object in one line", "verb is [[[["),
+        ),
         (b'{"verb": %s}\n' % (b"9" * 9000), "a request is a JSON object in one line"),
         (line(), "verb is '': use one of here, status, stacks, why, logs, drain, "),
         (line(verb="explode"), "verb is 'explode': use one of "),
@@ -60,7 +64,7 @@ def test_earlier_names_of_cordon_and_uncordon_are_taken() -> None:
         (line(verb="stop", at_save="yes"), "at_save is 'yes': use true or false"),
     ],
 )
-def test_what_is_none_says_in_one_line_why(said: bytes, why: str) -> None:
+def test_what_is_none_says_in_one_line_why(said: bytes, why: str | tuple[str, ...]) -> None:
     with pytest.raises(CommandError) as caught:
         command_of(said)
     told = str(caught.value)

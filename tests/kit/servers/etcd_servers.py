@@ -247,11 +247,16 @@ def make_certificates(folder: Path) -> Path:
     if shutil.which("openssl") is None:
         missing("no openssl here", "ETCD")
     new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    no_ca = ("basicConstraints=CA:FALSE",)  # openssl's own settings say the contrary, which Python refuses since 3.13
     for name, issuer, extensions in (
         ("ca", "", ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")),
         ("other-ca", "", ("basicConstraints=critical,CA:TRUE", "keyUsage=critical,keyCertSign,cRLSign")),
-        ("server", "ca", ("subjectAltName=IP:127.0.0.1,DNS:localhost", "extendedKeyUsage=serverAuth,clientAuth")),
-        ("client", "ca", ("extendedKeyUsage=clientAuth",)),
+        (
+            "server",
+            "ca",
+            (*no_ca, "subjectAltName=IP:127.0.0.1,DNS:localhost", "extendedKeyUsage=serverAuth,clientAuth"),
+        ),
+        ("client", "ca", (*no_ca, "extendedKeyUsage=clientAuth")),
     ):
         signed = ["-CA", f"{issuer}.pem", "-CAkey", f"{issuer}.key"] if issuer else []
         subject = ["-subj", f"/O=test/OU={name}" if name == "client" else f"/O=test/CN={name}"]
