@@ -19,7 +19,7 @@ QUIET_RINGS := tests/core tests/property tests/simulation tests/shell
 RELEASE_TOOLS := build/release/.installed
 CROWDED := build/crowded/.installed
 
-.PHONY: help demo demo-elastic demo-any-host pictures test-core test test-all stress mutants stories crowded soak coverage matrix lint types docs dist sbom bench bench-goodput clean
+.PHONY: help demo demo-elastic demo-any-host pictures test-core test test-all stress mutants stories crowded soak coverage matrix lint types docs site dist sbom image bench bench-goodput clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r verb what; do \
@@ -82,15 +82,32 @@ docs: $(INSTALLED)  ## write the pages that come from the code, and build the si
 	$(BIN)/python tools/generate_docs.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict $(ARGS)
 
+site: $(INSTALLED)  ## add the site of this version, such as 0.1, to the branch gh-pages (ARGS=--push pushes it)
+	NO_MKDOCS_2_WARNING=1 DOCS_VERSIONS=mike PATH=$(CURDIR)/$(BIN):$$PATH \
+		mike deploy --update-aliases $$($(BIN)/python -m hatchling version | cut -d. -f1,2) latest $(ARGS)
+	PATH=$(CURDIR)/$(BIN):$$PATH mike set-default latest $(ARGS)
+
 dist: $(RELEASE_TOOLS)  ## build wheel and source distribution in dist/, and check them
 	rm -rf dist
 	build/release/bin/python -m build --quiet
 	build/release/bin/twine check --strict dist/*
 
-sbom: dist  ## list what an installation of the wheel brings along, in build/sbom.cdx.json (CycloneDX)
-	rm -rf build/sbom && $(PYTHON) -m venv build/sbom
-	build/sbom/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+sbom: $(RELEASE_TOOLS)  ## list what an installation of the wheel brings along, in build/sbom.cdx.json (CycloneDX)
+	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) dist
+	rm -rf build/sbom && $(PYTHON) -m venv --without-pip build/sbom
+	build/release/bin/pip --python build/sbom/bin/python install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
 	build/release/bin/cyclonedx-py environment --output-reproducible -o build/sbom.cdx.json build/sbom/bin/python
+
+DOCKER ?= docker
+BASE ?= python:3.13-slim
+
+image: $(RELEASE_TOOLS)  ## build the container image aelastic:VERSION, and run two workers in it (DOCKER=podman, BASE=pytorch/pytorch)
+	@set -e; version=$$(build/release/bin/hatchling version); image=aelastic:$$(echo $$version | tr + -); \
+	$(DOCKER) build -f deploy/docker/Dockerfile --build-arg BASE=$(BASE) --build-arg VERSION=$$version \
+		--build-arg PIP_EXTRA_INDEX_URL -t $$image .; \
+	$(DOCKER) run --rm $$image --version; \
+	$(DOCKER) run --rm --read-only --tmpfs /tmp --cap-drop ALL $$image --standalone --nproc-per-node 2 --no-python \
+		sh -c 'echo "rank $$RANK of $$WORLD_SIZE"'
 
 bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures go to benchmarks/results/
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
@@ -109,9 +126,9 @@ $(CROWDED): $(INSTALLED) tests/crowded/image.txt
 	build/crowded/image/bin/python -m pip install --quiet --disable-pip-version-check --no-deps typing_extensions==4.10.0  # an old one
 	@touch $@
 
-$(RELEASE_TOOLS):
+$(RELEASE_TOOLS): Makefile
 	$(PYTHON) -m venv build/release
-	build/release/bin/pip install --quiet --disable-pip-version-check build cyclonedx-bom twine
+	build/release/bin/pip install --quiet --disable-pip-version-check build cyclonedx-bom hatch-vcs hatchling twine
 	@touch $@
 
 clean:  ## remove what was made here: .venv, caches, builds
