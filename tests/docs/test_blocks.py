@@ -265,6 +265,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(),
     ],
     "CONTRIBUTING.md": [Checked("these are the tests", verbs), Run(*FLAG), Run(*EVENT)],
+    "docs/development/release.md": [
+        Checked("these are the tests", verbs),
+        Checked("needs the network; tests/docs/test_release.py installs from a local index", verbs),
+    ],
     "docs/index.md": [Run()],
     "docs/explanation/restarts.md": [Checked("lines of a log", said)],
     "docs/how-to/caches.md": [Run()],

@@ -1,22 +1,33 @@
-"""What a release consists of: packages that are complete and install alone, workflows that call verbs that exist."""
+"""What a release consists of: packages that are complete and install from an index, workflows that call verbs that exist."""
 
 from __future__ import annotations
 
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import tomllib
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import matrix
 import pytest
 from packaging.metadata import Metadata
 from packaging.requirements import Requirement
+from packaging.version import Version
 from sources import ROOT, package
+
+yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # A line is written at once: the workers share a pipe.
@@ -32,6 +43,10 @@ FROM_THE_INDEX = re.compile(
 )
 A_LOCAL_INDEX = re.compile(r"--index-url http://(?:127\.0\.0\.1|localhost)\b|--find-links\b")
 IMPORTED = {"py-spy": "py_spy", "prometheus-client": "prometheus_client"}
+
+
+WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
+PINNED = re.compile(r"uses: ([\w/.-]+)@([0-9a-f]{40}) # (v\d+\.\d+\.\d+)\b")
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
@@ -83,22 +98,88 @@ def test_the_packages_are_complete_and_their_metadata_is_valid(packages: tuple[P
     assert needed <= held and not {name for name in held if ".venv" in name or name.startswith("build/")}
 
 
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None: ...
+
+
+@contextmanager
+def local_index(folder: Path, *files: Path) -> Iterator[str]:
+    """A package index as anyone can make one: a folder for each project, served as it is."""
+    project = folder / "simple" / "aelastic"
+    project.mkdir(parents=True)
+    for file in files:
+        shutil.copy(file, project)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple"
+        finally:
+            server.shutdown()
+
+
 @pytest.mark.long
 @pytest.mark.all
-def test_the_wheel_installs_alone_and_runs_a_job(packages: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
+    packages: tuple[Path, Path], tmp_path: Path
+) -> None:
     run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
     python = tmp_path / "venv/bin/python"
-    run(python, "-m", "pip", "install", "--no-deps", "--no-index", "--quiet", packages[1], cwd=tmp_path)
-    installed = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path))
-    assert installed and installed[2] == "not installed" and packages[1].name.startswith(f"aelastic-{installed[1]}-")
-
-    # Its dependencies, torch among them, are lent by this environment; nothing else of it is seen first.
-    lent = [path for path in sys.path if path.endswith("site-packages") and (Path(path) / "torch").exists()]
     (home,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (home / "lent.pth").write_text("\n".join(lent) + "\n")
     (tmp_path / "hello.py").write_text(SCRIPT)
-    told = run(python, "-m", "aelastic", "--nproc-per-node", "2", "hello.py", cwd=tmp_path)
-    assert sorted(told.splitlines()) == [f"{home}/aelastic/__init__.py {rank}" for rank in (0, 1)]
+    nothing_else = {
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_FIND_LINKS": "",
+        "PIP_EXTRA_INDEX_URL": "",
+        "no_proxy": "127.0.0.1",
+    }
+
+    def install(index: str, *options: str) -> None:
+        words = (
+            "--index-url",
+            index,
+            "--no-deps",
+            "--no-cache-dir",
+            "--quiet",
+            "--force-reinstall",
+            *options,
+            "aelastic",
+        )
+        run(python, "-m", "pip", "install", *words, cwd=tmp_path, **nothing_else)
+
+    with local_index(tmp_path, *packages) as index:
+        install(index)
+        installed = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path))
+        assert installed and installed[2] == "not installed"
+        assert packages[1].name.startswith(f"aelastic-{installed[1]}-")
+
+        # Its dependencies, torch among them, are lent by this environment; nothing else of it is seen first.
+        lent = [path for path in sys.path if path.endswith("site-packages") and (Path(path) / "torch").exists()]
+        (home / "lent.pth").write_text("\n".join(lent) + "\n")
+        job = (python, "-m", "aelastic", "--nproc-per-node", "2", "hello.py")
+        ranks = [f"{home}/aelastic/__init__.py {rank}" for rank in (0, 1)]
+        assert sorted(run(*job, cwd=tmp_path).splitlines()) == ranks
+
+        install(index, "--no-binary", "aelastic", "--no-build-isolation")
+        again = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path))
+        assert again and again[1] == installed[1]
+        assert sorted(run(*job, cwd=tmp_path).splitlines()) == ranks
+
+
+def test_the_version_is_that_of_the_nearest_tag(tmp_path: Path) -> None:
+    if find_spec("hatch_vcs") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs hatch-vcs, and a clone: this is no clone")
+
+    def git(*words: str) -> str:
+        return run("git", "-c", "user.name=t", "-c", "user.email=t@localhost", *words, cwd=tmp_path / "clone")
+
+    def version() -> str:
+        return run(sys.executable, "-m", "hatchling", "version", cwd=tmp_path / "clone").strip()
+
+    run("git", "clone", "--quiet", "--shared", ROOT, tmp_path / "clone", cwd=tmp_path)
+    git("tag", "--annotate", "v0.1.0", "--message", "aelastic 0.1.0", "--force")
+    assert version() == "0.1.0"
+    git("commit", "--quiet", "--allow-empty", "--message", "the next change")
+    assert re.fullmatch(r"0\.1\.1\.dev1\+g[0-9a-f]+", version())
 
 
 def test_the_version_names_torchs_and_pythons() -> None:
@@ -112,8 +193,14 @@ def promises(text: str) -> list[str]:
 
 def test_no_page_message_or_recipe_promises_a_package_that_is_not_published() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob(".github/**/*.*")]
-    programs = [path for folder in ("aelastic", "benchmarks", "deploy", "examples") for path in ROOT.glob(f"{folder}/**/*")]
-    texts = {path: path.read_text(errors="replace") for path in [*pages, *programs] if path.is_file()}
+    programs = [
+        path for folder in ("aelastic", "benchmarks", "deploy", "examples") for path in ROOT.glob(f"{folder}/**/*")
+    ]
+    texts = {
+        path: path.read_text(errors="replace")
+        for path in [*pages, *programs]
+        if path.is_file() and path.suffix != ".pyc"
+    }
     assert len(texts) > 200
     found = {str(path.relative_to(ROOT)): said for path, text in texts.items() if (said := promises(text))}
     assert found == {}
@@ -137,12 +224,49 @@ def test_a_promise_is_a_command_that_asks_an_index_for_the_package(command: str,
     assert bool(promises(f"Run `{command}` first.")) == is_one
 
 
+def jobs(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / f".github/workflows/{name}.yml").read_text())["jobs"]
+    return found
+
+
 def test_workflows_and_hooks_call_verbs_that_exist_and_no_others() -> None:
     verbs = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    files = [*ROOT.glob(".github/workflows/*.yml"), ROOT / ".pre-commit-config.yaml"]
+    files = [*WORKFLOWS, ROOT / ".pre-commit-config.yaml"]
     called = {(file.name, line) for file in files for line in re.findall(r"(?:run|entry): ([^\n,]+)", file.read_text())}
     assert len(called) > 9
-    assert {each for each in called if each[1] != ".ci/run" and each[1].removeprefix("make ") not in verbs} == set()
+    others = {".ci/run", ".ci/run test-all"}
+    unknown = {
+        each
+        for each in called
+        if each[1] not in others and re.sub(r"make ([\w-]+)( ARGS=\S+)?", r"\1", each[1]) not in verbs
+    }
+    # What only the hosting site can do.
+    assert {line.split(" --")[0] for _, line in unknown} == {'gh release create "$GITHUB_REF_NAME"'}
+
+
+def test_actions_are_pinned_to_commits_each_to_one_and_name_their_version() -> None:
+    used = [line.strip("- ") for file in WORKFLOWS for line in file.read_text().splitlines() if "uses:" in line]
+    pins = {found.groups() for line in used if (found := PINNED.match(line))}
+    assert len(used) > 10 and [line for line in used if not PINNED.match(line)] == []
+    assert len({action for action, _, _ in pins}) == len(pins)
+
+
+def test_every_night_all_tests_are_run() -> None:
+    nightly = (ROOT / ".github/workflows/nightly.yml").read_text()
+    assert "cron:" in nightly and "run: .ci/run test-all" in nightly
+    assert "make test-all" in (ROOT / ".ci/run").read_text()
+
+
+def test_a_release_is_tested_and_its_packages_are_attested_before_they_are_published() -> None:
+    release = jobs("release")
+    assert release["publish"]["needs"] == ["test", "build"]
+    assert release["publish"]["permissions"] == {
+        "id-token": "write"
+    }  # trusted publishing, and no token that could leak
+    assert {name for name, job in release.items() if "publish" in job.get("needs", [])} == {"announce", "docs"}
+    (attested,) = (step for step in release["build"]["steps"] if "attest-build-provenance" in step.get("uses", ""))
+    assert attested["with"]["subject-path"] == "dist/*, build/sbom.cdx.json"
+    assert release["build"]["permissions"]["attestations"] == "write"
 
 
 @pytest.mark.all
@@ -170,7 +294,19 @@ def test_what_the_package_imports_is_required_and_what_extras_bring_is_used() ->
 
 
 def test_the_classifiers_name_the_versions_of_python_that_every_change_is_tested_with() -> None:
-    named = {each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)}
-    workflow = (ROOT / ".github/workflows/ci.yml").read_text()
-    required = re.findall(r"matrix\.python != '([\d.]+)'", workflow)
-    assert named == set(required)
+    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    assert named == jobs("ci")["test"]["strategy"]["matrix"]["python"]
+    assert named[0] == PROJECT["requires-python"].removeprefix(">=")
+    assert set(named) == {each.python for each in matrix.COMBINATIONS}
+    page = (ROOT / "docs/reference/requirements.md").read_text()
+    assert f"Python {named[0]} to {named[-1]}" in page
+
+
+def test_the_page_of_versions_names_the_oldest_and_the_newest_torch_of_the_matrix() -> None:
+    torch = sorted((each.torch for each in matrix.COMBINATIONS), key=Version)
+    oldest, newest = (version.rpartition(".")[0] for version in (torch[0], torch[-1]))
+    assert f"torch>={oldest}" in PROJECT["dependencies"]
+    page = (ROOT / "docs/reference/requirements.md").read_text()
+    assert f"torch {oldest} to {newest}" in page
+    run_with = re.findall(r"^\| [\d.]+ \| (\d+\.\d+\.\d+)", page, re.MULTILINE)
+    assert set(torch) <= set(run_with)
