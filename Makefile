@@ -26,18 +26,18 @@ help:  ## say what there is
 		printf '  make %-16s %s\n' "$$verb" "$$what"; done
 
 demo: $(INSTALLED)  ## train on two workers, kill one in the middle, see it finish from its checkpoint
-	@$(BIN)/python examples/demo.py $(ARGS)
+	@$(BIN)/python examples/demo/demo.py $(ARGS)
 
 demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let another join, see it finish
-	@$(BIN)/python examples/demo_elastic.py $(ARGS)
+	@$(BIN)/python examples/demo/demo_elastic.py $(ARGS)
 
 demo-any-host: $(INSTALLED)  ## train on three nodes that each serve an endpoint; freeze the first one, then kill it
-	@$(BIN)/python examples/demo_elastic.py --any-host $(ARGS)
+	@$(BIN)/python examples/demo/demo_elastic.py --any-host $(ARGS)
 
 PICTURES := lost_node timeline rehearsal
 
 pictures: $(INSTALLED)  ## make the pictures of the pages again, from real runs (needs chromium); PICTURES=lost_node for one
-	@for each in $(PICTURES); do PYTHONPATH=examples:tools $(BIN)/python -m pictures.$$each || exit; done
+	@for each in $(PICTURES); do PYTHONPATH=examples/demo:tools $(BIN)/python -m pictures.$$each || exit; done
 
 test-core: $(INSTALLED)  ## run the tests that start no process, in half a minute
 	$(RUN_TESTS) --without-processes -m 'not all' $(ARGS)

@@ -1,11 +1,11 @@
 """Runs training jobs inside an asyncio program that has other things to do.
 
-    python examples/embed.py
+    python embed.py
 
 `await Supervisor(spec).run()` is an ordinary coroutine: it installs no signal handler, changes neither `os.environ` nor
 the event loop policy, and doesn't block the loop.  Here three jobs run at once in one loop:
 
-- `digits` trains a network on two workers (`train_digits.py`);
+- `training` trains a network on two workers (`ddp.py`);
 - `flaky` fails at first and is restarted;
 - `endless` never ends by itself; `asyncio.timeout` cancels it, and none of its processes is left.
 
@@ -46,17 +46,17 @@ class Heartbeat:
             self.ticks += 1
 
 
-async def train_digits(folder: Path) -> bool:
-    script = Path(__file__).with_name("train_digits.py")
+async def train(folder: Path) -> bool:
+    script = Path(__file__).with_name("ddp.py")
     spec = WorkerSpec(
         entrypoint=sys.executable,
-        args=("-u", str(script), "--checkpoint", str(folder / "digits.pt")),
+        args=("-u", str(script), "--epochs", "5", "--checkpoint", str(folder / "checkpoint.pt")),
         local_world_size=2,
         max_restarts=1,
-        role="digits",
+        role="training",
     )
     result = await Supervisor(spec).run()
-    print(f"digits: {result.state.name}")
+    print(f"training: {result.state.name}")
     return not result.is_failed()
 
 
@@ -110,7 +110,7 @@ async def main() -> int:
             beating = program.create_task(heartbeat.run())
             async with asyncio.TaskGroup() as group:
                 jobs = [
-                    group.create_task(train_digits(folder)),
+                    group.create_task(train(folder)),
                     group.create_task(recover()),
                     group.create_task(give_up(folder)),
                 ]

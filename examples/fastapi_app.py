@@ -1,15 +1,16 @@
-r"""An HTTP service that starts trainings on its machine, shows how they are, and stops them.
+r"""An HTTP service that starts training jobs on its machine, shows their state, and stops them.
 
-    pip install fastapi uvicorn scikit-learn
-    TRAININGS=examples uvicorn --app-dir examples fastapi_app:app
+    pip install fastapi uvicorn
+    TRAININGS=. uvicorn fastapi_app:app
 
     curl localhost:8000/jobs -H 'content-type: application/json' \
-        -d '{"script": "train_digits.py", "args": ["--checkpoint", "digits.pt"], "workers": 2}'
+        -d '{"script": "ddp.py", "args": ["--epochs", "10"], "workers": 2, "max_restarts": 3}'
     curl localhost:8000/jobs/1
     curl -X DELETE localhost:8000/jobs/1
 
-Jobs run in the loop of the service, which goes on answering; when it ends, they are stopped and waited for.  Only
-scripts in the folder `TRAININGS` can be started.  It asks for no password: put it behind something that does.
+Jobs are coroutines in the service's event loop, so the service keeps answering requests.  When it ends, it stops its
+jobs and waits for them.  It starts only scripts in the folder `TRAININGS`.  The service has no authentication: put it
+behind something that authenticates.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from aelastic import AelasticError, Observer, Supervisor, WorkerSpec
 from aelastic.observe import run_events as ev
 
 if not os.environ.get("TRAININGS"):
-    sys.exit("fastapi_app: set TRAININGS to the folder with the scripts that may be started: docs/how-to/fastapi.md")
+    sys.exit("fastapi_app: set TRAININGS to the folder with the scripts that it may start")
 TRAININGS = Path(os.environ["TRAININGS"]).resolve()
 
 
-class Wanted(BaseModel):
-    """What a client asks for."""
+class JobRequest(BaseModel):
+    """The body of a request that starts a job."""
 
     script: str
     args: list[str] = []
@@ -45,14 +46,14 @@ class Wanted(BaseModel):
 
 @dataclass
 class Job(Observer):
-    """A job, and what was heard of it."""
+    """A job and its latest run events."""
 
     supervisor: Supervisor = field(init=False)
-    heard: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
     end: str = ""
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: ARG002
-        self.heard = [*self.heard[-99:], type(event).__name__]
+    def tell(self, event: ev.RunEvent, now: float) -> None:
+        self.events = [*self.events[-99:], type(event).__name__]
 
     async def run_job(self) -> None:
         try:
@@ -63,7 +64,7 @@ class Job(Observer):
 
     def described(self) -> dict[str, Any]:
         workers = {worker.global_rank: worker.id for worker in self.supervisor.workers}
-        return {"state": self.supervisor.state.name, "workers": workers, "end": self.end, "events": self.heard}
+        return {"state": self.supervisor.state.name, "workers": workers, "end": self.end, "events": self.events}
 
 
 jobs: dict[int, Job] = {}
@@ -89,16 +90,16 @@ def job_of(number: int) -> Job:
 
 
 @app.post("/jobs", status_code=201)
-async def start(wanted: Wanted) -> dict[str, int]:
-    script = (TRAININGS / wanted.script).resolve()
+async def start(request: JobRequest) -> dict[str, int]:
+    script = (TRAININGS / request.script).resolve()
     if not (script.is_relative_to(TRAININGS) and script.is_file()):
-        raise HTTPException(422, f"script: there is no {wanted.script} in {TRAININGS}")
+        raise HTTPException(422, f"script: there is no {request.script} in {TRAININGS}")
     try:
         spec = WorkerSpec(
             entrypoint=sys.executable,
-            args=("-u", str(script), *wanted.args),
-            local_world_size=wanted.workers,
-            max_restarts=wanted.max_restarts,
+            args=("-u", str(script), *request.args),
+            local_world_size=request.workers,
+            max_restarts=request.max_restarts,
         )
     except AelasticError as error:
         raise HTTPException(422, str(error)) from None
@@ -117,6 +118,6 @@ async def status(number: int) -> dict[str, Any]:
 
 @app.delete("/jobs/{number}")
 async def stop(number: int) -> dict[str, Any]:
-    """Asks a job to stop: its workers get SIGTERM and may save.  Asked again, they are killed."""
+    """Stops a job: its workers get SIGTERM and can save.  A second request kills them."""
     job_of(number).supervisor.stop()
     return job_of(number).described()

@@ -1,6 +1,6 @@
 """Runs a function on several workers and collects what each returns.
 
-    python examples/function.py --workers 4 --start-method spawn
+    python function.py --workers 4 --start-method spawn
 
 The entrypoint is a plain function instead of a script.  `multiprocessing` starts it in a process per worker, with the
 environment variables of a distributed job, and `RunResult.return_values` maps global ranks to return values.
@@ -18,7 +18,7 @@ from aelastic import Supervisor, WorkerSpec
 
 
 def count_hits(samples: int) -> int:
-    """How many of so many random points of the unit square are inside the quarter circle.
+    """How many of `samples` random points of the unit square are inside the quarter circle.
 
     Runs in each worker, so it must be importable: at the top level of a module, with the `__main__` guard below.
     """

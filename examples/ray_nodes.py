@@ -1,10 +1,10 @@
-"""Trains on the nodes of a Ray cluster: Ray finds them, and an agent on each keeps the workers running.
+"""Trains on the nodes of a Ray cluster: Ray finds the nodes, and an agent on each keeps the workers running.
 
     pip install ray
-    python examples/ray_nodes.py --nodes 2 --workers 2 examples/train_digits.py --checkpoint /tmp/digits.pt
+    python ray_nodes.py --nodes 2 --workers 2 ddp.py --checkpoint /shared/checkpoint.pt
 
-Each node runs one task of Ray, which is an agent of aelastic.  Workers that fail are started again inside of these
-tasks, in a fraction of a second and with nothing of Ray involved; Ray's own restart of a lost task is the last resort.
+Each node runs one Ray task, which is an agent of aelastic.  The agent restarts failed workers inside its task, in a
+fraction of a second and without Ray; Ray restarts a task only when the task itself is lost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def agent(run_id: str, endpoint: str, rank: int, options: argparse.Namespace) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train on the nodes of a Ray cluster.")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--min-nodes", type=int, default=0, help="go on with so many (default: all)")
+    parser.add_argument("--min-nodes", type=int, default=0, help="continue with at least this many (default: all)")
     parser.add_argument("--workers", type=int, default=1, help="on each node")
     parser.add_argument("--max-restarts", type=int, default=3)
     parser.add_argument("script", type=os.path.abspath, help="a path that all nodes have")

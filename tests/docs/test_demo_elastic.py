@@ -11,7 +11,7 @@ import pytest
 from kit.launching import Job, Launcher
 from kit.waiting import wait_for
 
-DEMO = Path(__file__).parents[2] / "examples" / "demo_elastic.py"
+DEMO = Path(__file__).parents[2] / "examples" / "demo" / "demo_elastic.py"
 LIMIT_S = 270.0  # above the demo's own, so that one that hangs says where
 
 pytestmark = pytest.mark.timeout(300)

@@ -13,7 +13,7 @@ import pytest
 from kit.warm.interpreters import Warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TRAIN_DIGITS = EXAMPLES / "train_digits.py"
+TRAIN_DIGITS = EXAMPLES / "demo" / "train_digits.py"
 AELASTIC = "aelastic"
 TORCHRUN = "torch.distributed.run"
 # Some import torch and scikit-learn five times.  Below pytest's own, so that a hanging example shows its output.
@@ -82,7 +82,7 @@ def test_training_that_misses_its_accuracy_fails_and_says_so_and_goes_on_with_an
 
 @pytest.mark.all
 def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
-    done = run_python(EXAMPLES / "demo.py")
+    done = run_python(EXAMPLES / "demo" / "demo.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with SIGKILL" in done.stdout and "demo: It worked" in done.stdout
 
@@ -92,7 +92,7 @@ def test_the_demo_kills_a_worker_and_the_training_finishes() -> None:
 def test_supervisors_run_side_by_side_in_a_program_and_one_is_cancelled() -> None:
     done = run_python(EXAMPLES / "embed.py", env={"OMP_NUM_THREADS": "1"})  # as our command line sets it
     assert done.returncode == 0, done.stdout + done.stderr
-    for line in ("digits: SUCCEEDED", "flaky: SUCCEEDED", "of 2 workers 0 are left", "left behind: nothing"):
+    for line in ("training: SUCCEEDED", "flaky: SUCCEEDED", "of 2 workers 0 are left", "left behind: nothing"):
         assert line in done.stdout
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -20,8 +19,8 @@ from kit.launching import PREAMBLE, Job
 from kit.ports import quiet_port
 from kit.servers.recipes import ROOT, python_with
 from kit.waiting import wait_for
+from kit.workers.examples import EXAMPLES, copy_examples, kill_rank_1
 
-EXAMPLES = ROOT / "examples"
 LIMIT_S = 200.0
 TRAINING = """
 def save(*_):
@@ -46,8 +45,11 @@ pytestmark = pytest.mark.timeout(3 * LIMIT_S)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.py").write_text(PREAMBLE + TRAINING)
-    return tmp_path
+    """A copy of the examples, with one script more."""
+    copy_examples(tmp_path / "examples")
+    folder = tmp_path / "examples"
+    (folder / "train.py").write_text(PREAMBLE + TRAINING)
+    return folder
 
 
 class Service:
@@ -56,9 +58,9 @@ class Service:
     def __init__(self, folder: Path) -> None:
         self._at = f"127.0.0.1:{quiet_port()}"
         host, port = self._at.split(":")
-        uvicorn = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_app:app", "--host", host, "--port", port]
+        uvicorn = ["-m", "uvicorn", "fastapi_app:app", "--host", host, "--port", port]
         command = [python_with("fastapi", "uvicorn"), *uvicorn]
-        self.job = Job(folder / "job", command, {"TRAININGS": str(folder)}, cwd=folder)
+        self.job = Job(folder / "job", command, {"TRAININGS": ".", "OMP_NUM_THREADS": "1"}, cwd=folder)
 
     def ask(self, method: str, path: str, **fields: Any) -> tuple[int, Any]:
         data = json.dumps(fields).encode() if fields else None
@@ -74,10 +76,9 @@ class Service:
             return 0, None  # it does not listen yet
 
 
+@pytest.mark.ci
 @pytest.mark.all
 def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_lets_them_save(folder: Path) -> None:
-    for script in EXAMPLES.glob("*.py"):
-        shutil.copy(script, folder)
     pages = [(ROOT / place).read_text() for place in ("docs/how-to/fastapi.md", "examples/fastapi_app.py")]
     asked = {wanted for text in pages for wanted in re.findall(r"-d '(\{.*\})'", text)}
     service, job = Service(folder), {"script": "train.py", "workers": 2}
@@ -115,6 +116,24 @@ def test_a_service_refuses_what_cannot_be_starts_jobs_shows_and_stops_them_and_l
         assert service.job.stdout.count("saved") == 4
         ours = partial(glob, f"{service.job.tmp}/aelastic*")  # torch leaves a folder of its own
         wait_for("nothing left", lambda: not service.job.left() and not ours())
+    finally:
+        service.job.kill_all()
+
+
+@pytest.mark.ci
+@pytest.mark.all
+def test_a_job_of_a_service_resumes_from_its_checkpoint_after_a_worker_was_killed(folder: Path) -> None:
+    kill_rank_1(folder / "ddp.py", step=128 * 2 + 60)
+    service = Service(folder)
+    try:
+        wait_for("the service", lambda: service.ask("GET", "/jobs/1")[0] == 404, LIMIT_S)
+        job = {"script": "ddp.py", "args": ["--epochs", "4"], "workers": 2, "max_restarts": 3}
+        assert service.ask("POST", "/jobs", **job) == (201, {"job": 1})
+        wait_for("its end", lambda: service.ask("GET", "/jobs/1")[1]["end"], LIMIT_S)
+        ended = service.ask("GET", "/jobs/1")[1]
+        assert ended["state"] == "SUCCEEDED", (ended, service.job.story)
+        done = re.findall(r"starting|resuming|epoch \d(?=:)", service.job.stdout)
+        assert done == ["starting", "epoch 1", "epoch 2", "resuming", "epoch 3", "epoch 4"], service.job.story
     finally:
         service.job.kill_all()
 

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import pytest
+from kit.servers.frameworks import python_with_frameworks
 
 
 @pytest.fixture
@@ -14,3 +15,9 @@ def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
         if name.startswith("PET_"):
             monkeypatch.delenv(name)
     return pytest.importorskip("torch.distributed.run")
+
+
+@pytest.fixture
+def python() -> str:
+    """An interpreter that has the frameworks, and all that this one has."""
+    return python_with_frameworks()

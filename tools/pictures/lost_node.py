@@ -2,8 +2,8 @@
 
 Part of `make pictures`; needs chromium.
 
-Three agents with two workers each run `examples/train_digits.py` on this machine, until one of them is killed.  The
-chart is the one that `aelastic timeline` draws, without what stands around it on its page.
+Three agents with two workers each run `examples/demo/train_digits.py` on this machine, until one of them is killed.
+The chart is the one that `aelastic timeline` draws, without what stands around it on its page.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class NamedNodes(Nodes):
     """
 
     def __init__(self, folder: Path, *, epochs: int, arguments: Sequence[str] = ()) -> None:
-        script = [str(ROOT / "examples" / "train_digits.py"), "--checkpoint", str(folder / "digits.pt")]
+        script = [str(ROOT / "examples" / "demo" / "train_digits.py"), "--checkpoint", str(folder / "digits.pt")]
         self._script = [*script, "--epochs", str(epochs), "--min-accuracy", str(MIN_ACCURACY), *arguments]
         self._endpoint, self._folder = f"127.0.0.1:{free_port()}", folder
         super().__init__([], [], str(folder))

@@ -1,4 +1,4 @@
-"""Makes docs/timeline.png: a picture of a real run of `examples/train_digits.py`.
+"""Makes docs/timeline.png: a picture of a real run of `examples/demo/train_digits.py`.
 
 Part of `make pictures`; needs chromium.
 

@@ -1,6 +1,6 @@
 """Shows what an elastic agent is for: kills a worker in the middle of a training, and sees the training finish.
 
-    python examples/demo.py            (or `make demo`)
+    python examples/demo/demo.py            (or `make demo`)
 
 Starts `train_digits.py` on two workers, waits until some epochs are done and saved, kills one worker with SIGKILL as
 the kernel does when memory runs out, and checks that the agent starts both again, that they go on from the checkpoint

@@ -2,8 +2,8 @@
 
 A usual data-parallel training script.  It knows nothing of what starts it:
 
-    python -m aelastic --standalone --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint digits.pt
-    torchrun           --standalone --nproc-per-node 2 --max-restarts 3 examples/train_digits.py --checkpoint digits.pt
+    python -m aelastic --standalone --nproc-per-node 2 --max-restarts 3 train_digits.py --checkpoint digits.pt
+    torchrun           --standalone --nproc-per-node 2 --max-restarts 3 train_digits.py --checkpoint digits.pt
 
 Two habits make it elastic.  It saves a checkpoint after each epoch, and it starts by looking for one.  So when a
 worker dies, the launcher starts all of them again and they go on from the last epoch, also when there are more or fewer

@@ -1,9 +1,9 @@
 """Shows a training that loses a node and gains another: three agents with two workers each, as three nodes have them.
 
-    python examples/demo_elastic.py                          (or `make demo-elastic`)
-    python examples/demo_elastic.py --backend etcd-v3        (starts an etcd of its own, if it finds the program)
-    python examples/demo_elastic.py --backend etcd-v3 --endpoint host:2379
-    python examples/demo_elastic.py --any-host               (or `make demo-any-host`)
+    python examples/demo/demo_elastic.py                          (or `make demo-elastic`)
+    python examples/demo/demo_elastic.py --backend etcd-v3        (starts an etcd of its own, if it finds the program)
+    python examples/demo/demo_elastic.py --backend etcd-v3 --endpoint host:2379
+    python examples/demo/demo_elastic.py --any-host               (or `make demo-any-host`)
 
 All run on this machine.  `train_digits.py` learns on 6 workers, until one agent is killed with SIGKILL in the middle of
 an epoch, as if its machine had died.  The other two must notice by themselves and go on from the checkpoint with 4

@@ -1,0 +1,113 @@
+"""The training scripts of `examples/`, copied and run by the command at their top: a worker is killed, and all resume."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from typing import NamedTuple
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher
+from kit.servers.frameworks import INSTALL_TIMEOUT_S
+from kit.workers.examples import EXAMPLES, copy_examples, kill_rank_1
+
+
+class Example(NamedTuple):
+    script: str
+    options: tuple[str, ...]
+    killed_at: int  # the step of the optimizer
+    resumed: str
+
+
+DDP = Example("ddp.py", ("--epochs", "4"), 128 * 2 + 60, "resuming after epoch 2")
+FSDP2 = Example("fsdp2.py", ("--steps", "80"), 50, "resuming after step 40")
+OF_FRAMEWORKS = [
+    Example("lightning_trainer.py", ("--epochs", "4"), 128 * 2 + 60, "resuming after epoch 2"),
+    Example("transformers_trainer.py", ("--steps", "80"), 50, "resuming after step 40"),
+]
+
+
+def shown_command(script: str) -> list[str]:
+    """The command line at the top of an example, without `python`."""
+    (line,) = re.findall(r"^    python (-m aelastic .*)$", (EXAMPLES / script).read_text(), re.MULTILINE)
+    command = shlex.split(line)
+    assert command[-1] == script
+    return command
+
+
+def start(launch: Launcher, name: str, command: list[str], *, kill: Example | None = None, python: str = "") -> Job:
+    """Runs a command in a copy of the examples; warm workers, if `python` names no other."""
+    folder = launch.folder / name
+    copy_examples(folder)
+    if kill:
+        kill_rank_1(folder / kill.script, kill.killed_at)
+    env = {"OMP_NUM_THREADS": "1"} if python else launch.warm.env
+    job = Job(folder, [python or sys.executable, *command], env)
+    launch.jobs.append(job)
+    return job
+
+
+def check_resumes(launch: Launcher, example: Example, python: str = "") -> None:
+    command = [*shown_command(example.script), *example.options]
+    undisturbed = start(launch, "undisturbed", command, python=python)
+    assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
+    killed = start(launch, "killed", command, kill=example, python=python)
+    assert killed.wait(LAUNCH_TIMEOUT_S) == 0, killed.story
+    assert re.search(r"aelastic: W rank 1 failed on .*SIGKILL", killed.stderr), killed.story
+    starts = ["starting from scratch", example.resumed]
+    assert starts_of(killed) == starts, killed.story
+    assert len(re.findall(r"rank \d is process \d+", killed.stdout)) == 4, killed.story
+    losses, expected = losses_of(killed), losses_of(undisturbed)
+    assert len(expected) == 4, undisturbed.story
+    assert losses == expected, killed.story  # each once, so nothing that was saved was done again
+    assert not killed.left(), killed.left_described()
+
+
+# By words, not by lines: `print` writes the end of a line apart, and another rank may come between.
+
+
+def starts_of(job: Job) -> list[str]:
+    return re.findall(r"starting from scratch|resuming after \w+ \d+", job.stdout)
+
+
+def losses_of(job: Job) -> list[str]:
+    return re.findall(r"(?:epoch|step) \d+: loss \d+\.\d+", job.stdout)
+
+
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.parametrize("example", [DDP, pytest.param(FSDP2, marks=pytest.mark.all)], ids=["ddp", "fsdp2"])
+def test_an_example_resumes_after_a_kill_and_its_losses_are_those_of_an_undisturbed_run(
+    launch: Launcher, example: Example
+) -> None:
+    check_resumes(launch, example)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.parametrize("example", OF_FRAMEWORKS, ids=lambda example: example.script)
+def test_an_example_of_a_framework_resumes_after_a_kill_with_the_losses_of_an_undisturbed_run(
+    launch: Launcher, example: Example, python: str
+) -> None:
+    check_resumes(launch, example, python)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.parametrize("script, options, done", [("ddp.py", "--epochs", "2"), ("fsdp2.py", "--steps", "40")])
+def test_an_example_resumes_on_another_number_of_workers(
+    launch: Launcher, script: str, options: str, done: str
+) -> None:
+    command = shown_command(script)
+    first = start(launch, "job", [*command, options, done])
+    assert first.wait(LAUNCH_TIMEOUT_S) == 0, first.story
+    command[command.index("2")] = "1"
+    more = start(launch, "job", [*command, options, str(int(done) * 2)])
+    assert more.wait(LAUNCH_TIMEOUT_S) == 0, more.story
+    assert starts_of(more) == [f"resuming after {options[2:-1]} {done}"], more.story
+    assert losses_of(more), more.story
+
+
+def test_the_examples_name_each_file_and_none_that_is_not_there() -> None:
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in {".py", ".ipynb"}}
+    assert set(re.findall(r"^\| \[(.*)\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)) == files
