@@ -5,10 +5,11 @@
 (for several nodes: `several_nodes`).  `process` has the stderr and the signals of this process.
 
 `commands` runs a command instead of a job: `doctor`, one of the `verbs`, or one of another folder.  `rehearsal` reads
-the command line of `rehearse`.  `help` makes the text of `--help`, and `completion` prints scripts for shells.
+the command line of `rehearse`, and `own_options` makes the options of such a command.  `help` makes the text of
+`--help`, and `shells` has what completes a command line.
 """
 
 __all__ = [
-    "arguments", "completion", "converters", "main", "options", "parser", "process", "several_nodes", "spec_fields",
+    "arguments", "converters", "main", "options", "parser", "process", "several_nodes", "shells", "spec_fields",
     "verbs",
 ]  # fmt: skip

@@ -180,14 +180,19 @@ class _ShowVersion(argparse.Action):
 
 def version_text() -> str:
     """What `--version` prints."""
+    found = versions()
+    return f"aelastic {found['aelastic']} (torch {found['torch'] or 'not installed'}, Python {found['python']})"
+
+
+def versions() -> dict[str, str | None]:
+    """Those of aelastic, torch (`None` if it is not installed) and Python."""
     python = ".".join(map(str, sys.version_info[:3]))
-    torch = aelastic.version_of("torch") or "not installed"
-    return f"aelastic {aelastic.__version__} (torch {torch}, Python {python})"
+    return {"aelastic": aelastic.__version__, "torch": aelastic.version_of("torch"), "python": python}
 
 
 class _PrintCompletion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
-        from aelastic.cli.completion import print_completion  # as above
+        from aelastic.cli.shells.completion import print_completion  # as above
 
         assert isinstance(parser, _Parser)
         print_completion(shell, parser.groups)

@@ -52,7 +52,7 @@ class _PrintCompletion(Action):
     """Prints a completion script for the parser's options, those of a tool among them."""
 
     def __call__(self, parser: ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
-        from aelastic.cli.completion import completion_of
+        from aelastic.cli.shells.completion import completion_of
 
         try:
             with suppress(OSError):  # stdout is closed

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kit.launching import Launcher
 from kit.programs import ROOT, run_python
+from kit.verbs import told
+from kit.waiting import wait_for
 
 # What is started says so, in a file that none of these runs may leave.
 SCRIPT = "import pathlib; pathlib.Path('started').touch()\n"
@@ -120,12 +123,81 @@ def test_bash_completes_options_their_words_and_the_script(folder: Path) -> None
     assert run.stdout.splitlines() == ["--rdzv-endpoint", "exclusive", "train.py"]
 
 
+COMMANDS_AND_JOBS = """\
+source ./script
+complete_it() {
+    COMP_WORDS=(aelastic "$@") COMP_CWORD=$#
+    _shtab_aelastic
+    echo "$*: ${COMPREPLY[*]}"
+}
+complete_it st
+complete_it tr
+complete_it train.py --x ""
+complete_it status --j
+complete_it status ""
+complete_it stop res
+complete_it logs 0 --job r
+complete_it why ""
+complete_it policy ""
+complete_it policy explain t
+complete_it help ver
+complete_it rehearse --checkp
+complete_it doctor --rdzv-e
+"""
+COMPLETED = """\
+st: status stacks stop
+tr: train.py
+train.py --x : train.py
+status --j: --job --json
+status : resnet
+stop res: resnet
+logs 0 --job r: resnet
+why : ended resnet train.py
+policy : explain
+policy explain t: train.py
+help ver: version
+rehearse --checkp: --checkpoints
+doctor --rdzv-e: --rdzv-endpoint
+"""
+
+
+def test_bash_completes_commands_their_options_and_the_names_of_jobs(launch: Launcher) -> None:
+    pytest.importorskip("shtab")
+    env = {"XDG_RUNTIME_DIR": str(launch.folder)}
+    assert launch("", "--rdzv-id=ended", env=env).wait() == 0
+    # A shell would run what is in this name.
+    for number, run_id in enumerate(("resnet", "$(touch executed)"), 1):
+        launch("rest()", f"--rdzv-id={run_id}", name=f"job{number}", env=env)
+        wait_for(f"{number} jobs", lambda: len(told(launch.folder, "ps").get("jobs", ())) == number)  # noqa: B023
+    folder = launch.folder / "shell"
+    folder.mkdir()
+    script = aelastic(folder, "--print-completion", "bash").stdout
+    (folder / "train.py").touch()
+    command = ["bash", "-c", COMMANDS_AND_JOBS.replace("source ./script", script)]
+    environ = {**os.environ, **env, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == COMPLETED, run.stderr
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_names_of_jobs_are_found_without_what_takes_time_to_import(folder: Path) -> None:
+    code = (
+        "import sys; from aelastic.cli.shells import job_names\n"
+        "assert job_names.main(['--ended']) == 0\n"
+        "assert not {'argparse', 'asyncio', 'anyio', 'uvloop', 'torch'} & set(sys.modules)"
+    )
+    run = run_python("-c", code, folder=folder, XDG_RUNTIME_DIR=str(folder))
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 def test_each_shell_that_torchrun_knows_gets_its_script(folder: Path) -> None:
     shtab = pytest.importorskip("shtab")
-    for shell in ("zsh", "tcsh", "powershell"):
+    for shell in ("zsh", "fish", "tcsh", "powershell"):
         printed = aelastic(folder, "--print-completion", shell)
         if shell in shtab.SUPPORTED_SHELLS:
-            assert (printed.returncode, printed.stderr) == (0, "") and "rdzv-endpoint" in printed.stdout
+            assert (printed.returncode, printed.stderr) == (0, "")
+            assert all(word in printed.stdout for word in ("rdzv-endpoint", "uncordon", "at-save")), shell
+            assert ("aelastic.cli.shells.job_names" in printed.stdout) == (shell in {"zsh", "fish"})
         else:
             assert printed.returncode == 2
             assert f"--print-completion {shell}: this shtab cannot: pip install --upgrade shtab" in printed.stderr
