@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.cli.help import command_help, short_help
-from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text
+from aelastic.cli.parser import ALIASES, COMMANDS, Groups, version_text, versions
 from aelastic.cli.spec_fields import did_you_mean
 from aelastic.errors import InputError
 from aelastic.manual.parsing import parser_of
@@ -33,12 +34,27 @@ def run_command(
     if os.path.isfile(command) or os.path.exists(os.path.join(command, "__main__.py")):
         complain(f"aelastic: {command} runs the command of that name; to run the file, use ./{command}")
     command = ALIASES.get(command, command)
+    try:
+        return _run(command, rest, environ, groups, complain)
+    except InputError as error:
+        if "--json" in rest:
+            say(json.dumps({"code": "usage", "text": " ".join(str(error).split())}))
+        raise
+
+
+def _run(
+    command: str,
+    rest: Sequence[str],
+    environ: Mapping[str, str],
+    groups: Groups,
+    complain: Callable[[str], None],
+) -> int:
     match command:
         case "help":
             return _help(parser_of("help").parse_args(rest).command, groups)
         case "version":
-            parser_of("version").parse_args(rest)
-            say(version_text())
+            is_json = parser_of("version").parse_args(rest).json
+            say(json.dumps({"code": "ok", **versions()}, indent=2) if is_json else version_text())
             return 0
         case "doctor":
             from aelastic.cli.doctor import examine

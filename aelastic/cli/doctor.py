@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from aelastic.cli.own_options import own_options
 from aelastic.cli.parser import Groups, read_options
 from aelastic.cli.spec_fields import rendezvous_fields
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host
 from aelastic.errors import EXIT_FAILURE, InputError
+from aelastic.failures.failure import printable
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.ui.commands import say
+from aelastic.ui.commands import Colour, paint_for, say, say_painted
+from aelastic.ui.progress_line import ProgressLine
 
 # Lines of a finding after the first begin below its text.
 INDENT = " " * 9
+COLOURS = {"ok": Colour.GOOD, "warning": Colour.DOUBTFUL, "error": Colour.BAD}
 
 
 def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> int:
@@ -32,32 +37,65 @@ def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> 
         SystemExit: after `--help` and `--version`.
     """
     try:
-        chosen = read_options([*argv, "--", "doctor"], environ, groups, "doctor")
+        chosen = read_options([*argv, "--", "doctor"], environ, {"doctor": own_options("doctor"), **groups}, "doctor")
     except InputError as error:
         raise InputError(f"{error} (see aelastic doctor --help)") from None
     fields = rendezvous_fields(chosen, environ)
     log_dir = Path(chosen["log_dir"]) if chosen["log_dir"] else None
-    levels = {_say(finding) for finding in check_host(environ, log_dir, chosen["nnodes"][1])}
     settings: RendezvousSettings | None = fields.get("rdzv")
-    if settings is None:
-        levels |= {_say(Finding("ok", "rendezvous", "a single node needs none"))}
-    else:
-        import asyncio
+    with ProgressLine() as progress:
+        report = _Report(progress, is_json=chosen["json"])
+        progress.show("doctor: importing torch", at_once=True)
+        for finding in check_host(environ, log_dir, chosen["nnodes"][1]):
+            report.add(finding)
+            progress.show("doctor: checking this host", at_once=True)
+        if settings is None:
+            report.add(Finding("ok", "rendezvous", "a single node needs none"))
+        else:
+            import asyncio
 
-        levels |= asyncio.run(_examine_endpoints(settings, fields["run_id"], environ))
-    return EXIT_FAILURE if "error" in levels else 0
+            asyncio.run(_examine_endpoints(settings, fields["run_id"], environ, report, progress))
+    return report.end()
 
 
-async def _examine_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]) -> set[str]:
+async def _examine_endpoints(
+    settings: RendezvousSettings, run_id: str, environ: Mapping[str, str], report: _Report, progress: ProgressLine
+) -> None:
     note = f"; {settings.endpoint_note}" if settings.endpoint_note else ""
-    findings = check_endpoints(settings, run_id, environ)
-    return {_say(found if found.level == "ok" else found.replace(words=found.words + note)) async for found in findings}
+    waiting = f"doctor: waiting for an answer from {settings.endpoint or 'the endpoint'}"
+    progress.show(waiting, at_once=True)
+    async for found in check_endpoints(settings, run_id, environ):
+        report.add(found if found.level == "ok" else found.replace(words=found.words + note))
+        progress.show(waiting, at_once=True)
 
 
-def _say(finding: Finding) -> str:
-    text = str(finding)
-    if sys.stdout is not None and sys.stdout.isatty():  # elsewhere one line each, for programs
+class _Report:
+    """The findings: printed one by one, or as one JSON object at the end."""
+
+    def __init__(self, progress: ProgressLine, *, is_json: bool) -> None:
+        self._progress, self._is_json = progress, is_json
+        self._findings: list[Finding] = []
+
+    def add(self, finding: Finding) -> None:
+        self._findings.append(finding)
+        if not self._is_json:
+            self._progress.clear()
+            say_finding(finding)
+
+    def end(self) -> int:
+        """Prints what is left to print, and returns the exit code."""
+        has_failed = any(finding.level == "error" for finding in self._findings)
+        if self._is_json:
+            found = [{"level": each.level, "subject": each.subject, "text": each.words} for each in self._findings]
+            say(json.dumps({"code": "failed" if has_failed else "ok", "findings": found}, indent=2))
+        return EXIT_FAILURE if has_failed else 0
+
+
+def say_finding(finding: Finding) -> None:
+    """Prints one: on a terminal with colours, and wrapped; elsewhere in one line, for programs."""
+    text = printable(str(finding))
+    if sys.stdout is not None and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 1
         text = textwrap.fill(text, width, subsequent_indent=INDENT, break_long_words=False, break_on_hyphens=False)
-    say(text)
-    return finding.level
+    level = finding.level
+    say_painted(paint_for(sys.stdout)(level, COLOURS[level]) + text.removeprefix(level))

@@ -6,19 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 
 from aelastic.cli.arguments import parse
-from aelastic.cli.converters import read_flag
 from aelastic.cli.options import GROUPS, OPTIONS, Option
+from aelastic.cli.own_options import own_options
 from aelastic.cli.parser import Settings, read_options, unknown_option
 from aelastic.errors import InputError
-from aelastic.manual.table import COMMANDS
 from aelastic.rehearse.command import Wanted, run_rehearsal
 from aelastic.rehearse.play import Script
 
-# As options of a job are read: a text first, then its value.
-OWN = tuple(
-    Option(each.names, each.read if each.metavar else read_flag, each.default, each.metavar, each.text, ())
-    for each in COMMANDS["rehearse"].arguments
-)
+OWN = own_options("rehearse")
 ALL_GROUPS = {"rehearse": OWN, **GROUPS}
 
 

@@ -57,6 +57,7 @@ _COMMANDS = (
         note=(
             "Starts nothing. Prints one line for each check: ok, warning or error, what was found, and what to do."
         ),
+        arguments=(_JSON,),
         script="[SCRIPT]",
         job_options=(
             "--nnodes", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--local-addr", "--node-rank",
@@ -93,7 +94,7 @@ _COMMANDS = (
                 ("--output",),
                 "new folder for logs and the files of the script (default: one in aelastic_rehearsals)", "DIR", Path,
             ),
-            Argument(("--json",), "print one JSON object at the end"),
+            Argument(("--json",), "print one JSON object at the end, and nothing before"),
         ),
         note=(
             "Runs the script undisturbed, then under one fault at a time. --progress tells which step it is at; "
@@ -246,6 +247,7 @@ _COMMANDS = (
             Argument(("-o", "--output"), "file to draw into (default: LOGDIR/timeline.html)", "FILE", Path),
             Argument(("--trace",), "file for the trace (default: timeline.trace.json, next to it)", "FILE", Path),
             Argument(("--run-id",), "run to draw, if there are several (default: the one that began last)", "ID"),
+            _JSON,
         ),
         note=(
             "Event logs are found up to three folders deep. Those that belong to one run make one picture: an HTML "
@@ -307,6 +309,7 @@ _COMMANDS = (
             Example("show those of this environment", "python -m aelastic version"),
         ),
         (("0", "done"), ("2", "wrong usage")),
+        (_JSON,),
     ),
 )  # fmt: skip
 COMMANDS: Mapping[str, Command] = {command.name: command for command in _COMMANDS}

@@ -37,10 +37,18 @@ class Rehearsals:
         files: those that it leaves.
         metric: a pattern of a number that is to be the same.
         for_s: of the undisturbed run at most, from its first step.
+        watch: called with each run, whenever it has been looked at.
     """
 
-    def __init__(self, script: Script, files: Files, metric: re.Pattern[str] | None, for_s: float) -> None:
-        self._script, self._files, self._metric, self._for_s = script, files, metric, for_s
+    def __init__(
+        self,
+        script: Script,
+        files: Files,
+        metric: re.Pattern[str] | None,
+        for_s: float,
+        watch: Callable[[Play], None] = lambda _: None,
+    ) -> None:
+        self._script, self._files, self._metric, self._for_s, self._watch = script, files, metric, for_s, watch
         self._number, self._between = 0, Judged(True, "", resumed_at=0)  # after a kill between two saves
         self.usual = Undisturbed(0, 0, True, 0.0, 0.0, 1, {}, {})
         (least, most), nodes = script.nodes, script.played
@@ -121,7 +129,9 @@ class Rehearsals:
     def _play(self, nodes: int | None = None, *more: str) -> Play:
         self._number += 1
         folder = self._files.apart / f"{self._number:02}"
-        return Play(self._script, self._files, self._metric, folder, nodes, *more)
+        play = Play(self._script, self._files, self._metric, folder, nodes, *more)
+        play.watch = self._watch
+        return play
 
     def _clear(self) -> None:
         self._files.put_away(self._files.apart / f"{self._number:02}" / "files")

@@ -9,18 +9,22 @@ import secrets
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from aelastic.errors import EXIT_FAILURE, InputError
+from aelastic.failures.failure import printable
 from aelastic.rehearse.cases import CannotError, Rehearsals
 from aelastic.rehearse.files import FOLDER, RESULT, Files
 from aelastic.rehearse.judging import Judged
-from aelastic.rehearse.play import Script
-from aelastic.ui.commands import say
+from aelastic.rehearse.play import Play, Script
+from aelastic.ui.commands import Colour, paint_for, say, say_painted
+from aelastic.ui.progress_line import ProgressLine
 
 EXIT_CANNOT = 3
+VERDICT_COLOURS = {"ok": Colour.GOOD, "FAIL": Colour.BAD}
 EXIT_CODES = {"ok": 0, "failed": EXIT_FAILURE, "cannot": EXIT_CANNOT}
 
 
@@ -42,7 +46,13 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
         InputError: what is wanted cannot be.
     """
     root, apart = _folders(wanted)
-    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s)
+    with ProgressLine() as progress:
+        return _run(script, wanted, root, apart, progress)
+
+
+def _run(script: Script, wanted: Wanted, root: Path, apart: Path, progress: ProgressLine) -> int:
+    place = _Place(progress)
+    rehearsals = Rehearsals(script, Files(root, apart), wanted.metric, wanted.for_s, place.watch)
     if not any(wanted.only in name for name in rehearsals.cases):
         raise InputError(f"--only {wanted.only}: no case name contains it; there are: {', '.join(rehearsals.cases)}")
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -52,13 +62,34 @@ def run_rehearsal(script: Script, wanted: Wanted) -> int:
         root.mkdir(parents=True, exist_ok=True)
         _make(apart, wanted)
         (apart / RESULT).write_text("{}")
-        return _rehearse(rehearsals, wanted, apart)
+        return _rehearse(rehearsals, wanted, apart, place)
     except KeyboardInterrupt:
+        progress.clear()
         say(f"interrupted; logs and saved files: {apart}", sys.stderr)
         raise
     except OSError as error:
-        say(f"aelastic: error: rehearse: {error}; logs and saved files: {apart}", sys.stderr)
+        progress.clear()
+        text = f"error: rehearse: {error}; logs and saved files: {apart}"
+        say(f"aelastic: {text}", sys.stderr)
+        if wanted.is_json:
+            say(json.dumps({"code": "cannot", "text": text}))
         return EXIT_CANNOT
+
+
+class _Place:
+    """Where a rehearsal is, for the progress line."""
+
+    def __init__(self, line: ProgressLine) -> None:
+        self.line, self._case = line, ""
+
+    def begin(self, number: int, of: int, name: str) -> None:
+        self._case = f"{number} of {of}: {name}"
+        self.line.show(f"rehearse: {self._case}", at_once=True)
+
+    def watch(self, play: Play) -> None:
+        step, took_s = play.last(), time.monotonic() - play.began
+        at = f", step {step}" if step >= 0 else ""
+        self.line.show(f"rehearse: {self._case}{at}, {took_s:.0f} s")
 
 
 def _folders(wanted: Wanted) -> tuple[Path, Path]:
@@ -99,13 +130,17 @@ def _clear(apart: Path, wanted: Wanted) -> bool:
     return True
 
 
-def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path) -> int:
+def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place) -> int:
     found, to = list[Judged](), None if not wanted.is_json else io.StringIO()
+    paint = paint_for(to or sys.stdout)
     names = ["undisturbed", *(name for name in rehearsals.cases if wanted.only in name)]
 
     def tell(judged: Judged, verdict: str) -> None:
         found.append(judged)
-        say(f"{len(found):2} {names[len(found) - 1]:<31} {verdict:<5}{judged.text}", to)
+        place.line.clear()
+        name, text = f"{names[len(found) - 1]:<31}", f"{verdict:<5}{judged.text}"
+        shown = paint(verdict, VERDICT_COLOURS.get(verdict))
+        say_painted(f"{len(found):2} {name} {shown}{printable(text.removeprefix(verdict))}", to)
 
     def end(code: str, text: str) -> int:
         where = None if code == "ok" and _clear(apart, wanted) else apart
@@ -116,14 +151,17 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path) -> int:
         said = json.dumps(result, indent=2)
         if where is not None:
             (where / RESULT).write_text(said)
+        place.line.clear()
         say(said if wanted.is_json else text)
         return EXIT_CODES[code]
 
+    place.begin(1, len(names), names[0])
     try:
         tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
         return end("cannot", f"aelastic: {error}; logs: {apart}")
-    for name in names[1:]:
+    for number, name in enumerate(names[1:], 2):
+        place.begin(number, len(names), name)
         judged = rehearsals.run(name)
         tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
     for row in _table(dict(zip(names[1:], found[1:], strict=True))):

@@ -105,6 +105,7 @@ class Play:
         self._offsets: dict[Path, int] = {}
         self._starts: dict[int, int] = {}  # of workers, by node
         self._look_at_files = 0.0
+        self.watch: Callable[[Play], None] = lambda _: None  # called after each look
         folder.mkdir()
         self._job = ["--rdzv-id", f"{files.apart.name}-{folder.name}"]
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -198,6 +199,7 @@ class Play:
                 self.looks.add(self.last())
             now = time.monotonic()
             self._look_at_files = now + max(FILES_EACH_S, 10 * (now - began))  # many files may take longer
+        self.watch(self)
 
     def _lines(self, path: Path) -> Iterator[str]:
         """What a file has more than at the look before, as far as lines are whole."""

@@ -13,6 +13,7 @@ from aelastic.spent.bill import Bill, bill_of
 from aelastic.timeline.files import read_all
 from aelastic.timeline.text import counted, duration
 from aelastic.ui.commands import say
+from aelastic.ui.progress_line import ProgressLine
 
 
 def run_spent(argv: Sequence[str]) -> int:
@@ -22,7 +23,8 @@ def run_spent(argv: Sequence[str]) -> int:
         InputError: the logs cannot be read, or are not those of one job.
     """
     args = parser_of("spent").parse_args(argv)
-    logs = read_all(args.events)
+    with ProgressLine() as progress:
+        logs = read_all(args.events, progress.show)
     ids = [*dict.fromkeys(log.run_id for log in logs if log.entries)]
     if not ids:
         raise InputError(f"{', '.join(map(str, args.events))}: no record of a job")

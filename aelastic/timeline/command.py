@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from aelastic.errors import EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
@@ -23,6 +24,7 @@ from aelastic.timeline.model import Story
 from aelastic.timeline.perfetto import trace
 from aelastic.timeline.reader import Log, runs_of
 from aelastic.ui.commands import say
+from aelastic.ui.progress_line import ProgressLine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +47,12 @@ def run_timeline(argv: Sequence[str]) -> int:
 
 
 def _make(options: argparse.Namespace) -> int:
-    logs = read_all(options.folders)
+    with ProgressLine() as progress:
+        return _draw(options, progress)
+
+
+def _draw(options: argparse.Namespace, progress: ProgressLine) -> int:
+    logs = read_all(options.folders, progress.show)
     first: Path = options.folders[0]
     output: Path = options.output or (first if first.is_dir() else first.parent) / "timeline.html"
     trace_file: Path = options.trace or output.parent / f"{output.stem}.trace.json"
@@ -58,11 +65,35 @@ def _make(options: argparse.Namespace) -> int:
         damaged = sum(log.damaged for log in logs)
         raise InputError(f"{', '.join(map(str, options.folders))}: no record of a run ({damaged} damaged lines)")
     run, others = _choose(logs, options.run_id)
+    progress.show("merging the logs")
     story = tell_story(run)
+    progress.show(f"drawing {output}")
     _write(output, page(story))
+    progress.show(f"writing {trace_file}")
     _write(trace_file, json.dumps(trace(story), separators=(",", ":")) + "\n")
-    _say(story, output, trace_file, others)
+    progress.clear()
+    if options.json:
+        say(json.dumps(_described(story, output, trace_file, others), indent=2))
+    else:
+        _say(story, output, trace_file, others)
     return 0
+
+
+def _described(story: Story, output: Path, trace_file: Path, others: Sequence[str]) -> dict[str, Any]:
+    return {
+        "code": "ok",
+        "run_id": story.run_id,
+        "picture": str(output),
+        "trace": str(trace_file),
+        "length_s": round(story.length_s, 3),
+        "spent_s": {name: round(part, 3) for name, part in story.spent.items()} if story.is_training_known else None,
+        "restarts": len(story.restarts),
+        "state": story.state or None,
+        "reason": story.reason or None,
+        "cause": story.culprit or None,
+        "notes": [*story.notes],
+        "other_runs": [*others],
+    }
 
 
 def _tell(line: str) -> None:

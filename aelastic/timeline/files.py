@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 from aelastic.errors import InputError
 from aelastic.host.proc_table import stat_fields
 from aelastic.timeline.reader import LINE_BYTES_MAX, Log, UnknownVersionError, read_logs
+from aelastic.timeline.text import counted
+
+Show: TypeAlias = Callable[[str], None]
+Watch: TypeAlias = Callable[[Iterable[bytes]], Iterator[bytes]]
 
 FILE_NAME = "events.jsonl"  # of `observe.event_log`, which needs an event loop
 # Levels of folders below the one given: of a node, of a run, and one more.
 DEPTH_MAX = 3
+# Lines between two looks at how much has been read.
+LINES_EACH = 1000
 # A process that began this much later than a log is another one: the boot time is known to the second.
 _SAME_PROCESS_S = 2.0
 
@@ -52,25 +59,55 @@ def sources_of(folder: Path) -> Iterator[Path]:
         )
 
 
-def read_all(paths: Iterable[Path]) -> list[Log]:
+def read_all(paths: Iterable[Path], show: Show | None = None) -> list[Log]:
     """The logs in files and folders; a file that is named twice is read once.
+
+    Args:
+        show: called now and then with a line that says how much has been read.
 
     Raises:
         InputError: one cannot be read, is of another version, or has no log in it.
     """
-    sources = dict.fromkeys(source for path in paths for source in sources_of(path))
-    return [log for source in sources for log in read_file(source)]
+    sources = [*dict.fromkeys(source for path in paths for source in sources_of(path))]
+    watch: Watch = iter if show is None else _Reading(sources, show).lines
+    return [log for source in sources for log in read_file(source, watch)]
 
 
-def read_file(source: Path) -> list[Log]:
+class _Reading:
+    """How much of all files has been read, told while their lines go through `lines`."""
+
+    def __init__(self, sources: Sequence[Path], show: Show) -> None:
+        self._show, self._read = show, 0
+        self._size = max(1, sum(_size_of(source) for source in sources))
+        self._of = counted(len(sources), "event log")
+
+    def lines(self, lines: Iterable[bytes]) -> Iterator[bytes]:
+        for number, line in enumerate(lines):
+            if number % LINES_EACH == 0:
+                share = min(100, 100 * self._read // self._size)
+                self._show(f"reading {self._of}: {share} % of {self._size / 1e6:.1f} MB")
+            self._read += len(line)
+            yield line
+
+
+def _size_of(source: Path) -> int:
+    with suppress(OSError):  # it is gone, and reading it says so
+        return source.stat().st_size
+    return 0
+
+
+def read_file(source: Path, watch: Watch = iter) -> list[Log]:
     """The logs in a file.
+
+    Args:
+        watch: all lines go through it.
 
     Raises:
         InputError: it cannot be read, or is of another version.
     """
     try:
         with open(source, "rb") as file:
-            logs = read_logs(str(source), _lines(file))
+            logs = read_logs(str(source), watch(_lines(file)))
     except OSError as error:
         raise InputError(f"{source} cannot be read: {error.strerror}") from None
     except UnknownVersionError as error:

@@ -1,6 +1,7 @@
 """What people see on a terminal: `status_line` draws the state of a run, `rank_view` lays out the view of all ranks.
 
-`commands` is what programs beside the launcher share, as `aelastic spent`: how they read options, and how they speak.
+`commands` is what the commands share: how they read options, and how they print. `progress_line` says how far a
+command is.
 """
 
-__all__ = ["commands", "status_line"]
+__all__ = ["commands", "progress_line", "status_line"]

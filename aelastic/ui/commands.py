@@ -9,7 +9,8 @@ import re
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from enum import StrEnum
+from typing import Any, NoReturn, TextIO, TypeAlias
 
 from aelastic.errors import InputError
 from aelastic.failures.failure import printable
@@ -58,14 +59,44 @@ def read_seconds(text: str, least: float = 1.0) -> float:
     raise ValueError(f"{text!r}: use seconds, at least {least:g}")
 
 
-def is_styled(stream: TextIO | None) -> bool:
-    """True on a terminal that can show bold text and colours, unless NO_COLOR is set (no-color.org)."""
-    environ = os.environ  # noqa: TID251  help is printed by commands only, which own the process
-    if stream is None or environ.get("NO_COLOR") or environ.get("TERM", "dumb") in {"", "dumb"}:
+def is_capable(stream: TextIO | None) -> bool:
+    """True on a terminal that understands control sequences."""
+    environ = os.environ  # noqa: TID251  asked by commands only, which own the process
+    if stream is None or environ.get("TERM", "dumb") in {"", "dumb"}:
         return False
     with suppress(ValueError):  # it is closed
         return stream.isatty()
     return False
+
+
+def is_styled(stream: TextIO | None) -> bool:
+    """True on a terminal that can show bold text and colours, unless NO_COLOR is set (no-color.org)."""
+    environ = os.environ  # noqa: TID251  as above
+    return is_capable(stream) and not environ.get("NO_COLOR")
+
+
+class Colour(StrEnum):
+    """What a colour adds to a word; the word says the same without it."""
+
+    GOOD = "32"  # green
+    BAD = "31"  # red
+    DOUBTFUL = "33"  # yellow
+
+
+Paint: TypeAlias = Callable[[str, Colour | None], str]
+
+
+def plain(text: str, _: Colour | None) -> str:
+    return text
+
+
+def coloured(text: str, colour: Colour | None) -> str:
+    return text if colour is None else f"\033[{colour}m{text}\033[0m"
+
+
+def paint_for(stream: TextIO | None) -> Paint:
+    """Colours words on a terminal, and leaves them as they are elsewhere."""
+    return coloured if is_styled(stream) else plain
 
 
 def say_help(text: str) -> None:
@@ -80,8 +111,13 @@ def say_help(text: str) -> None:
 
 def say(text: str, to: TextIO | None = None) -> None:
     """Writes lines to stdout, or another stream, at once; a closed pipe is ignored."""
+    say_painted(printable(text), to)
+
+
+def say_painted(text: str, to: TextIO | None = None) -> None:
+    """Writes printable text, which may have been coloured, as `say` does."""
     to = sys.stdout if to is None else to
     with suppress(OSError):
         if to is not None:  # otherwise it is closed
-            to.write(f"{printable(text)}\n")
+            to.write(f"{text}\n")
             to.flush()

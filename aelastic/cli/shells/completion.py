@@ -18,6 +18,7 @@ from aelastic.cli.converters import one_of
 from aelastic.cli.options import COMPLETION_SHELLS, Option
 from aelastic.errors import InputError
 from aelastic.manual.table import COMMANDS
+from aelastic.manual.topics import topics
 
 
 def print_completion(shell: str, groups: Mapping[str, tuple[Option, ...]]) -> None:
@@ -138,7 +139,7 @@ def _add_command(parser: argparse.ArgumentParser, name: str, groups: Mapping[str
         how: dict[str, Any] = {"help": argument.text.replace("%", "%%")}
         how |= {"metavar": argument.metavar} if argument.metavar else {"action": "store_true"}
         how |= {"nargs": argument.nargs} if argument.nargs else {}
-        how |= {"choices": [*COMMANDS]} if argument.metavar == "COMMAND" else {}
+        how |= {"choices": [*COMMANDS, *topics()]} if argument.metavar == "COMMAND" else {}
         parser.add_argument(*argument.names, **how)
     if command.script:  # it takes the options of a job, and its script
         _add_options(parser, groups)

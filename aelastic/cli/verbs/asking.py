@@ -32,6 +32,7 @@ from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host import sockets
 from aelastic.manual.parsing import parser_of
+from aelastic.ui.commands import paint_for
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
 WATCH_S = 1.0
@@ -131,6 +132,8 @@ class _Asking:
             jobs = {run["run_id"] for run in here} - {run[name] for run in here for name in ("host", "node_id")}
             for job in [each for each in words if each in jobs]:
                 parser.error(f"{job} is a job; did you mean --job {job}?")
+        if self._verb == "logs" and args.json and args.follow:
+            parser.error("--follow prints output as it comes, --json prints one object: use one of the two")
         if wrong:
             parser.error(f"{wrong[0]!r} is not a rank: use a number")
         if args.more:
@@ -141,13 +144,21 @@ class _Asking:
         door, _ = self._jobs.meant()[0]
         return self._jobs.answer(door, verb=self._verb)
 
-    def _conclude(self, said: Said, text: str | None = None, about: str = "") -> int:
-        """Prints the answer, as JSON or as text that begins with `about`, and returns the exit code."""
+    def _conclude(self, said: Said, text: str = "", *, painted: str = "", about: str = "") -> int:
+        """Prints the answer, as JSON or as text, and returns the exit code.
+
+        Args:
+            text: instead of the answer's own.
+            painted: likewise, but printable already; it may have colours.
+            about: how the text begins.
+        """
         code = EXIT_CODES.get(said["code"], EXIT_NO_ANSWER)
         if self._args.json:
             _write(json.dumps(said, indent=None if getattr(self._args, "watch", False) else 2))
         elif code:
             self._complain(f"aelastic: {about}{said.get('text') or said['code']}")
+        elif painted:
+            _write(painted)
         elif text or said.get("text"):
             _write(printable(f"{about}{text or said['text']}"))
         return code
@@ -156,12 +167,12 @@ class _Asking:
 
     def ps(self) -> int:
         jobs = [here for _, here in self._jobs.named()]
-        return self._conclude({"code": "ok", "jobs": jobs}, texts.jobs(jobs))
+        return self._conclude({"code": "ok", "jobs": jobs}, painted=texts.jobs(jobs, paint_for(sys.stdout)))
 
     def status(self) -> int:
         said = self._answer()
         nodes, silent, refused = said.get("nodes", ()), said.get("silent", ()), said.get("refused", {})
-        return self._conclude(said, texts.status(nodes, silent, refused))
+        return self._conclude(said, painted=texts.status(nodes, silent, refused, paint_for(sys.stdout)))
 
     def stacks(self) -> int:
         said = self._answer()
@@ -211,7 +222,7 @@ class _Asking:
             data = said["data"].encode("latin-1")
             if is_first:
                 data, is_first = b"".join(data.splitlines(keepends=True)[-self._args.n :]), False
-            if self._args.json and not self._args.follow:
+            if self._args.json:
                 text += data.decode(errors="replace")
                 continue
             if sys.stdout is not None:

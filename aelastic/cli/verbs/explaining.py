@@ -31,6 +31,7 @@ from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.timeline.files import read_all
 from aelastic.timeline.reader import Entry
 from aelastic.ui.commands import say
+from aelastic.ui.progress_line import ProgressLine
 
 Json = dict[str, Any]
 
@@ -196,7 +197,9 @@ class Rounds:
 def _read_rounds(paths: Sequence[Path]) -> tuple[list[Round], int]:
     """The rounds of a run, and its budget."""
     rounds, runs = Rounds(), dict[str, None]()
-    for entry in (entry for log in read_all(paths) for entry in log.entries):
+    with ProgressLine() as progress:
+        logs = read_all(paths, progress.show)
+    for entry in (entry for log in logs for entry in log.entries):
         runs[entry.text("run_id")] = None
         with suppress(ValueError):  # left out; the rest is told
             rounds.take(entry)

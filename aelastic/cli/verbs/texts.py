@@ -6,18 +6,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from aelastic.failures.failure import printable
 from aelastic.host.kernel_states import told as told_of
 from aelastic.observe.status_text import counted, duration
+from aelastic.ui.commands import Colour, Paint, plain
 
 Said = Mapping[str, Any]
 
+# Of states; those that pass by themselves have none.
+COLOURS = {"running": Colour.GOOD, "held": Colour.BAD, "silent": Colour.BAD, "closed": Colour.BAD}
 
-def jobs(agents: Sequence[Said]) -> str:
+
+def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
     rows = [
         (each["run"]["run_id"], each["phase"], _since(each, each["run"]["began"]), str(each["run"]["pid"]))
         for each in agents
     ]
-    return _table([("JOB", "STATE", "SINCE", "AGENT"), *rows])
+    return _table([("JOB", "STATE", "SINCE", "AGENT"), *rows], paint)
 
 
 def ended(agents: Sequence[Said]) -> str:
@@ -34,7 +39,7 @@ def has_ended(agent: Said) -> str:
     return f"{run_id} ended {ago} ago: {how}" + (f"; see aelastic why {run_id}" if agent["why"] else "")
 
 
-def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str]) -> str:
+def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str], paint: Paint = plain) -> str:
     """A line about the job, and one for each node; `*` marks the leader's."""
     first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
     if first is None:
@@ -43,7 +48,7 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     counts = f"{counted(restarts, 'restart')} after failures, {counted(drains, 'drain')}"
     phases = {each["phase"] for each in nodes}  # the leader's node may take no part
     phase = next((each for each in ("held", "running") if each in phases), first["phase"])
-    head = [first["run"]["run_id"], phase, _since(first, first["run"]["began"]), counts]
+    head = [_since(first, first["run"]["began"]), counts]
     if whole := sum(first["spent"].values()):
         head.append(f"trained {100 * first['spent']['trained'] / whole:.0f} %")
     # In most scripts one rank prints steps, on whatever node it runs.
@@ -64,7 +69,9 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
         rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note))
     rows += [(each, "silent", "-", "-", "no answer") for each in silent]
     rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
-    return "  ".join(head) + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows])
+    state = paint(printable(phase), COLOURS.get(phase))
+    title = f"{printable(first['run']['run_id'])}  {state}  {printable('  '.join(head))}"
+    return title + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
 
 
 def why(ends: Sequence[Said], held: str) -> str:
@@ -111,7 +118,13 @@ def _since(status: Said, moment: str) -> str:
     return duration((datetime.fromisoformat(status["time"]) - datetime.fromisoformat(moment)).total_seconds())
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+def _table(rows: Sequence[Sequence[str]], paint: Paint) -> str:
+    """Columns that are as wide as their widest cell; the second has states, which have colours."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        name, state, *rest = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        padding = " " * (len(state) - len(row[1]))
+        lines.append("  ".join([name, paint(row[1], COLOURS.get(row[1])) + padding, *rest]).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,15 @@
+"""The options of a command that also takes those of a job, read as those are: a text first, then its value."""
+
+from __future__ import annotations
+
+from aelastic.cli.converters import read_flag
+from aelastic.cli.options import Option
+from aelastic.manual.table import COMMANDS
+
+
+def own_options(name: str) -> tuple[Option, ...]:
+    """Those of one command, in the order of its help."""
+    return tuple(
+        Option(each.names, each.read if each.metavar else read_flag, each.default, each.metavar, each.text, ())
+        for each in COMMANDS[name].arguments
+    )
