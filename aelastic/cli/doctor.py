@@ -36,10 +36,7 @@ def examine(argv: Sequence[str], environ: Mapping[str, str], groups: Groups) -> 
         InputError: an option is wrong.
         SystemExit: after `--help` and `--version`.
     """
-    try:
-        chosen = read_options([*argv, "--", "doctor"], environ, {"doctor": own_options("doctor"), **groups}, "doctor")
-    except InputError as error:
-        raise InputError(f"{error} (see aelastic doctor --help)") from None
+    chosen = read_options([*argv, "--", "doctor"], environ, {"doctor": own_options("doctor"), **groups}, "doctor")
     fields = rendezvous_fields(chosen, environ)
     log_dir = Path(chosen["log_dir"]) if chosen["log_dir"] else None
     settings: RendezvousSettings | None = fields.get("rdzv")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import io
 import os
-import re
 import signal
 import sys
 import threading
@@ -59,8 +58,8 @@ if TYPE_CHECKING:
 _stderr = StderrWriter()
 _say = _stderr.put
 
-# How a message begins that names a variable and its value.
-_VARIABLE = re.compile(r"[A-Z][A-Z_]+=")
+# Where all options are explained, with their variables.
+_ALL_HELP = "aelastic --help-all"
 # A helper of `multiprocessing` ends in milliseconds.
 HELPER_TIMEOUT_S = 2.0
 # Variables that turn the status line off: CI, no-color.org, and Jupyter, which understands few control sequences;
@@ -145,8 +144,9 @@ def _run_command(
     argv: Sequence[str], environ: Mapping[str, str], groups: Groups = GROUPS, *, owns_process: bool = False
 ) -> Outcome:
     configure_logging(_stderr, environ.get("LOGLEVEL", ""))
+    is_command = bool(argv) and (argv[0] in COMMANDS or argv[0] in ALIASES)  # a script of that name is ./doctor
     try:
-        if argv and (argv[0] in COMMANDS or argv[0] in ALIASES):  # a script of that name is ./doctor
+        if is_command:
             from aelastic.cli.commands import run_command
 
             return Outcome(run_command(argv, environ, groups, _say))
@@ -155,7 +155,9 @@ def _run_command(
             from aelastic.host.children import adopt_orphans
 
             adopt_orphans()
-    except (InputError, ModuleNotFoundError) as error:
+    except InputError as error:
+        return _refuse(error, f"aelastic {ALIASES.get(argv[0], argv[0])} --help" if is_command else _ALL_HELP)
+    except ModuleNotFoundError as error:
         return _explain(error)
     except SystemExit:  # after `--help` and `--version`
         return Outcome(0)
@@ -367,7 +369,8 @@ def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
             _say(with_topic(f"aelastic: error: {error}", error.topic))
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
             package = name.partition(".")[0]
-            return _refuse(InputError(f"{package} is not installed for {sys.executable}: pip install {package}"))
+            text = f"{package} is not installed for {sys.executable}: pip install {package}"
+            return _refuse(InputError(text, topic="an-optional-package-is-not-installed"))
         case _ if shortage := shortage_of(error):
             _say(f"aelastic: error: the agent cannot continue: {shortage}")
             error = HostError(shortage)
@@ -385,12 +388,8 @@ def _has_error_file() -> bool:
     return bool(os.environ.get(ERROR_FILE_VARIABLE))
 
 
-def _refuse(error: InputError) -> Outcome:
-    text = " ".join(str(error).split())
-    if error.topic is not None:
-        _say(with_topic(f"aelastic: error: {text}", error.topic))
-        return Outcome(EXIT_INPUT)
-    more = "docs/reference/environment.md" if _VARIABLE.match(text) else "python -m aelastic --help"
-    has_more = "see docs/" in text or text.endswith(" --help)")
-    _say(f"aelastic: error: {text}" + ("" if has_more else f" (see {more})"))
+def _refuse(error: InputError, see: str = _ALL_HELP) -> Outcome:
+    """Ends with the message, and with where help on it is: its topic, or else `see`."""
+    text = f"aelastic: error: {' '.join(str(error).split())}"
+    _say(f"{text} (see {see})" if error.topic is None else with_topic(text, error.topic))
     return Outcome(EXIT_INPUT)

@@ -27,10 +27,7 @@ def rehearse(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         InputError: an option or the script is wrong.
         SystemExit: after `--help`.
     """
-    try:
-        chosen = _read(argv, environ)
-    except InputError as error:
-        raise InputError(f"{error} (see aelastic rehearse --help)") from None
+    chosen = _read(argv, environ)
     spec = parse(argv, environ, ALL_GROUPS).spec
     nodes = (1, 1) if spec.rdzv is None else (spec.rdzv.min_nodes, spec.rdzv.max_nodes)
     step = re.compile(chosen["progress"]) if chosen["progress"] else None

@@ -81,9 +81,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
         # One of them is wrong: name those that are set by variables, which a user does not see, and the page.
         variables = chosen.variables(*_TOGETHER)
         named = f" (set by variables: {', '.join(variables)})" if variables else ""
-        if error.topic is not None:
-            raise InputError(f"{error}{named}", topic=error.topic) from None
-        raise InputError(f"{error}{named} (see docs/reference/rendezvous.md)") from None
+        raise InputError(f"{error}{named}", topic=error.topic or "a-rendezvous-setting-is-not-accepted") from None
     # Of several endpoints none is the master's: workers meet at the node of rank 0, as with c10d.
     is_at_endpoint = is_static and not settings.has_several_endpoints
     host, port = split_endpoint(settings.endpoint) if is_at_endpoint else (None, None)
@@ -167,7 +165,9 @@ def _count_in(variable: str, environ: Mapping[str, str], option: str) -> int:
 
 def _wrong(variable: str, value: object, why: str, option: str) -> InputError:
     page = _PAGES[variable.partition("_")[0]]
-    return InputError(f"{variable}={value}: {why}: use {option}, or see {page}")
+    return InputError(
+        f"{variable}={value}: {why}: use {option}, or see {page}", topic="a-variable-of-the-scheduler-does-not-fit"
+    )
 
 
 def check_backend(backend: str, source: str) -> None:

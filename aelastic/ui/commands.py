@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition("aelastic ")[2]
-        raise InputError(f"{command}: {message} (see {self.prog} --help)" if command else message)
+        raise InputError(f"{command}: {message}" if command else message)
 
     def print_help(self, file: Any = None) -> None:
         """Prints `help_text`, if there is one."""

@@ -188,11 +188,11 @@ def test_an_example_that_is_wrong_would_be_found(wrong: str) -> None:
     [
         ("help statsu", "help: there is no command or topic statsu: did you mean status?"),
         ("help xyz", "help: there is no command or topic xyz"),
-        ("version now", "version: unrecognized arguments: now (see aelastic version --help)"),
+        ("version now", "version: unrecognized arguments: now"),
         ("policy logs", "policy: argument explain: invalid choice: 'logs'"),
-        ("policy", "policy: the following arguments are required: explain, EVENTS (see aelastic policy --help)"),
-        ("doctor --nnode-s 2", "unknown option --nnode-s: did you mean --nnodes? (see aelastic doctor --help)"),
-        ("timeline", "timeline: the following arguments are required: LOGDIR (see aelastic timeline --help)"),
+        ("policy", "policy: the following arguments are required: explain, EVENTS"),
+        ("doctor --nnode-s 2", "unknown option --nnode-s: did you mean --nnodes?"),
+        ("timeline", "timeline: the following arguments are required: LOGDIR"),
         ("spent logs --cost 2", "argument --cost: '2': use a price and its unit, e.g. 2.10/gpu-h, or 12/h"),
     ],
 )

@@ -35,7 +35,7 @@ def contents(folder: Path) -> set[Path]:
 
 
 REFERS = re.compile(
-    r"( \(see (python -m aelastic --help|docs/reference/\w+\.md)\)|see docs/\S+\.md| \(help: [a-z0-9-]+\))\n$"
+    r" \((see aelastic( \w+)? --help|see aelastic --help-all|help: [a-z0-9-]+)\)\n$"
 )
 
 

@@ -50,7 +50,7 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     try:
         return _Asking(argv, _read(argv), sockets.doors_folder(environ), complain).run()
     except InputError as error:
-        return _refuse(argv, EXIT_INPUT, f"error: {error}", complain)
+        return _refuse(argv, EXIT_INPUT, f"error: {error} (see aelastic {argv[0]} --help)", complain)
     except NoAnswerError as error:
         return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:
