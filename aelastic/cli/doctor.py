@@ -15,7 +15,7 @@ from aelastic.cli.spec_fields import rendezvous_fields
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.doctor.host_checks import check_host
-from aelastic.errors import EXIT_FAILURE, InputError
+from aelastic.errors import EXIT_FAILURE
 from aelastic.failures.failure import printable
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.ui.commands import Colour, paint_for, say, say_painted

@@ -174,7 +174,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "address where other nodes reach this one (default: detected)"),
         _option("--master-addr", read_address, "127.0.0.1", "HOST", "static: address of rank 0, and MASTER_ADDR"),
         _option("--master-port", read_int, None, "PORT",
-            "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free port, and a run id)"),
+            "static: port of rank 0, and MASTER_PORT (default: 29500; a single node picks a free port and a run id)"),
     ),
     "failures and stopping": (
         _option("--max-restarts", read_int, "0", "N", "how many times the workers may be restarted after a failure"),

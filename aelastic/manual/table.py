@@ -41,7 +41,8 @@ _AT_SAVE = Argument(("--at-save",), "wait until all ranks have saved at the same
 _DEADLINE = Argument(("--deadline",), "seconds to save in", "SECONDS", read_seconds, "120")
 _REASON = Argument(("--reason",), "reason to log on all nodes, next to your user name", "TEXT", read_reason, "")
 _WAIT = Argument(("--wait",), "wait until workers run again, or the job is over")
-_ON_REQUEST = _JOB, _DEADLINE, _REASON, _WAIT
+_WAIT_FOR_END = Argument(("--wait",), "wait until the job is over")
+_ON_REQUEST = _JOB, _DEADLINE, _REASON
 
 _COMMANDS = (
     Command(
@@ -107,7 +108,13 @@ _COMMANDS = (
     Command(
         "ps", WHILE, "list your jobs on this machine",
         (Example("list your jobs", "aelastic ps"), Example("list them for a program", "aelastic ps --json")),
-        _SHOWING,
+        (
+            ("0", "done"),
+            ("1", "refused"),
+            ("2", "wrong usage"),
+            ("3", "no job of yours runs on this machine"),
+            ("4", "no answer"),
+        ),
         (_JSON,),
         page="how-to/speak.md",
     ),
@@ -166,6 +173,7 @@ _COMMANDS = (
             Argument(("--cancel",), "cancel the drain"),
             Argument(("--force",), "drain the node even if this ends the job"),
             *_ON_REQUEST,
+            _WAIT,
             _JSON,
         ),
         page="how-to/drain.md",
@@ -173,7 +181,7 @@ _COMMANDS = (
     Command(
         "cordon", WHILE, "keep a host out of the job for an hour",
         (
-            Example("keep n2 out of the only job on this machine", "aelastic cordon n2 --reason 'its fans'"),
+            Example("keep n2 out of the only job on this machine", "aelastic cordon n2 --reason 'faulty fan'"),
             Example("keep a host out of a job with a name", "aelastic cordon n2 --job resnet"),
         ),
         _ASKING,
@@ -201,7 +209,7 @@ _COMMANDS = (
             Example("restart a job once all ranks have saved", "aelastic restart resnet --at-save"),
         ),
         _ASKING,
-        (_JOB_FIRST, _AT_SAVE, *_ON_REQUEST, _JSON),
+        (_JOB_FIRST, _AT_SAVE, *_ON_REQUEST, _WAIT, _JSON),
         note="Does not count against --max-restarts.",
         page="how-to/speak.md",
     ),
@@ -212,7 +220,14 @@ _COMMANDS = (
             Example("save at one step first, so that the same command resumes", "aelastic stop resnet --at-save"),
         ),
         _ASKING,
-        (_JOB_FIRST, _AT_SAVE, Argument(("--now",), "kill workers; they cannot save"), *_ON_REQUEST, _JSON),
+        (
+            _JOB_FIRST,
+            _AT_SAVE,
+            Argument(("--now",), "kill workers; they cannot save"),
+            *_ON_REQUEST,
+            _WAIT_FOR_END,
+            _JSON,
+        ),
         page="how-to/stop.md",
     ),
     Command(

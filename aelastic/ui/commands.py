@@ -19,18 +19,22 @@ from aelastic.failures.failure import printable
 _HEADING = re.compile(r"^(Usage:|\S.*:$)", re.MULTILINE)
 
 
+class WrongUsageError(InputError):
+    """A command line that its parser does not accept; the help of the command has examples."""
+
+
 class Parser(argparse.ArgumentParser):
     """Reads what follows `aelastic COMMAND`, or a module's name.
 
     Raises:
-        InputError: an option is unknown, or its value is wrong.
+        WrongUsageError: an option is unknown, or its value is wrong.
     """
 
     help_text: Callable[[], str] | None = None
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition("aelastic ")[2]
-        raise InputError(f"{command}: {message}" if command else message)
+        raise WrongUsageError(f"{command}: {message}" if command else message)
 
     def print_help(self, file: Any = None) -> None:
         """Prints `help_text`, if there is one."""

@@ -17,7 +17,7 @@ WORDS_MAX = 35  # of a sentence
 READ = [
     *(ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")),
     *(page for page in ROOT.glob("docs/**/*.md") if not {"adr", "development"} & {*page.relative_to(ROOT).parts}),
-    *ROOT.glob("aelastic/cli/**/*.py"),
+    *(path for folder in ("cli", "manual") for path in ROOT.glob(f"aelastic/{folder}/**/*.py")),
 ]
 # Each with what to write instead.
 PHRASES = {

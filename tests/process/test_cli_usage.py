@@ -34,9 +34,7 @@ def contents(folder: Path) -> set[Path]:
     return set(folder.rglob("*"))
 
 
-REFERS = re.compile(
-    r" \((see aelastic( \w+)? --help|see aelastic --help-all|help: [a-z0-9-]+)\)\n$"
-)
+REFERS = re.compile(r" \((see aelastic( \w+)? --help|see aelastic --help-all|help: [a-z0-9-]+)\)\n$")
 
 
 def assert_refused(folder: Path, said: str, *argv: str, **environ: str) -> None:

@@ -32,7 +32,7 @@ from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host import sockets
 from aelastic.manual.parsing import parser_of
-from aelastic.ui.commands import paint_for
+from aelastic.ui.commands import WrongUsageError, paint_for
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
 WATCH_S = 1.0
@@ -49,8 +49,10 @@ def run_verb(argv: Sequence[str], environ: Mapping[str, str], complain: Callable
     """
     try:
         return _Asking(argv, _read(argv), sockets.doors_folder(environ), complain).run()
-    except InputError as error:
+    except WrongUsageError as error:
         return _refuse(argv, EXIT_INPUT, f"error: {error} (see aelastic {argv[0]} --help)", complain)
+    except InputError as error:
+        return _refuse(argv, EXIT_INPUT, f"error: {error}", complain)
     except NoAnswerError as error:
         return _refuse(argv, error.code, str(error), complain)
     except PermissionError as error:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import filterfalse
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ NO_ANSWER: Said = {"code": "no-answer", "text": _UNANSWERED}
 OF_RANKS, OF_NODES = ("stacks", "logs"), ("drain", "cordon", "uncordon")
 # Commands that change a job take the beginning of an id only if nobody chose the id: a job `exp` may have ended.
 OF_THE_JOB = (*OF_NODES, "restart", "stop")
-_GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class NoAnswerError(Exception):
@@ -84,7 +83,7 @@ class Jobs:
         ids = {here["run"]["run_id"] for _, here in found}
         if job in ids:
             found = [each for each in found if each[1]["run"]["run_id"] == job]
-        elif job and self._verb in OF_THE_JOB and (chosen := sorted(i for i in ids if not _GENERATED.fullmatch(i))):
+        elif job and self._verb in OF_THE_JOB and (chosen := sorted(filterfalse(texts.GENERATED.fullmatch, ids))):
             text = f"no job {job} of yours runs on this machine; give the whole id of {' or '.join(chosen)}"
             raise NoAnswerError(text, EXIT_NO_JOB)
         if not found and self._is_silent:

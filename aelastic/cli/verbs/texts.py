@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,8 @@ from aelastic.observe.status_text import counted, duration
 from aelastic.ui.commands import Colour, Paint, plain
 
 Said = Mapping[str, Any]
+# Run ids that aelastic chose.
+GENERATED = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 # Of states; those that pass by themselves have none.
 COLOURS = {"running": Colour.GOOD, "held": Colour.BAD, "silent": Colour.BAD, "closed": Colour.BAD}
@@ -27,9 +30,14 @@ def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
 
 def ended(agents: Sequence[Said]) -> str:
     """The jobs that have ended within the last hour."""
-    names = [*dict.fromkeys(f"{each['run']['run_id']}, {each['state']}" for each in agents)]
+    names = [*dict.fromkeys(f"{_short(each['run']['run_id'])}, {each['state']}" for each in agents)]
     more = f", and {len(names) - 3} more" * (len(names) > 3)
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}; see aelastic why)" if names else ""
+
+
+def _short(run_id: str) -> str:
+    """As much of a generated id as commands need."""
+    return run_id[:8] if GENERATED.fullmatch(run_id) else run_id
 
 
 def has_ended(agent: Said) -> str:
