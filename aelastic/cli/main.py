@@ -326,9 +326,8 @@ def _conclude(invocation: Invocation, result: RunResult, stopped_by: int | None)
     if result.state.name == "SUCCEEDED":
         return Outcome(0)
     if result.is_drained:
-        how = "" if result.is_stopped else "drained: "
         resume = "all workers have ended; run the same command again to resume"
-        _say(f"aelastic: {how}{result.reason}; {resume}{_told(result)}")
+        _say(f"aelastic: {result.reason}; {resume}{_told(result)}")
         return Outcome(EXIT_TRY_AGAIN)
     if result.is_stopped:
         _say(f"aelastic: {result.reason}; all workers have ended{_told(result)}")

@@ -163,7 +163,7 @@ def _joined(cause: Cause) -> str:
 
 
 def _drain(cause: Cause) -> str:
-    return _with_saves(f"{_hosts(cause)} leaves within {cause.within_s:.0f} s{_in_brackets(cause.detail)}", cause)
+    return _with_saves(f"drain of {_hosts(cause)} within {cause.within_s:.0f} s{_in_brackets(cause.detail)}", cause)
 
 
 def _requested(what: str) -> Callable[[Cause], str]:

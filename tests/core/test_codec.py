@@ -94,7 +94,7 @@ MESSAGES: list[Any] = [
     r.Frozen("n1", 1000, 81, 2, 0),
     r.Saved("n1", 1000),
     r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
-    r.Answer("n1-5", True, "host-1 leaves within 110 s (spot)", ("n1", "n2")),
+    r.Answer("n1-5", True, "drain of host-1 within 110 s (spot)", ("n1", "n2")),
     FETCH,
     FETCHED,
     r.Show(FETCH),

@@ -172,7 +172,7 @@ def test_a_node_that_no_coordinator_would_read_gives_up_before_it_looks_for_one(
 def test_a_request_that_was_refused_with_the_connection_is_answered_and_not_repeated() -> None:
     story = busy()
     story.tell(ev.Submitted(DRAIN), ev.Submitted(DRAIN.replace(ask_id="me-2")))
-    story.hear(r.Answer("me-1", True, "host-me leaves within 60 s"))
+    story.hear(r.Answer("me-1", True, "drain of host-me within 60 s"))
     told = story.hear(m.Refused("Ask.target is odd", is_final=False))
     waiting, answer = [each.message for each in told if isinstance(each, ev.Deliver)]
     assert waiting == m.Waiting("the leader refused a message of this node: Ask.target is odd", kind=m.WaitKind.LEADER)

@@ -69,7 +69,7 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.Compared(
         3, "hang: 3 of 4 ranks wait in all_reduce (train.py:120) for 62 s; rank 5 on n1 does not: sleeps", (5,)
     ),
-    ev.Announced("saving", "n1 leaves within 110 s (spot)", 82),
+    ev.Announced("saving", "drain of n1 within 110 s (spot)", 82),
     ev.RunEnded(
         WorkerState.FAILED, "rank 5 failed", FAILURE, {5: FAILURE}, "Traceback", decided.refused(3, decided.failed(5))
     ),

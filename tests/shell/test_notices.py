@@ -151,7 +151,7 @@ async def test_what_is_older_or_of_a_round_that_is_over_is_void_but_to_leave_is_
     assert node.pages.phase == FROZEN
     node.notices.on_told(notice(0, r.Stage.LEAVE))
     await node.until(lambda: node.posted)
-    assert node.posted == [ev.StopRequested(reason="n1 leaves within 60 s", is_drained=True)]
+    assert node.posted == [ev.StopRequested(reason="drain of n1 within 60 s", is_drained=True)]
 
 
 @of_a_node
