@@ -58,8 +58,8 @@ async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -
     else:
         yield Finding(
             "warning", "firewall",
-            f"needed: the workers' store, gloo and NCCL accept anyone who reaches {where}, with or without a secret: "
-            f"let only the job's nodes through ({_PAGE} has rules for nftables)",
+            f"needed: the workers' store, gloo and NCCL accept anyone who reaches {where}: "
+            f"let only the job's nodes through ({_PAGE})",
         )  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
     if len(ranks) == 1:
         return Comparison(f"{what}{since}: rank {ranks[0].rank} on {ranks[0].host}: {ranks[0].sentence}")
     if not odd:
-        return Comparison(f"{what}{since}: cannot tell which rank the others wait for: {_groups_of(ranks)}")
+        return Comparison(f"{what}{since}: cannot tell which rank the others wait for; {_groups_of(ranks)}")
     same = {place.group for place in most}
     does = ("waits in" if len(most) == 1 else "wait in") if all(place.collective for place in most) else "are at"
     where = f"{does} {same.pop() if len(same) == 1 else 'collectives'}"

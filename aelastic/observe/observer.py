@@ -193,8 +193,10 @@ class LogLines(Observer):
                 _log.warning("%s", words)
             case ev.Announced("saving", words):
                 _log.warning("%s: %s", words, event.where)
-            case ev.Announced("refused" | "called off" as what, words):
-                _log.warning("notice %s: %s", what, words or "workers continue")
+            case ev.Announced("refused", words):
+                _log.warning("request refused: %s", words)
+            case ev.Announced("called off", words):
+                _log.warning("drain cancelled: %s", words or "workers continue")
             case ev.Announced("leaving", words):
                 _log.info("leaving: %s", words)
             case ev.WorkerEnded(failure=failure) if failure is not None:

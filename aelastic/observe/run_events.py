@@ -138,10 +138,10 @@ class WorkerReached(RunEvent):
 
 
 class ForkServerMeasured(RunEvent):
-    """The agent measured the memory of the fork server, which it does from time to time."""
+    """The agent measured the memory of the template, which it does from time to time."""
 
     parked: int  # number of processes that wait to become workers
-    pss_bytes: int  # memory (PSS) of these processes and the fork server
+    pss_bytes: int  # memory (PSS) of these processes and the template
 
 
 class WorkerEnded(RunEvent):
@@ -214,7 +214,7 @@ class Announced(RunEvent):
     def where(self) -> str:
         """A text that names the call at which ranks save."""
         at = f"all ranks save at call {self.save_at} of notice.due" if self.save_at else "no call could be agreed"
-        return at + ", or on the drain signal: no rank has called it yet" * self.is_signalled
+        return at + ", or on the drain signal, since none has called it yet" * self.is_signalled
 
 
 class Killed(RunEvent):

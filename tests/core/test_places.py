@@ -68,7 +68,7 @@ def test_one_rank_in_another_branchs_collective_is_odd() -> None:
 def test_what_cannot_be_told_is_said_with_the_groups(places: list[Place]) -> None:
     found = compare(places, 60.0)
     assert found.odd == ()
-    assert found.text.startswith("hang for 60 s: cannot tell which rank the others wait for: ")
+    assert found.text.startswith("hang for 60 s: cannot tell which rank the others wait for; ")
     assert all(place.group in found.text for place in places)
 
 

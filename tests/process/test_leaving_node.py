@@ -63,7 +63,7 @@ def test_a_signal_passes_to_workers_and_another_has_all_ranks_save_at_one_step(l
     assert len(job.wait_line("saved", 3)) == 3
     assert len({line.split()[2] for line in job.wait_line("saved", 3)}) == 1, "at one step"
     assert not any(line.startswith("goes on") for line in job.lines)
-    assert "leaves within 600 s (by SIGUSR1): all ranks save at call" in job.stderr
+    assert "within 600 s (by SIGUSR1): all ranks save at call" in job.stderr
     assert "; all workers have ended; run the same command again to resume" in job.stderr
 
 
@@ -81,7 +81,7 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     (job.folder / "new").write_text("drain 600 spot\n")
     (job.folder / "new").rename(job.folder / "notice")  # one that says nothing yet is another notice
     job.wait_line("saved 0")
-    wait_for("it is said", partial(_has_said, job, "leaves within 600 s (spot, by the notice file)"))
+    wait_for("it is said", partial(_has_said, job, "within 600 s (spot, by the notice file)"))
     if hang_timeout_s:
         since = (job.folder / "slow").stat().st_mtime
         wait_for("it would be found to hang", lambda: time.time() - since > 3.0 * hang_timeout_s)
@@ -90,7 +90,7 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     (job.folder / "slow").unlink()
     job.signal(signal.SIGUSR1)
     job.assert_ends(EXIT_TRY_AGAIN)
-    assert "notice called off" in job.stderr and "hang" not in job.stderr
+    assert "drain cancelled" in job.stderr and "hang" not in job.stderr
 
 
 def test_a_rank_that_hangs_while_the_others_have_saved_is_found(launch: Launcher) -> None:
@@ -142,7 +142,7 @@ def test_workers_are_started_again_if_some_have_ended_when_a_notice_is_called_of
     (job.folder / "notice").write_text("drain 600 spot\n")
     job.wait_line("saves", 2)
     (job.folder / "notice").unlink()
-    wait_for("it is called off", partial(_has_said, job, "notice called off"))
+    wait_for("it is called off", partial(_has_said, job, "drain cancelled"))
     job.go()
     assert job.wait_line("start", 4) == ["start 0"] * 4, "no restart is charged"
     job.signal(signal.SIGTERM)
@@ -157,7 +157,7 @@ def test_workers_that_know_nothing_of_it_run_on_until_the_end(launch: Launcher) 
     job.wait_line("start", 2)
     job.signal(signal.SIGUSR1)
     assert job.wait() == EXIT_TRY_AGAIN, job.story
-    assert "leaves within 1 s" in job.stderr
+    assert "within 1 s" in job.stderr
     assert "; 1 of 1 nodes did not save in time; all workers" in job.stderr, job.story
 
 
@@ -185,7 +185,7 @@ def test_a_notice_command_is_heard_outlives_the_workers_and_is_ended(launch: Lau
     job.wait_line("trains", 2)
     (job.folder / "told").touch()
     job.assert_ends(EXIT_TRY_AGAIN)
-    assert "leaves within 600 s (spot, by the notice command)" in job.stderr
+    assert "within 600 s (spot, by the notice command)" in job.stderr
     assert "notice command: 'nonsense' is not a notice: print 'drain SECONDS REASON' or 'cancel'" in job.stderr
     assert "restarting it" not in job.stderr
 

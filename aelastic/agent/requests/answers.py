@@ -211,9 +211,9 @@ async def _followed(stream: EventStream, within_s: float) -> AsyncIterator[str]:
     while (event := await stream.next(began + within_s)) is not None:
         match event:
             case Announced("saving", text) as saving:
-                yield f"{text}: {saving.where}, agreed on after {aio.now() - began:.3f} s"
+                yield f"{text}: {saving.where} (agreed after {aio.now() - began:.3f} s)"
             case Announced("called off", text):
-                yield text or "called off"
+                yield text or "drain cancelled"
                 return
             case Restarting():
                 has_ended = True
