@@ -79,8 +79,8 @@ class WorkerSpec:
         start_method: how `multiprocessing` starts a function.
         cache_dir: folder on this node where workers keep compiled code (kernels, graphs, extensions, byte code);
             `None`: none.
-        preload: modules that a fork server imports once, so that workers start with them imported; `"auto"`: those that
-            the first workers imported; `()`: none.
+        preload: modules that a template process imports once, so that workers start with them imported; `"auto"`:
+            those that the first workers imported; `()`: none.
         preload_from: where `preload` comes from, for messages: the name of an option or a variable.
         shutdown_timeout_s: seconds from the request to stop until workers are killed.
         restart_grace: seconds that workers get to end before a restart, instead of `shutdown_timeout_s`.  `None`: as

@@ -91,7 +91,7 @@ class LaunchConfig:
         shutdown_timeout: seconds from the request to stop until workers are killed; `None`:
             `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`, or 30.
         cache_dir: folder on this node where workers keep compiled code; `None`: none.
-        preload: modules that a fork server imports once, so that workers start with them imported, or `"auto"`.
+        preload: modules that a template process imports once, so that workers start with them imported, or `"auto"`.
         restart_grace: seconds that workers get to end before a restart, or `"shutdown-timeout"`; `None`: while waiting
             can help.
         progress: regular expression that finds progress in the workers' output, same as `--progress`.

@@ -62,10 +62,10 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
     ("aelastic_progress_remaining_seconds", "Seconds until the final step at this speed; NaN if unknown.",
      lambda run: math.nan if (left := getattr(run.last_progress, "remaining_s", None)) is None else left),
     # The fork server.
-    ("aelastic_parked_processes", "Processes of the fork server that wait to become workers.",
+    ("aelastic_parked_processes", "Processes of the template that wait to become workers.",
      lambda run: run.fork_server and run.fork_server.parked),
     ("aelastic_fork_server_pss_bytes",
-     "Memory of the fork server and its waiting processes (PSS: shared pages counted in proportion).",
+     "Memory of the template and its waiting processes (PSS: shared pages counted in proportion).",
      lambda run: run.fork_server and run.fork_server.pss_bytes),
 )  # fmt: skip
 
