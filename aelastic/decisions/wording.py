@@ -104,7 +104,7 @@ def _spent(decision: Decision) -> str:
 def _same_error(decision: Decision) -> str:
     cause = decision.cause
     who = f"rank {_ranks(cause)} on {_hosts(cause)}"
-    return f"{who} failed twice in a row with {decision.error}, with no progress in between"
+    return f"{who} failed twice in a row with {decision.error}, without progress"
 
 
 def _too_few_joined(decision: Decision) -> str:

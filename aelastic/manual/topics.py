@@ -67,7 +67,6 @@ _LINES: Mapping[str, tuple[str, ...]] = {
             "read its state; use --secret-file"
         ),
     ),
-    "the-job-is-not-restarted": ("not restarting: %s%s",),
     "the-job-runs-through-the-rendezvous-of-torch": (
         (
             "could not empty the workers' store, so restarted workers may fail: the TCPStore of this torch cannot "

@@ -276,7 +276,9 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
         said = verb(tmp_path, "why", str(path))
         assert said.code == 2 and said.err == f"aelastic: error: {path}: {words}" and not said.out, said
         assert told(tmp_path, "why", str(path))["code"] == "usage"
-    assert verb(tmp_path, "why", str(tmp_path / "nowhere")).code == 3
+    nowhere = tmp_path / "nowhere"
+    said = verb(tmp_path, "why", str(nowhere))
+    assert (said.code, said.err) == (2, f"aelastic: error: {nowhere}: no such file or folder"), said
 
 
 def test_an_agent_that_does_not_answer_may_yet_do_it(launch: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:

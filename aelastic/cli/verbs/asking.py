@@ -199,13 +199,19 @@ class _Asking:
         return self._conclude(said, texts.why(said["why"], said.get("held", "")))
 
     def _why_ended(self) -> Said | None:
-        """The answer about a job that has ended; `None` if nothing is known of it."""
+        """The answer about a job that has ended; `None` if nothing is known of it.
+
+        Raises:
+            InputError: it is the path of a file that is not there.
+        """
         job, ended = self._args.job, self._jobs.ended()
         wanted = self._jobs.ended_as(job) if job else [each for each in ended if each["why"]] or ended
         if not wanted and os.path.exists(job):
             from aelastic.cli.verbs.explaining import read_ends
 
             return {"code": "ok", "why": read_ends(Path(job))}
+        if not wanted and os.sep in job:
+            raise InputError(f"{job}: no such file or folder")
         if not wanted:
             return None
         last, ids = wanted[0], {each["run"]["run_id"] for each in wanted}
