@@ -81,8 +81,8 @@ def forming_text(
     parts = [f"rendezvous: {len(joined)} of {wanted} nodes joined after {waited_s:.0f} s ({names})"]
     if stopping:
         parts.append(f"stopping their workers: {some_of(stopping)}")
-    if starts_at is not None:
-        parts.append(f"starting in {max(starts_at - now, 0.0):.0f} s")
+    if starts_at is not None and starts_at > now:
+        parts.append(f"starting in {starts_at - now:.0f} s")
     if reconnected is not None:
         parts.append("reconnected from round {}: {} of {}".format(*reconnected))
     waiting, lacking = m.Waiting("; ".join(parts)), fewest - len(joined) - len(stopping)
