@@ -60,6 +60,11 @@ LOST = {"b": "silent for 5 s", "a": "connection closed"}
         ),
         (
             nodes("a", "b"),
+            {"nodes": (2, 3), "is_first": True, "starts_in_s": 20.0},
+            "2 of 2-3 nodes joined after 10 s (a, b); starting in 20 s; waiting for 1 more",
+        ),
+        (
+            nodes("a", "b"),
             {"reconnected": (7, 2, 3)},
             "2 of 2 nodes joined after 10 s (a, b); reconnected from round 7: 2 of 3",
         ),

@@ -408,5 +408,11 @@ class Forming:
     def waited_s(self, now: float) -> float:
         return 0.0 if self.since is None else now - self.since
 
+    def starts_in_s(self, now: float) -> float | None:
+        """Until the first round starts without further nodes; `None` if it is not known."""
+        if self.last_call_until is None or self.last_call_until <= now:
+            return None
+        return self.last_call_until - now
+
     def validate(self) -> None:
         self.end.validate()

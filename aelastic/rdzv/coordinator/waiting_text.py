@@ -30,8 +30,7 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
                 lost=roster.lost_hosts,
                 nodes=(rules.min_nodes, rules.max_nodes),
                 waited_s=coordinator.forming.waited_s(now),
-                starts_at=coordinator.forming.last_call_until,
-                now=now,
+                starts_in_s=coordinator.forming.starts_in_s(now),
                 is_first=coordinator.round == 0,
                 reconnected=None if takeover is None else (takeover.round, len(takeover.seats), takeover.size),
             )
@@ -57,10 +56,9 @@ def forming_text(
     lost: Mapping[str, str],
     nodes: tuple[int, int],
     waited_s: float,
-    starts_at: float | None,
-    now: float,
     is_first: bool,
     reconnected: tuple[int, int, int] | None,
+    starts_in_s: float | None = None,
 ) -> m.Waiting:
     """One line about a round that forms.
 
@@ -70,10 +68,9 @@ def forming_text(
         lost: hosts that the last round lost, and why.
         nodes: how many the job needs, and takes.
         waited_s: since the round began to form.
-        starts_at: when the first round starts without further nodes, once enough have joined.
-        now: the time.
         is_first: no round has been completed yet.
         reconnected: for a new coordinator, the round that it takes over, how many nodes are back, and its size.
+        starts_in_s: until the first round starts without further nodes, if enough have joined.
     """
     fewest, most = nodes
     wanted = f"{fewest}" if fewest == most else f"{fewest}-{most}"
@@ -81,8 +78,8 @@ def forming_text(
     parts = [f"rendezvous: {len(joined)} of {wanted} nodes joined after {waited_s:.0f} s ({names})"]
     if stopping:
         parts.append(f"stopping their workers: {some_of(stopping)}")
-    if starts_at is not None and starts_at > now:
-        parts.append(f"starting in {starts_at - now:.0f} s")
+    if starts_in_s is not None:
+        parts.append(f"starting in {starts_in_s:.0f} s")
     if reconnected is not None:
         parts.append("reconnected from round {}: {} of {}".format(*reconnected))
     waiting, lacking = m.Waiting("; ".join(parts)), fewest - len(joined) - len(stopping)
