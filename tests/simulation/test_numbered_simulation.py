@@ -64,9 +64,11 @@ def decided_in(seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch) -> li
 
 
 @pytest.mark.parametrize("endpoints", [1, 3])
-def test_a_seed_decides_the_same_whatever_the_sentences_are(endpoints: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in range(examples(2)):
-        with numbered() as sentences:
-            decided = decided_in(seed, endpoints, monkeypatch)
-            assert sentences, "observers are told why"
-        assert decided == decided_in(seed, endpoints, monkeypatch), seed
+@pytest.mark.parametrize("seed", range(examples(2)))
+def test_a_seed_decides_the_same_whatever_the_sentences_are(
+    seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with numbered() as sentences:
+        decided = decided_in(seed, endpoints, monkeypatch)
+        assert sentences, "observers are told why"
+    assert decided == decided_in(seed, endpoints, monkeypatch)
