@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         AelasticError,
         ChildFailedError,
         ErrorHandler,
+        HostError,
         InputError,
         InternalError,
         ProcessFailure,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         RendezvousError,
         RendezvousStateError,
         RendezvousTimeoutError,
+        RequestError,
         UnkillableWorkerError,
         get_error_handler,
         record,
@@ -65,19 +67,21 @@ if TYPE_CHECKING:
     from aelastic.supervisor import Supervisor
 
 __all__ = [
-    "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "InputError",
+    "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "HostError",
+    "InputError",
     "InternalError", "LaunchConfig", "Observer", "ProcessFailure", "RendezvousClosedError",
     "RendezvousConnectionError", "RendezvousError", "RendezvousSettings", "RendezvousStateError",
-    "RendezvousTimeoutError", "RunResult", "SignalException", "Std", "Supervisor", "UnkillableWorkerError",
-    "Worker", "WorkerBackend", "WorkerExit", "WorkerGroup", "WorkerSpec", "WorkerStart", "WorkerState",
-    "elastic_launch", "get_error_handler", "launch_agent", "record",
+    "RendezvousTimeoutError", "RequestError", "RunResult", "SignalException", "Std", "Supervisor",
+    "UnkillableWorkerError", "Worker", "WorkerBackend", "WorkerExit", "WorkerGroup", "WorkerSpec", "WorkerStart",
+    "WorkerState", "elastic_launch", "get_error_handler", "launch_agent", "record",
 ]  # fmt: skip
 
 _HOMES = {
     "errors": (
-        "AelasticError", "ChildFailedError", "ErrorHandler", "InputError", "InternalError", "ProcessFailure",
-        "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError", "RendezvousStateError",
-        "RendezvousTimeoutError", "UnkillableWorkerError", "get_error_handler", "record",
+        "AelasticError", "ChildFailedError", "ErrorHandler", "HostError", "InputError", "InternalError",
+        "ProcessFailure", "RendezvousClosedError", "RendezvousConnectionError", "RendezvousError",
+        "RendezvousStateError", "RendezvousTimeoutError", "RequestError", "UnkillableWorkerError",
+        "get_error_handler", "record",
     ),
     "group.worker_group": ("WorkerGroup",),
     "group.events": ("Worker", "WorkerState"),

@@ -187,7 +187,7 @@ class WorkerSpec:
             is_name = isinstance(name, str) and _is_for_exec(name, name)
             _check(is_name, f"env has the name {in_words(name)}: use a str without NUL and =")
             is_value = isinstance(value, str) and _is_for_exec(value)
-            _check(is_value, f"env[{name!r}] is a {type(value).__name__}: every value must be a str without NUL")
+            _check(is_value, f"env[{name!r}] is of type {type(value).__name__}: every value must be a str without NUL")
         self._check_together()
 
     def _check_together(self) -> None:

@@ -185,7 +185,7 @@ class Supervisor:
                 `None` restarts at once.
 
         Raises:
-            RequestError: the leader refused the request or did not answer.
+            RequestError: the job is not running, or the leader refused the request or did not answer.
         """
         await self._ask(r.Verb.RESTART, reason, at_save_s)
 
@@ -203,16 +203,14 @@ class Supervisor:
 
     async def _ask(self, verb: r.Verb, reason: str, at_save_s: float | None) -> None:
         check(reason=reason, at_save_s=at_save_s)
-        answer = None
-        if self._run is not None:
-            fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
-            answer = await self._run.enquiries.ask(verb, reason, **fields)
-        if answer is None or not answer.is_applied:
-            raise RequestError(
-                "no answer from the leader; the request may or may not be carried out"
-                if answer is None
-                else answer.text
-            )
+        if self._run is None or self._group.is_done:
+            raise RequestError("the job is not running: the run has not begun, or has ended")
+        fields = {"deadline_s": at_save_s or 0.0, "at_save": at_save_s is not None}
+        answer = await self._run.enquiries.ask(verb, reason, **fields)
+        if answer is None:
+            raise RequestError("no answer from the leader; the request may or may not be carried out")
+        if not answer.is_applied:
+            raise RequestError(answer.text)
 
     def send_signal(self, signum: int) -> None:
         """Passes a signal on to those workers of this node that have a handler for it; the job continues."""

@@ -357,8 +357,8 @@ def test_a_program_speaks_to_its_job() -> None:
             async for event in supervisor.events():
                 seen.append(type(event).__name__)
 
-        with pytest.raises(RequestError, match="no answer from the leader"):
-            await supervisor.restart()  # it does not run yet
+        with pytest.raises(RequestError, match="the job is not running: the run has not begun, or has ended"):
+            await supervisor.restart()
         listening, running = asyncio.create_task(listen()), asyncio.create_task(supervisor.run())
         await begins(supervisor)
         assert [each["phase"] for each in await supervisor.status()] == ["running"]
@@ -374,6 +374,8 @@ def test_a_program_speaks_to_its_job() -> None:
         await listening
         assert result.is_stopped and result.state is WorkerState.STOPPED and "enough" in result.reason
         assert seen[-1] == RunEnded.__name__ and "Restarting" in seen
+        with pytest.raises(RequestError, match="the job is not running"):
+            await supervisor.restart()
 
     run("asyncio", main())
 

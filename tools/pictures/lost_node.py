@@ -23,6 +23,7 @@ EPOCHS, KILL_AFTER_EPOCH = 30, 12
 SIZES = {"lost-node.png": (880, 392), "lost-node-narrow.png": (380, 376)}  # of the window, in CSS pixels
 CHART_ALONE = """<style>
   body { padding: 8px 10px; } .frame { border: 0; padding: 0; margin-top: 8px; } #chart { min-width: 0; }
+  rect.guess { opacity: 1; } text.in.guess { fill: #10151a; }  /* it is known here when the node was killed */
   .spent, .tools, .card, .notes, h2, .list { display: none; }
 </style></head>"""
 
