@@ -7,11 +7,13 @@ from pathlib import Path as FilePath
 import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
 from kit.simulated.adversary import BOARDS, Fault, Path, attack, everywhere, of_two
+from kit.simulated.checks import BrokenPromiseError
 from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
 from kit.stories.files import Story, read
 
 from aelastic.rdzv.coordinator.forming import Forming
+from aelastic.rdzv.member.contact import Contact
 
 pytestmark = pytest.mark.timeout(60.0 + 5 * ATTACKS + 200 * EVERYWHERE_S)
 
@@ -49,6 +51,41 @@ def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the
         (other_cut_at, Fault("cut one way", "node2", "board", 7.0)),
     )
     Path(45000310, size, faults).run()
+
+
+# The endpoint's host is lost, and the other nodes elect a leader.  A new agent there begins a job of its own, and then cannot reach the
+# leader, which displaces it as a worker fails.
+DISPLACED = Path(
+    48000013,
+    Size(min_nodes=1, max_restarts=1, is_board_on_node0=True),
+    (
+        (2.2827826780189446, Fault("crash", "node0", seconds=0.3)),
+        (3.721800726171381, Fault("reset", "node1", "node0", 12.0)),
+        (4.510673967478402, Fault("fail", "node2")),
+    ),
+)
+DISPLACED_WITH_ANOTHER = Path(
+    1,
+    Size(nodes=5, max_nodes=5, max_restarts=3, is_board_on_node0=True),
+    (
+        (2.0, Fault("crash", "node4", seconds=2.6)),
+        (4.3, Fault("crash", "node0", seconds=0.3)),
+        *((4.4, Fault("reset", f"node{side}", other, 20.0)) for side in (1, 2, 3) for other in ("node0", "node4")),
+        (6.72, Fault("fail", "node2")),
+    ),
+)
+
+
+@pytest.mark.parametrize("path", [DISPLACED, DISPLACED_WITH_ANOTHER])
+def test_the_round_of_a_new_job_ends_once_the_leader_of_the_other_nodes_has_displaced_it(path: Path) -> None:
+    """Its fence is the higher one."""
+    path.run()
+
+
+def test_a_new_job_that_goes_on_after_it_was_displaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Contact, "given_up", lambda *_: None)
+    with pytest.raises(BrokenPromiseError, match="node0#4 has run round 1 of node0#4-1 beside a newer one"):
+        DISPLACED.run()
 
 
 def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of_a_break_beside_it() -> None:

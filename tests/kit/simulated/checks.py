@@ -522,11 +522,12 @@ class Checks:
 
         Its coordinator may have given it up a lease before it could know: until then it heard the coordinator, which
         did not hear it.  A new leader gives it as long again, and so does a board that was wiped, where it begins to look for
-        one; and a coordinator learns of one when it asks the board to renew, and then reads who it is.
+        one; and a coordinator learns of one when it asks the board to renew, and then reads who it is.  So do, from it, the nodes
+        of a job that was displaced.
         """
         running = {agent.node_id: round_ for agent in self._running if (round_ := self.round_of(agent))}
         rounds = list(running.values())
-        newest = max(rounds, key=_FENCE, default=None)
+        newest = self._newest(rounds)
         beside = {node for node, round_ in running.items() if round_ is not newest and self._is_beside(round_, newest)}
         for node_id in self._beside_since.keys() - beside:
             del self._beside_since[node_id]
@@ -551,15 +552,29 @@ class Checks:
                 continue
             elected_at = max(board.elections[-1][0], board.wiped_at)
             since = self._beside_since.setdefault(agent.node_id, now)
-            renews_s = self.lease_s / 3 * 1.02 if round_.leader_id == agent.node_id else 0.0
+            is_displaced = round_.fence > newest.fence
+            renews_s = self.lease_s / 3 * 1.02 if is_displaced or round_.leader_id == agent.node_id else 0.0
             if now - max(since, elected_at) > within_s + renews_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
+
+    def _newest(self, rounds: list[Round]) -> Round | None:
+        """The one with the highest fence; of two jobs, that of the leader which has displaced the other's on the board.
+
+        A new agent that found the only endpoint empty has begun a job of its own, with the higher fence.  The coordinator that
+        the other nodes have elected displaces it there: then their round goes on, and the new agent's ends.
+        """
+        newest = max(rounds, key=_FENCE, default=None)
+        if newest is None or newest.token not in self._elected:
+            return newest
+        token = self._board.elections[-1][1].candidate.token
+        displacing = [each for each in rounds if each.token == token and each.first is not newest.first]
+        return max(displacing, key=_FENCE, default=newest)
 
     def _is_beside(self, round_: Round, newest: Round | None) -> bool:
         """Whether a newer one runs; of two jobs, with a wiped board between, neither can know the other."""
         assert newest is not None
         first, last = sorted((round_.began_at, newest.began_at))
-        return round_.fence < newest.fence and not first <= self._board.wiped_at <= last
+        return round_.fence != newest.fence and not first <= self._board.wiped_at <= last
 
     @property
     def _running(self) -> list[Agent]:
