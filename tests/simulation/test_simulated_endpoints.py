@@ -30,6 +30,10 @@ def test_a_coordinator_that_was_suspended_with_its_clock_may_assign_a_node_again
     simulate(44006585, endpoints=3)
 
 
+def test_a_leader_that_is_out_of_reach_is_not_doubted_for_a_refusal_in_its_name_long_ago() -> None:
+    simulate(48001874, endpoints=3)
+
+
 def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)

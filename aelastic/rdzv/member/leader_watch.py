@@ -11,7 +11,7 @@ Four signs, each with its own limit:
 - **A refused port.** A port that accepted this node before and refuses it now: the coordinator's process has ended, if
   its connection was closed just before, as the kernel of a process that ends does, or if this is its machine.  Else
   something in between may refuse in its name (a proxy, a firewall that resets connections): then it is a reason to
-  doubt, and the count of renewals need not stand still for that long.
+  doubt, and the count of renewals need not stand still for that long, until an attempt fails in another way.
 - **Goodbye.** The coordinator says that it leads no longer; its agent leaves, or stays a node.
 
 A coordinator that only this node cannot reach is not gone: it stays the leader, and this node keeps trying.
@@ -115,10 +115,11 @@ class LeaderWatch:
 
         A refusal is proof after a close of the connection, but only at once.  The story behind it: a switch lets
         nothing through to the leader, which gives this node up and hangs up.  This node's attempts to connect are not
-        answered, and later something in between refuses in the leader's name.
+        answered, and later something in between refuses in the leader's name.  Nor is a refusal a reason to doubt a
+        leader that a later attempt could not reach for another reason.
         """
         if not is_refused:
-            self._is_closed = False
+            self._is_closed = self._is_refused = False
         if not is_refused or not token or token != self._token or self._is_refused:
             return False
         self._is_refused = True
