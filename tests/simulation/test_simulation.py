@@ -1016,6 +1016,11 @@ def test_a_round_of_one_node_ends_the_job_at_once_whatever_becomes_of_its_connec
     simulate_with_imports(46000180)
 
 
+def test_a_leader_whose_every_question_to_the_board_takes_seconds_stops_its_workers_later() -> None:
+    """It asks to renew, hears that another leads, and reads who that is and whether that one renews."""
+    simulate_with_imports(48000793)
+
+
 def simulate_with_imports(seed: int) -> None:
     simulation = simulation_of(seed)
     simulation.faults = replace(simulation.faults, prepares=0.7)

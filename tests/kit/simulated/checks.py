@@ -553,8 +553,10 @@ class Checks:
             elected_at = max(board.elections[-1][0], board.wiped_at)
             since = self._beside_since.setdefault(agent.node_id, now)
             is_displaced = round_.fence > newest.fence
-            renews_s = self.lease_s / 3 * 1.02 if is_displaced or round_.leader_id == agent.node_id else 0.0
-            if now - max(since, elected_at) > within_s + renews_s:
+            is_led_there = is_displaced or round_.leader_id == agent.node_id
+            # A renewal later the board is asked to renew, and then who leads: each goes there and back.
+            learns_s = self.lease_s / 3 * 1.02 + 4 * slow_s if is_led_there else 0.0
+            if now - max(since, elected_at) > within_s + learns_s:
                 self.fail(f"{agent} has run {round_} beside a newer one for {now - since:.1f} s")
 
     def _newest(self, rounds: list[Round]) -> Round | None:
