@@ -112,18 +112,17 @@ class Job:
             self.agents.append(Agent(command, self._folder / f"agent-{number}"))
         return self.agents[first].started_at
 
-    def wait_running(self, world_size: int, after: float = 0.0, *, limit_s: float = LIMIT_S) -> float:
+    def wait_running(self, world_size: int, after: float = 0.0) -> float:
         """When the last worker of a world of this size was there.
 
         Args:
             world_size: as the workers have it.
             after: earlier stamps don't count.
-            limit_s: how long to wait at most.
 
         Raises:
-            MeasurementError: some are missing at the limit, or an agent ends.
+            MeasurementError: some are missing after `LIMIT_S`, or an agent ends.
         """
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + LIMIT_S
         while True:
             if len(workers := self.workers(world_size, after)) == world_size:
                 return max(stamp.at for stamp in workers.values())
@@ -131,7 +130,7 @@ class Job:
                 if not agent.was_killed and agent.process.poll() is not None:
                     raise MeasurementError(f"agent {number} of {self.name} ended (code {agent.process.returncode})")
             if time.monotonic() > deadline:
-                raise MeasurementError(f"of {world_size} workers {len(workers)} are there after {limit_s:.0f} s")
+                raise MeasurementError(f"of {world_size} workers {len(workers)} are there after {LIMIT_S:.0f} s")
             if select.select([self._fifo], [], [], LOOK_AGAIN_S)[0]:
                 self._read_stamps()
 

@@ -259,8 +259,9 @@ self, told, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(Node
 )
 BLOCKS: dict[str, list[Run | Checked]] = {
     "README.md": [
-        Checked("tests/docs/test_examples.py and test_demo_elastic.py run the demos", verbs),
         Run(),
+        Run(),
+        Checked("tests/docs/test_examples.py and test_demo_elastic.py run the demos", verbs),
         NODES,
         Run(),
     ],
