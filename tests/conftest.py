@@ -6,6 +6,7 @@ A ring is a folder.  `core`, `property`, `simulation` and `shell` start no proce
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import time
@@ -154,6 +155,16 @@ def _handlers_are_given_back() -> Iterator[None]:
     before = {signum: signal.getsignal(signum) for signum in signal.valid_signals() - {signal.SIGALRM}}
     yield
     assert {signum: signal.getsignal(signum) for signum in before} == before
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_given_back() -> Iterator[None]:
+    """A test that runs the command line in this process sends log records to stderr; later tests read what they write."""
+    ours = logging.getLogger("aelastic")
+    handlers, propagate, level = [*ours.handlers], ours.propagate, ours.level
+    yield
+    ours.handlers[:], ours.propagate = handlers, propagate
+    ours.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -369,7 +369,7 @@ def _explain(error: BaseException, endpoint_note: str = "") -> Outcome:
         case ModuleNotFoundError(name=str(name)) if not name.startswith("aelastic"):
             package = name.partition(".")[0]
             text = f"{package} is not installed for {sys.executable}: pip install {package}"
-            return _refuse(InputError(text, topic="an-optional-package-is-not-installed"))
+            return _refuse(InputError(text, topic="a-package-is-not-installed"))
         case _ if shortage := shortage_of(error):
             _say(f"aelastic: error: the agent cannot continue: {shortage}")
             error = HostError(shortage)

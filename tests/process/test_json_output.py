@@ -59,6 +59,7 @@ def test_commands_about_a_job_print_the_fields_of_the_page(launch: Launcher) -> 
     assert both.code == 2 and json.loads(both.out)["code"] == "usage" and "use one of the two" in both.err
     stopped = told(job.folder, "stop", "resnet", "--wait")
     assert stopped["code"] == "ok" and stopped.keys() <= fields_of("stop")
+    job.wait()  # the job is over before its agent has ended
     assert told(job.folder, "ps")["code"] == "no-such-job"
 
 
