@@ -106,6 +106,17 @@ def test_a_failure_may_be_charged_where_its_coordinator_told_so_and_was_switched
     Path(46000198, size, faults).run()
 
 
+def test_a_failure_may_be_charged_where_its_coordinator_stood_still_as_another_node_left() -> None:
+    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, is_leased=True)
+    failed_at, frozen_at, left_at = 2.611893489675947, 2.6177178593812513, 2.621439599619279
+    faults = (
+        (failed_at, Fault("fail", "node0")),
+        (frozen_at, Fault("freeze", "node0", seconds=0.3)),
+        (left_at, Fault("leave", "node1", seconds=0.3)),
+    )
+    Path(48001350, size, faults).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

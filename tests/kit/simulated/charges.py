@@ -166,7 +166,10 @@ class Charges:
                 is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own and not is_late
                 # One that lived on would have answered the failure: its heir does not know that it was not sure of its term.
                 is_unanswered = node_id == last.leader_id and last.token != next_.token and last.named is None
-                return [Loss(-math.inf if is_unanswered else since, fault.since + self.late_s, is_certain)]
+                # A coordinator that stands still dates what another node tells it by when it goes on.
+                is_told = node_id != last.leader_id
+                told_at = self._goes_on_at(last.leader_id, fault.since) if is_told else fault.since
+                return [Loss(-math.inf if is_unanswered else since, told_at + self.late_s, is_certain)]
             case "break":
                 # A coordinator that stands still dates what fails meanwhile by when it hears of it, which is long after the break.
                 still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]
@@ -184,6 +187,11 @@ class Charges:
                 is_lost = _is_gone(fault, last, next_) and fault.until > next_.began_at and last.token == next_.token
                 until = fault.since + self.slack_s if is_lost else math.inf
                 return [Loss(since, until, is_lost, fault.until + RESEND_MAX_S + self.lease_s)]
+
+    def _goes_on_at(self, node_id: str, time: float) -> float:
+        """When a node goes on that stands still at some time; that time if it does not."""
+        silences = [fault for fault in self.faults if fault.kind == "silence" and fault.node_id == node_id]
+        return max((fault.until for fault in silences if fault.was_at(time)), default=time)
 
     def _is_short(self, fault: Fault) -> bool:
         """No node is lost of it: it is heard in time again."""
