@@ -117,6 +117,13 @@ def test_a_failure_may_be_charged_where_its_coordinator_stood_still_as_another_n
     Path(48001350, size, faults).run()
 
 
+def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connection_broke() -> None:
+    size = Size(nodes=2, min_nodes=2, max_nodes=2)
+    broke_at, left_at = 3.9263456382799813, 4.165436448074513
+    faults = ((broke_at, Fault("break", "node1")), (left_at, Fault("leave", "node1", seconds=0.3)))
+    Path(48001493, size, faults).run()
+
+
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
     path = attack(3, "counting")
     path.run()  # as it came about

@@ -122,9 +122,12 @@ class Charges:
         if end.kind != "end":
             return False
         # Not connected again yet, or switched off while it looked at its worker that had just failed.
-        breaks = [each.since for each in self.faults if each.kind == "break" and each.node_id == end.node_id]
+        breaks = [each for each in self.faults if each.kind == "break" and each.node_id == end.node_id]
         failures = [at for at, host, _ in last.failures if host == end.host and end.is_dark]
-        return any(0 <= end.since - at <= self.slack_s for at in breaks + failures)
+        if any(0 <= end.since - at <= self.slack_s for at in [each.since for each in breaks] + failures):
+            return True
+        # Nor has it heard that its connection broke: it does when it writes, with its next heartbeat at the latest.
+        return any(each.is_dark and 0 <= end.since - each.since <= self._heartbeat_s for each in breaks)
 
     def has_silent_break(self, last: Any) -> bool:
         """Whether a connection of a round has broken since its first failure, and neither end hears of it before it writes."""
