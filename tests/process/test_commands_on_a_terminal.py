@@ -97,8 +97,12 @@ def assert_is_gone(screen: Screen, of: str) -> None:
 
 @WIDTHS
 def test_states_are_green_or_red_on_a_terminal_and_say_the_same_without_colour(launch: Launcher, columns: int) -> None:
-    job = launch("rest()", "--rdzv-id=resnet")
-    wait_for("it runs", lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running")
+    job = launch("print('up', flush=True)\nrest()", "--rdzv-id=resnet")
+    job.wait_line("up")
+    wait_for(
+        lambda: f"it runs: {job.story}",
+        lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
+    )
     terminal = Terminal(job.folder)
     for command in ("status", "ps"):
         code, screen = terminal.run(command, columns=columns)

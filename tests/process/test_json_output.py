@@ -45,7 +45,10 @@ def test_each_command_that_reports_has_json_and_a_section_of_the_page() -> None:
 
 def test_commands_about_a_job_print_the_fields_of_the_page(launch: Launcher) -> None:
     job = launch("print('a line', flush=True)\nrest()", "--nproc-per-node=1", "--rdzv-id=resnet", "--redirects=1")
-    wait_for("it runs", lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running")
+    wait_for(
+        lambda: f"it runs: {job.story}",
+        lambda: told(job.folder, "status").get("nodes", [{}])[0].get("phase") == "running",
+    )
     for argv in (("ps",), ("status",), ("why",), ("stacks",), ("logs", "0")):
         said = told(job.folder, *argv)
         assert said.keys() <= fields_of(argv[0]) and said["code"] == "ok", (argv, said)
