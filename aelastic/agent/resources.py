@@ -312,14 +312,14 @@ async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -
 
 
 def _guard_timeout_s(spec: WorkerSpec) -> float | None:
-    """How long the agent may be silent before its guard kills the workers; `None`: for ever."""
+    """How long the agent may be silent before its guard kills the workers; `None`: without a limit."""
     if spec.rdzv is None or _has_torchs_handler(spec):
         return None  # without a rendezvous no other round can begin, and torch's have no lease
     return spec.rdzv.guard_timeout_s
 
 
 def _has_torchs_handler(spec: WorkerSpec) -> bool:
-    """Whether one of torch's rendezvous handlers begins the rounds, and says where the workers meet."""
+    """Whether one of torch's rendezvous handlers begins the rounds and decides where the workers meet."""
     return spec.rdzv_handler is not None or (spec.rdzv is not None and spec.rdzv.backend not in names())
 
 

@@ -12,6 +12,17 @@ from aelastic.core.record import Record
 NAMES_MAX = 16
 
 
+def first_of(names: Collection[str]) -> tuple[str, ...]:
+    """As many names as a line takes, in order."""
+    return tuple(nsmallest(NAMES_MAX, names))
+
+
+def listed(names: Collection[str], count: int) -> str:
+    """Names for a line, and how many more there are of `count` in all."""
+    more = count - len(names)
+    return ", ".join(names) + (f" and {more} more" if more > 0 else "")
+
+
 class CauseKind(StrEnum):
     """What happened.  The names are those of the event log; they stay."""
 
@@ -48,7 +59,7 @@ class CauseKind(StrEnum):
 
 
 class Innocence(StrEnum):
-    """Why a failure alone is no evidence against its host."""
+    """Why one failure is not evidence against its host."""
 
     HANG = "hang"
     MEMORY = "lack of memory"
@@ -74,10 +85,10 @@ class Cause(Record):
     ranks: tuple[int, ...] = ()  # the worker's, of a failure; else group ranks, or a node rank
     round: int = 0
     count: int = 0  # of hosts, or nodes, in all
-    within_s: float = 0.0  # of a drain, or a save; or for how long nothing was heard
+    within_s: float = 0.0  # of a drain, or a save; or of a silence
     saved: SaveOutcome = SaveOutcome.NOT_ASKED
-    late: int = 0  # so many nodes had not saved in time
-    nodes: int = 0  # of so many
+    late: int = 0  # nodes that had not saved in time
+    nodes: int = 0  # nodes in all
     is_loss: bool = False  # a node of the round was lost by it, rather than left, or was asked to
     detail: str = ""
 
@@ -102,8 +113,7 @@ class Cause(Record):
     @classmethod
     def of_hosts(cls, kind: CauseKind, hosts: Collection[str], **more: object) -> Cause:
         """With as many names as a line takes."""
-        names = tuple(nsmallest(NAMES_MAX, hosts))
-        return cls(kind, names, count=len(hosts), **more)  # type: ignore[arg-type]
+        return cls(kind, first_of(hosts), count=len(hosts), **more)  # type: ignore[arg-type]
 
 
 PENDING = Cause(CauseKind.PENDING)

@@ -54,8 +54,8 @@ class Decision(Record):
     cordoned: str = ""  # a host that is kept out of the job for some time
     for_s: float = 0.0  # as `Ledger.exclude` has it
     kept: str = ""  # a host that would be, but too many are already
-    absent: int = 0  # so many
-    seats: int = 0  # of so many
+    absent: int = 0  # hosts that are cordoned already
+    seats: int = 0  # hosts in all
 
     @property
     def is_final(self) -> bool:

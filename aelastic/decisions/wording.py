@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aelastic.decisions.cause import Cause, CauseKind, Innocence, SaveOutcome
+from aelastic.decisions.cause import Cause, CauseKind, Innocence, SaveOutcome, listed
 from aelastic.decisions.decision import Decision, DecisionKind, Why
 
 if TYPE_CHECKING:
@@ -109,12 +109,12 @@ def _same_error(decision: Decision) -> str:
 
 def _too_few_joined(decision: Decision) -> str:
     few = f"{decision.number} of at least {decision.most} nodes joined within {decision.within_s:g} s"
-    return f"{few}: {_names(decision.hosts, decision.number) or 'none'}"
+    return f"{few}: {listed(decision.hosts, decision.number) or 'none'}"
 
 
 def _too_few_left(decision: Decision) -> str:
     few = f"{decision.number} of at least {decision.most} nodes are left"
-    return f"{text_of(decision.cause)}; {few}: {_names(decision.hosts, decision.number)}"
+    return f"{text_of(decision.cause)}; {few}: {listed(decision.hosts, decision.number)}"
 
 
 def _cause_alone(decision: Decision) -> str:
@@ -204,12 +204,7 @@ def _ranks(cause: Cause) -> str:
 
 
 def _hosts(cause: Cause) -> str:
-    return _names(cause.hosts, cause.count)
-
-
-def _names(hosts: tuple[str, ...], count: int) -> str:
-    more = count - len(hosts)
-    return ", ".join(hosts) + (f" and {more} more" if more > 0 else "")
+    return listed(cause.hosts, cause.count)
 
 
 _ELSEWHERE = "the other nodes may have continued without this one"

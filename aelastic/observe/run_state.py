@@ -265,8 +265,7 @@ class RunState:
         # Where the agent stands.
         self.phase, self.state, self.reason = Phase.INIT, WorkerState.INIT, ""
         self.phase_since = 0.0
-        self.waited = ""
-        self.waited_parts = "", ""  # what is missing, and the rest
+        self._waiting: ev.Waited | None = None
         self.why_stopping = ""
         self.endpoints: dict[str, tuple[str, float]] = {}  # why each is missing, or "", and since when
         # This generation.
@@ -291,6 +290,16 @@ class RunState:
         self.fork_server: ev.ForkServerMeasured | None = None
         self.spent = TimeSpent()
 
+    @property
+    def waited(self) -> str:
+        """What the agent waits for; "" if it waits for nothing."""
+        return "" if self._waiting is None else self._waiting.full
+
+    @property
+    def waited_parts(self) -> tuple[str, str]:
+        """The same in two parts: what is missing, and the rest."""
+        return ("", "") if self._waiting is None else (self._waiting.missing, self._waiting.text)
+
     def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each run event
         self.spent.tell(ev.name_of(type(event).__name__), lambda name: getattr(event, name, None), now)
         match event:
@@ -299,8 +308,8 @@ class RunState:
             case ev.Changed(_, phase, state, reason):
                 self._enter(phase, now)
                 self.state, self.reason = state, reason
-            case ev.Waited(words, missing):
-                self.waited, self.waited_parts = event.full, (missing, words)
+            case ev.Waited():
+                self._waiting = event
             case ev.EndpointChanged(endpoint, trouble):
                 self.endpoints[endpoint] = trouble, now
             case ev.RoundFormed():
@@ -355,7 +364,7 @@ class RunState:
 
     def _enter(self, phase: Phase, now: float) -> None:
         if phase is not self.phase:
-            self.phase, self.phase_since, self.waited, self.waited_parts = phase, now, "", ("", "")
+            self.phase, self.phase_since, self._waiting = phase, now, None
         if phase in {Phase.JOINING, Phase.SPAWNING}:
             self.why_stopping = ""
 

@@ -19,7 +19,7 @@ NO_OBJECT = "a request is a JSON object in one line"
 
 
 class CommandError(ValueError):
-    """A line is not a valid command; the message says why."""
+    """A line is not a valid command; the message names the reason."""
 
 
 class Command(Record):

@@ -251,11 +251,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
 
     def _cut_off(self, event: CutOff, now: float) -> list[ev.Action]:
-        """Ends the round: other nodes may go on without this side.
+        """Ends the round: other nodes may continue without this side.
 
-        A node that has come back hears so too, though the coordinator has yet to hear of it.  The story behind it: the
-        connection of this agent's own node breaks, and is made anew while the board is silent; its workers would run on
-        beside the next round of the others, for as long as the cut lasts.
+        A node that has reconnected is notified as well, even if the coordinator core does not know it yet.  The story
+        behind it: the connection of this agent's own node breaks, and is made again while the board is silent; its
+        workers would keep running beside the next round of the others, for as long as the cut lasts.
         """
         told = self._tell_coordinator(event, now)
         for conn, registered in self.sessions.unheard():
@@ -270,7 +270,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._tell_missed(conn, hello.node, hello.past)
 
     def _tell_missed(self, conn: int, node: m.Node, past: m.Past) -> list[ev.Action]:
-        """Says to a node that the coordinator has yet to hear of that its round is over, or went on without it."""
+        """Notifies a node that the coordinator core does not know yet: its round is over, or continued without it."""
         core, forming = self.coordinator, self.coordinator.forming
         if past.standing is not m.Standing.BUSY:
             return []

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import nsmallest
 
 from aelastic.core.record import Record
-from aelastic.decisions.cause import NAMES_MAX, Cause, CauseKind
+from aelastic.decisions.cause import Cause, CauseKind, first_of, listed
 from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
@@ -322,8 +321,7 @@ class Roster:
 
 def some_of(names: Collection[str]) -> str:
     """At most so many names that a line of a log stays one."""
-    named, rest = nsmallest(NAMES_MAX, names), len(names) - NAMES_MAX
-    return (", ".join(named) + (f" and {rest} more" if rest > 0 else "")) or "none"
+    return listed(first_of(names), len(names)) or "none"
 
 
 def replaced_by(node: m.Node) -> m.Ended:
@@ -395,8 +393,7 @@ class RoundRules(Record):
         return self._too_few(DecisionKind.TOO_FEW_JOINED, joined(hosts), hosts, within_s)
 
     def _too_few(self, kind: DecisionKind, cause: Cause, hosts: Sequence[str], within_s: float = 0.0) -> m.Ended:
-        there = tuple(nsmallest(NAMES_MAX, hosts))
-        decision = Decision(kind, cause, len(hosts), self.min_nodes, within_s=within_s, hosts=there)
+        decision = Decision(kind, cause, len(hosts), self.min_nodes, within_s=within_s, hosts=first_of(hosts))
         return m.Ended(m.Outcome.TIMED_OUT, decision)
 
     @classmethod
