@@ -126,7 +126,8 @@ class Answers:
         shown = await self._enquiries.fetch(r.What.STATUS)
         whole = [text for (node_id, _), text in shown.found.items() if node_id not in shown.silent]
         nodes = [json.loads(text) for text in whole]
-        return {**_code(shown), "nodes": nodes, "silent": [*shown.silent], "refused": {**shown.refused}}
+        absent = {"silent": [*shown.silent], "missing": shown.missing, "refused": {**shown.refused}}
+        return {**_code(shown), "nodes": nodes, **absent}
 
     async def _why(self) -> list[Said]:
         """Why each generation of workers ended; of failures and steps elsewhere, what those nodes know."""

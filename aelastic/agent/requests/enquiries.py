@@ -52,6 +52,7 @@ class Shown(Record):
     refused: Mapping[str, str]  # why, by node
     silent: tuple[str, ...] = ()  # nodes that have not answered in time
     answer: r.Answer | None = None  # of the coordinator; `None`: it has not
+    missing: int = 0  # nodes of the round that have not connected to the leader, which may be new
 
 
 class Enquiries:
@@ -120,13 +121,18 @@ class Enquiries:
                     case r.Fetched(node_id, _, _, key, value):
                         found[node_id, key] = value
         silent = () if answer is None else tuple(sorted({*answer.nodes} - done))
-        return Shown(found, refused, silent, answer)
+        missing = 0 if answer is None else self._missing(answer, fetch.target)
+        return Shown(found, refused, silent, answer, missing)
 
     def _are_coming(self, answer: r.Answer, target: str) -> bool:
         """Whether nodes of the round have yet to find the coordinator that has answered, as far as is known."""
+        return answer.text == r.STILL_COMING or self._missing(answer, target) > 0
+
+    def _missing(self, answer: r.Answer, target: str) -> int:
+        """Returns how many nodes of the round are not connected to the leader that answered."""
         formed = self._state.formed
         size = 1 if formed is None or target else formed.group_world_size
-        return answer.text == r.STILL_COMING or len(answer.nodes) < size
+        return max(0, size - len(answer.nodes))
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[str, Mailbox[r.Answer | r.Fetched]]]:

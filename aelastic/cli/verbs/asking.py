@@ -32,6 +32,7 @@ from aelastic.errors import EXIT_FAILURE, EXIT_INPUT, InputError
 from aelastic.failures.failure import printable
 from aelastic.host import sockets
 from aelastic.manual.parsing import parser_of
+from aelastic.observe.status_text import counted
 from aelastic.ui.commands import WrongUsageError, paint_for
 
 EXIT_CODES = {"ok": 0, "refused": EXIT_FAILURE, "not-allowed": EXIT_FAILURE, "no-answer": EXIT_NO_ANSWER}
@@ -173,7 +174,9 @@ class _Asking:
 
     def status(self) -> int:
         said = self._answer()
-        nodes, silent, refused = said.get("nodes", ()), said.get("silent", ()), said.get("refused", {})
+        nodes, silent, refused = said.get("nodes", ()), [*said.get("silent", ())], said.get("refused", {})
+        if missing := said.get("missing", 0):
+            silent.append(counted(missing, "more node"))
         return self._conclude(said, painted=texts.status(nodes, silent, refused, paint_for(sys.stdout)))
 
     def stacks(self) -> int:
