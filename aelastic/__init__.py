@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from aelastic.settings import ExpectedOutput, Std
     from aelastic.spec import WorkerSpec
     from aelastic.supervisor import Supervisor
+    from aelastic.training.decorator import in_place
 
 __all__ = [
     "AelasticError", "ChildFailedError", "ErrorHandler", "ExpectedOutput", "HealthCheckServer", "HostError",
@@ -73,7 +74,7 @@ __all__ = [
     "RendezvousConnectionError", "RendezvousError", "RendezvousSettings", "RendezvousStateError",
     "RendezvousTimeoutError", "RequestError", "RunResult", "SignalException", "Std", "Supervisor",
     "UnkillableWorkerError", "Worker", "WorkerBackend", "WorkerExit", "WorkerGroup", "WorkerSpec", "WorkerStart",
-    "WorkerState", "elastic_launch", "get_error_handler", "launch_agent", "record",
+    "WorkerState", "elastic_launch", "get_error_handler", "in_place", "launch_agent", "record",
 ]  # fmt: skip
 
 _HOMES = {
@@ -95,6 +96,7 @@ _HOMES = {
     "result": ("RunResult",),
     "supervisor": ("Supervisor",),
     "observe.observer": ("Observer",),
+    "training.decorator": ("in_place",),
     "group.backend": ("WorkerBackend", "WorkerExit", "WorkerStart"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

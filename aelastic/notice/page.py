@@ -20,8 +20,9 @@ BYTES = 64
 
 # The words.  Of the agent: the page's form, what is going on, and the call at which each rank is to save.
 FORM, PHASE, SAVE_AT = 0, 2, 3
-# Of the worker: calls of `due`, the call whose save it has acknowledged, 1 while it waits, the process that counts.
-CALLS, SAVED_AT, WAITS, PID = 1, 4, 5, 6
+# Of the worker: calls of `due`, the call whose save it has acknowledged, 1 while it waits, the process that counts,
+# and the newest step that `Round.commit` was called with (0: none).
+CALLS, SAVED_AT, WAITS, PID, STEP = 1, 4, 5, 6, 7
 
 FORM_1 = 0x61656C61_00000001
 # Phases: nothing; no rank goes on; the call is named.
@@ -31,7 +32,7 @@ NONE, FROZEN, SAVE = 0, 1, 2
 _HELD_S, _WAIT_S = 0.0005, 0.01
 
 _page: memoryview | None = None
-_is_open = False
+_is_open = _closes_in_child = False
 _calls = 0
 
 
@@ -68,6 +69,23 @@ def saved() -> None:
     _page[WAITS] = 0
 
 
+def commit(step: int) -> None:
+    """Notes the step that the state of this process is of."""
+    if not _is_open:
+        _open()
+    if _page is not None:
+        _page[STEP] = step
+
+
+def renew() -> None:
+    """Called as a round begins in a process that has been in others: calls count from 0, as in a new process."""
+    global _calls  # noqa: PLW0603  as above
+    _open()
+    _calls = 0
+    if _page is not None:
+        _page[CALLS], _page[SAVED_AT], _page[WAITS] = 0, 0, 0
+
+
 def _set_sigterm(handler: Any) -> Any:
     """Sets what SIGTERM does, `None`: the default; gives what it did, or `None` in another thread than the main one."""
     import signal
@@ -90,12 +108,13 @@ def _is_due(page: memoryview) -> bool:
 
 def _open() -> None:
     """Finds the page of this process; none where no agent gave it one, or another process has it."""
-    global _page, _is_open, _calls  # noqa: PLW0603  as above
+    global _page, _is_open, _calls, _closes_in_child  # noqa: PLW0603  as above
     path = os.environ.get(PAGE_VARIABLE)  # noqa: TID251  a worker's own
     _page = None if path is None else attach(path)
     _calls = 0 if _page is None else _page[CALLS]
-    if _page is not None:
+    if _page is not None and not _closes_in_child:
         os.register_at_fork(after_in_child=_close)
+        _closes_in_child = True
     _is_open = True
 
 

@@ -1,0 +1,64 @@
+"""Whether an error in a rank is a consequence of another rank's end, or the script's own."""
+
+from __future__ import annotations
+
+import dis
+from types import TracebackType
+
+import torch
+
+from aelastic.training.link import Link, RoundOver
+
+# How long a rank whose collective has failed waits for the agent to end the round before it takes the error for its own.
+_CUT_S = 10.0
+_UNCUT_S = 0.2  # where no socket of the round is closed
+
+
+def is_consequence(error: BaseException, link: Link, number: int) -> bool:
+    """Whether a collective has raised it, and the agent ends the round, before or soon after.
+
+    An error that the script raises is its own, always, as is one that ends what the process can do with its device.
+    """
+    if isinstance(error, RoundOver):
+        return True
+    if not isinstance(error, Exception):
+        return False
+    chain = _chain(error)
+    if any(isinstance(each, _own_errors()) for each in chain):
+        return False
+    if not any(isinstance(each, RuntimeError) and _is_raised_by_torch(each) for each in chain):
+        return False
+    is_cut = link.is_over(number) or link.sockets.is_cut_by_peer()
+    return link.wait_for_over(number, _CUT_S if is_cut else _UNCUT_S)
+
+
+def _own_errors() -> tuple[type[BaseException], ...]:
+    accelerator_error = getattr(torch, "AcceleratorError", torch.OutOfMemoryError)  # since torch 2.8
+    return torch.OutOfMemoryError, accelerator_error
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """The error, and those that it came from: a framework may have wrapped that of the collective."""
+    chain: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and each not in chain:
+        chain.append(each)
+        each = each.__cause__ or each.__context__
+    return chain
+
+
+def _is_raised_by_torch(error: BaseException) -> bool:
+    """Whether code in C raised it, or `torch.distributed`; otherwise a `raise` in Python did.
+
+    Code in C has no frame, so the innermost one is its caller's in both cases: the instruction tells them apart.
+    """
+    innermost: TracebackType | None = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    if innermost is None:
+        return True
+    code = innermost.tb_frame.f_code
+    if "/torch/distributed/" in code.co_filename:
+        return True
+    instruction = next(each for each in dis.get_instructions(code) if each.offset == innermost.tb_lasti)
+    return instruction.opname != "RAISE_VARARGS"

@@ -1,0 +1,180 @@
+"""What this process keeps across rounds: the objects that hold the state, the step it is of, and whether it is whole.
+
+The state is whole from a commit until the next update begins.  An update begins in an optimizer's step, after its
+closure has made the gradients, and never once the round is over: a script may have swallowed the error of a collective,
+and its gradients would not be those of all ranks.  An update without an optimizer of torch shows in the versions of the
+parameters (`Tensor._version`), which any change raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from aelastic.training import torch_private
+
+NO_STEP = -1
+# Batch normalization changes its buffers without raising their versions.  Larger ones, such as masks, raise theirs.
+_SMALL_BUFFER = 65536  # elements: more than any normalization has channels
+
+
+class Kept:
+    def __init__(self, check: Callable[[], None]) -> None:
+        """Watches the updates of all optimizers from now on.
+
+        Args:
+            check: raises if the round is over.
+        """
+        self.step = NO_STEP
+        self.is_whole = False
+        self.is_fresh = True  # what the script has made, and nothing has changed: no step, no part of another's state
+        self.objects: Sequence[Any] = ()
+        self.fingerprints = 0  # how often this job has compared them
+        self._check = check
+        self._modules: list[torch.nn.Module] = []
+        self._modes: list[bool] = []
+        self._buffers: list[_Buffer] = []
+        self._versions: list[int] | None = None
+        self._hook = register_optimizer_step_pre_hook(self._before_step)
+
+    def close(self) -> None:
+        """Watches no more."""
+        self._hook.remove()
+
+    @property
+    def whole_step(self) -> int:
+        return self.step if self.is_whole else NO_STEP
+
+    def note_versions(self) -> None:
+        """Called before anything may change the parameters unnoticed; no-op if the last commit did it."""
+        if self._versions is None:
+            self._versions = self._versions_now()
+
+    def check_versions(self) -> bool:
+        """Whether no parameter has changed since the commit, or since the round began; otherwise the state is torn."""
+        if self.is_whole and self._versions is not None and self._versions != self._versions_now():
+            self.tear()
+            return False
+        return True
+
+    def tear(self) -> None:
+        self.is_whole = False
+        self.is_fresh = False
+
+    def adopt(self, objects: Sequence[Any], step: int) -> None:
+        """These objects have the whole state of this step from now on."""
+        self.tear()
+        self.hold(objects)
+        self.commit(step)
+
+    def hold(self, objects: Sequence[Any]) -> None:
+        """These objects have the state, whole or not, from now on."""
+        self.objects = objects
+        self._modules = [module for each in modules_of(objects) for module in each.modules()]
+        self._modes = [module.training for module in self._modules]
+        self._buffers = [_Buffer(module, name) for module in self._modules for name in module._buffers]
+
+    def commit(self, step: int) -> None:
+        """The state is whole, and that of this step.  Costs microseconds: it is called once a step."""
+        if self.is_whole:  # no optimizer has made an update: there was none to make, or it was made by other means
+            self._check()
+            self._versions = self._versions_now()
+        else:
+            self._versions = None
+        self._modes = [module.training for module in self._modules]
+        self._copy_buffers()
+        self.step, self.is_whole, self.is_fresh = step, True, False
+
+    def rewind(self) -> None:
+        """Undoes what the lost step's forward pass has done to buffers, and an evaluation to `training`."""
+        for module, mode in zip(self._modules, self._modes, strict=True):
+            module.training = mode
+        with torch.no_grad():
+            for buffer in self._buffers:
+                buffer.rewind()
+
+    def clear_gradients(self) -> None:
+        """Many loops clear gradients after the update: those of a lost step would be added to the next ones."""
+        for each in made(self.objects):
+            if hasattr(each, "zero_grad"):
+                each.zero_grad(set_to_none=True)
+
+    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Called by torch before the step of any optimizer; what it returns replaces the arguments."""
+        is_positional = len(args) > 1  # after the optimizer itself
+        closure = args[1] if is_positional else kwargs.get("closure")
+        if closure is None:
+            self._begin_update()
+            return None
+
+        def closure_then_update() -> Any:
+            loss = closure()
+            self._begin_update()
+            return loss
+
+        if is_positional:
+            return (args[0], closure_then_update, *args[2:]), kwargs
+        return args, {**kwargs, "closure": closure_then_update}
+
+    def _begin_update(self) -> None:
+        self._check()
+        self.tear()
+
+    def _versions_now(self) -> list[int]:
+        return [parameter._version for each in modules_of(self.objects) for parameter in each.parameters()]
+
+    def _copy_buffers(self) -> None:
+        targets, sources = [], []
+        for buffer in self._buffers:
+            if pair := buffer.to_copy():
+                targets.append(pair[0])
+                sources.append(pair[1])
+        if targets:
+            with torch.no_grad():
+                torch_private.copy_all(targets, sources)
+
+
+class _Buffer:
+    """One buffer of a module, and its value at the last commit."""
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self._buffers = module._buffers
+        self._name = name
+        self._kept: torch.Tensor | None = None
+        self._live: torch.Tensor | None = None
+        self._version = -1
+
+    def to_copy(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The copy and what is to be copied into it; None if it is up to date."""
+        live = self._buffers.get(self._name)
+        if live is None:
+            self._live = self._kept = None
+            return None
+        is_same = live is self._live
+        if is_same and live._version == self._version and live.numel() > _SMALL_BUFFER:
+            return None
+        self._live, self._version = live, live._version
+        if not is_same or self._kept is None:
+            self._kept = live.detach().clone()
+            return None
+        return self._kept, live.detach()
+
+    def rewind(self) -> None:
+        if self._live is None or self._kept is None:
+            return
+        self._buffers[self._name] = self._live  # the lost step may have put another tensor in its place
+        self._live.copy_(self._kept)
+
+
+def made(objects: Sequence[Any]) -> Iterator[Any]:
+    """The objects, each `Late` one replaced by that which the framework has made."""
+    for each in objects:
+        late = getattr(each, "made", None)
+        yield each if late is None else late
+
+
+def modules_of(objects: Sequence[Any]) -> Iterator[torch.nn.Module]:
+    return (each for each in made(objects) if isinstance(each, torch.nn.Module))

@@ -1,0 +1,192 @@
+"""The connection of a worker to its agent, and the thread that listens to it.
+
+The thread notes what the agent says, and cuts the sockets of a round that is over, so that the main thread leaves its
+collective.  It raises nothing in the main thread: Python code is never interrupted at an arbitrary place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from aelastic.training import messages
+from aelastic.training.sockets import GroupSockets
+
+_CONNECT_S = 5.0  # an agent that is not stopped accepts within milliseconds
+_AGAIN_S = 0.01  # between two cuts, where groups were being made as the round ended
+_FLUSH_S = 1.0
+_PEER_S = 1.0  # from a peer's closed socket to the agent's message
+
+
+class RoundOver(BaseException):  # noqa: N818  no `Exception`, so that `except Exception` in a script lets it pass
+    """Another rank was lost, or the job's membership changes: this rank leaves the round."""
+
+
+def connect() -> socket.socket | None:
+    """A connection to the socket that the environment names; None if there is none, or nobody listens."""
+    path = messages.socket_path(os.environ.get(messages.SOCKET_VARIABLE))
+    if path is None:
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.settimeout(_CONNECT_S)
+        connection.connect(path)
+        connection.settimeout(None)
+    except OSError:  # another process of this worker has used it, or the agent's host is another one
+        connection.close()
+        return None
+    return connection
+
+
+class Link:
+    """What the agent has said, for the main thread to wait for; what the main thread has to say to the agent."""
+
+    def __init__(self, connection: socket.socket, sockets: GroupSockets, abort: Callable[[], None]) -> None:
+        """Starts the thread.
+
+        Args:
+            connection: to the agent.
+            sockets: of the current round's process groups.
+            abort: ends the communicators of backends that have no sockets to cut; called in the thread.
+        """
+        self.sockets = sockets
+        self._abort = abort
+        self._connection = connection
+        self._changed = threading.Condition()
+        self._begin: dict[str, Any] | None = None
+        self._over = self._aborted = self._left = -1  # rounds
+        self._is_ended = self._is_fork = False
+        os.register_at_fork(after_in_child=self._forget)
+        threading.Thread(target=self._listen, name="aelastic-in-place", daemon=True).start()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        if not self._is_fork:
+            with contextlib.suppress(OSError):  # the agent is gone: the thread ends this process
+                self._connection.send(messages.encode(kind, **fields))
+
+    def wait_for_begin(self, last: int) -> dict[str, Any]:
+        """The message that begins the round after `last`.  Signals have their default effect meanwhile."""
+        self._wait_with_default_signals(lambda: self._begin is not None and self._begin["round"] > last)
+        assert self._begin is not None
+        return self._begin
+
+    def wait_for_end(self, number: int) -> bool:
+        """Whether all ranks are done; otherwise this round is over, and the job continues.  Signals: as above."""
+        self._wait_with_default_signals(lambda: self._is_ended or self.is_over(number))
+        return self._is_ended
+
+    def wait_to_be_ended(self, timeout_s: float) -> None:
+        """Returns after the time; the agent ends this process before, by a signal."""
+        until = time.monotonic() + timeout_s
+        self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
+
+    def wait_for_over(self, number: int, timeout_s: float | None) -> bool:
+        """Whether the agent ends this round within the time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
+
+    def is_over(self, number: int) -> bool:
+        return self._over >= number
+
+    def check(self, number: int) -> None:
+        """Raises RoundOver if the round is over, or a peer's socket is closed and the agent says so soon after."""
+        if self._is_fork:
+            return
+        if not self.is_over(number) and self.sockets.is_cut_by_peer():
+            if not self.wait_for_over(number, _PEER_S):
+                self.sockets.watch_no_more()
+        if self.is_over(number):
+            raise RoundOver
+
+    def leave(self, number: int) -> None:
+        """This process holds no socket of the round any more, or nobody waits on one."""
+        with self._changed:
+            self._left = number
+        self.sockets.end()
+
+    @property
+    def is_ended(self) -> bool:
+        return self._is_ended or self._is_fork
+
+    def _wait_with_default_signals(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
+        """A worker that waits for others may be ended at any time: handlers of the script would save once more."""
+        is_main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGTERM) if is_main else None  # None also if it is not Python's
+        if handler is not None:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            with self._changed:
+                self._changed.wait_for(condition, timeout_s)
+        finally:
+            if handler is not None:
+                signal.signal(signal.SIGTERM, handler)
+
+    def _forget(self) -> None:
+        """A process that is forked from this one, such as a data loader's worker, has no part in the job."""
+        self._is_fork = True
+        self._connection.close()
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while not self._is_ended:
+            is_cutting = self._left < self._over and self.sockets.is_opening
+            if poll.poll(_AGAIN_S * 1000 if is_cutting else None):
+                self._receive()
+            if self._left < self._over:
+                self._cut()
+
+    def _receive(self) -> None:
+        try:
+            packet = self._connection.recv(messages.MAX_PACKET + 1)
+        except OSError:
+            packet = b""
+        if not packet:
+            _exit("aelastic: the agent is gone; this worker ends")
+        try:
+            message = messages.decode(packet)
+        except ValueError as error:
+            _print(f"aelastic: dropped a message of the agent: {error}")
+            return
+        with self._changed:
+            match message["kind"]:
+                case messages.BEGIN:
+                    self._begin = message
+                case messages.OVER:
+                    self._over = max(self._over, message["round"])
+                case messages.END:
+                    self._is_ended = True
+            self._changed.notify_all()
+
+    def _cut(self) -> None:
+        self.sockets.cut(int(os.environ.get("WORLD_SIZE", "1")))
+        if self._aborted < self._over:
+            self._aborted = self._over
+            self._abort()
+
+
+def _print(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
+def _exit(line: str) -> None:
+    """Ends this process; the main thread may be in a call that never returns."""
+
+    def flush() -> None:
+        _print(line)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stdout.flush()
+
+    flushing = threading.Thread(target=flush, daemon=True)  # the main thread may hold the buffer's lock
+    flushing.start()
+    flushing.join(_FLUSH_S)
+    os._exit(1)

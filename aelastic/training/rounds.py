@@ -1,0 +1,249 @@
+"""The rounds of a decorated function: it is called once in each, and waits at the safe point in between."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from aelastic.notice import page
+from aelastic.training import link as links
+from aelastic.training import messages, sharing, torch_private
+from aelastic.training.consequence import is_consequence
+from aelastic.training.forming import Forming
+from aelastic.training.kept import Kept
+from aelastic.training.late import Late
+from aelastic.training.link import Link
+from aelastic.training.sockets import GroupSockets
+
+_ROUND_VARIABLE = "AELASTIC_ROUND"
+_STOP_S = 60.0  # an agent ends workers whose state is lost within moments
+_DROP_S = 1.0
+
+
+class Round:
+    """One call of the decorated function."""
+
+    def __init__(self) -> None:
+        self.number = int(os.environ.get(_ROUND_VARIABLE, "0"))
+
+    def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
+        """Brings every rank to the newest whole step, and returns that step.  A collective: every rank calls it.
+
+        Call it before the model is wrapped in `DistributedDataParallel`, which copies rank 0's weights to all ranks.
+
+        Args:
+            state: objects with `state_dict` and `load_state_dict`: modules, optimizers, schedulers, `Late`, `Value`.
+            load: reads the newest checkpoint into them and returns its step, or None if there is none.
+            replicas: the process group of ranks that hold the same shard; without it, all ranks hold the same.
+        """
+        raise NotImplementedError
+
+    def steps(self, start: int, end: int) -> Iterator[int]:
+        """Yields step numbers, and commits each step when its body ends."""
+        for step in range(start, end):
+            yield step
+            self.commit(step + 1)
+
+    def commit(self, step: int) -> None:
+        """The state is whole, and that of this step.  Call it after the scheduler's step and before an evaluation."""
+        raise NotImplementedError
+
+    def attach(self, late: Late, made: Any) -> None:
+        """Gives the state that `late` stands for to the object that a framework has made."""
+        late.attach(made)
+
+
+class SingleRound(Round):
+    """The round of a job whose launcher does not recover in place: the state comes from a checkpoint, or is new."""
+
+    def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:  # noqa: ARG002
+        loaded = None if load is None else load()
+        return loaded or 0
+
+    def commit(self, step: int) -> None:
+        page.commit(step)
+
+
+class RoundInPlace(Round):
+    def __init__(self, link: Link, kept: Kept) -> None:
+        super().__init__()
+        self._link = link
+        self._kept = kept
+
+    def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
+        if not state:
+            raise ValueError("share: name the objects that hold the state, such as the model and the optimizer")
+        try:
+            shared = sharing.share(self._kept, state, load, replicas)
+        except sharing.LostStateError:
+            self._wait_for_fresh_processes()
+        self._kept.adopt(state, shared.step)
+        self._kept.clear_gradients()
+        page.commit(shared.step)
+        self._link.send(messages.SHARED, round=self.number, step=shared.step, source=shared.source)
+        return shared.step
+
+    def steps(self, start: int, end: int) -> Iterator[int]:
+        self._kept.note_versions()
+        yield from super().steps(start, end)
+
+    def commit(self, step: int) -> None:
+        if step > self._kept.step:
+            self._kept.commit(step)
+            page.commit(step)
+
+    def attach(self, late: Late, made: Any) -> None:
+        super().attach(late, made)
+        if isinstance(made, torch.nn.Module):
+            self._kept.hold(self._kept.objects)
+
+    def _wait_for_fresh_processes(self) -> None:
+        print("aelastic: no rank has a whole state, and there is no checkpoint", file=sys.stderr, flush=True)
+        self._link.send(messages.LOST, round=self.number)
+        self._link.wait_to_be_ended(_STOP_S)
+        os._exit(1)
+
+
+_current: Round | None = None  # of the call that is running
+_has_run = False
+
+
+def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Calls the function in each round, until the job has ended everywhere; returns its value."""
+    if _current is not None:  # one decorated function calls another
+        return function(_current, *args, **kwargs)
+    connection = _connect()
+    if connection is None:
+        _complete_environment()
+        with _running(SingleRound()) as current:
+            return function(current, *args, **kwargs)
+    sockets = GroupSockets()
+    link = Link(connection, sockets, torch_private.abort_groups)
+    rounds = _Rounds(link)
+    try:
+        return rounds.run(function, args, kwargs)
+    finally:
+        rounds.kept.close()
+
+
+def _connect() -> socket.socket | None:
+    connection = links.connect()
+    if connection is None:
+        return None
+    if lacking := torch_private.missing():
+        connection.close()
+        print(
+            f"aelastic: torch {torch.__version__} has no {lacking[0]}: failures restart all workers", file=sys.stderr, flush=True
+        )
+        return None
+    return connection
+
+
+def _complete_environment() -> None:
+    """Started by Python alone, a script is a job of one rank."""
+    if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    os.environ.update({**alone, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
+
+
+@contextlib.contextmanager
+def _running(current: Round) -> Iterator[Round]:
+    global _current  # noqa: PLW0603  one call at a time
+    _current = current
+    try:
+        yield current
+    finally:
+        _current = None
+
+
+class _Rounds:
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._number = -1
+        self.kept = Kept(lambda: link.check(self._number))
+        self._old_groups: list[Any] = []  # weak references
+
+    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        while True:
+            self._begin()
+            if not self._link.is_over(self._number):
+                is_over, result = self._call(function, args, kwargs)
+                if not is_over:
+                    return result
+            self._link.leave(self._number)
+
+    def _begin(self) -> None:
+        """Waits at the safe point for the next round, and enters it."""
+        self._link.send(messages.READY, round=self._number, step=self.kept.whole_step)
+        begin = self._link.wait_for_begin(self._number)
+        for name, value in begin["env"].items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._number = begin["round"]
+        page.renew()
+        self._link.sockets.begin()
+        if self.kept.is_whole:
+            self.kept.note_versions()
+
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
+        """Whether the round ended before the job did; otherwise the value of the function."""
+        forming = Forming(self._link, self._number)
+        hook = sys.excepthook  # each `init_process_group` wraps it
+        result = None
+        try:
+            with _running(RoundInPlace(self._link, self.kept)) as current, forming.watched():
+                result = function(current, *args, **kwargs)
+        except BaseException as error:
+            if not is_consequence(error, self._link, self._number):
+                raise
+            _clear_frames(error)
+        else:
+            self._link.send(messages.DONE, round=self._number)
+            if self._link.wait_for_end(self._number):
+                _drop(forming.groups).join(_DROP_S)
+                return False, result
+        sys.excepthook = hook
+        self._leave(forming)
+        return True, None
+
+    def _leave(self, forming: Forming) -> None:
+        """Destroys the groups.  The frames that used them are gone, but for what a cycle of references holds.
+
+        The last reference to a group must not be that of DDP: its destructor joins gloo's threads with the GIL held,
+        while one of them may wait for the GIL (torch 2.13).  That of a group releases the GIL, and takes 10 ms, which
+        a thread spends.
+        """
+        torch_private.destroy_groups()
+        _drop(forming.groups)
+
+
+def _clear_frames(error: BaseException) -> None:
+    seen: list[BaseException] = []
+    each: BaseException | None = error
+    while each is not None and not any(each is other for other in seen):
+        seen.append(each)
+        traceback.clear_frames(each.__traceback__)
+        each = each.__cause__ or each.__context__
+
+
+def _drop(groups: list[Any]) -> threading.Thread:
+    thread = threading.Thread(target=groups.clear, name="aelastic-groups", daemon=True)
+    thread.start()
+    return thread

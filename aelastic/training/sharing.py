@@ -1,0 +1,172 @@
+"""How all ranks come to the newest whole step: who has what, who sends it to whom, and whether all then have the same.
+
+Each rank claims a step.  The newest step that every replica group has wins: after a kill, one group may be a step ahead
+of another.  The lowest rank of a group that has it sends it to the others of the group.  If a group has no whole state,
+all ranks load the newest checkpoint; without one, only ranks that have never had a state may begin with what the script
+has made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from aelastic.training import moving, torch_private
+from aelastic.training.fingerprint import fingerprint, size
+from aelastic.training.kept import NO_STEP, Kept
+from aelastic.training.state import State, move
+
+Load = Callable[[], int | None]
+
+# A comparison takes about a millisecond for 2 MB (CPU, 2 cores).  A larger state is compared in the first rounds only.
+_COMPARED_ALWAYS = 16 << 20  # bytes
+_COMPARED_FIRST = 2
+
+
+_CHANGED = (
+    "aelastic: share: parameters have changed since this round began, so this rank gives its state to nobody. "
+    "Is the model wrapped before round.share()?"
+)
+
+
+class LostStateError(Exception):
+    """No rank of a replica group has a whole state, and there is no checkpoint: the job must begin in fresh processes."""
+
+
+class DifferentStatesError(RuntimeError):
+    """Ranks of one replica group, which should have the same state, do not."""
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a rank tells all others."""
+
+    step: int
+    group: int  # the lowest rank of its replica group
+    is_fresh: bool
+    fingerprints: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    step: int
+    source: int  # the rank that this one has the state from, which may be itself; -1: from a checkpoint, or it is new
+
+
+def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Any) -> Shared:
+    """Brings this rank to the newest whole step.  Every rank of the job calls it.
+
+    Raises:
+        LostStateError: see there; every rank raises it.
+        DifferentStatesError: see there.
+    """
+    group = dist.group.WORLD if replicas is None else replicas
+    if not kept.check_versions():
+        print(_CHANGED, file=sys.stderr, flush=True)
+    if kept.is_whole:
+        kept.rewind()
+        _check_objects(kept.objects, objects)
+    claims = _exchange(kept, kept.whole_step, objects, group)
+    step = newest_common_step([(each.step, each.group) for each in claims])
+    if step != NO_STEP:
+        source = _transfer(kept, step, claims, objects, group)
+        if _is_compared(claims) and not _are_equal(objects, group):
+            ranks = dist.get_process_group_ranks(group)
+            raise DifferentStatesError(f"share: ranks {ranks} have different states of step {step}, where all should be equal")
+        kept.fingerprints += 1
+        return Shared(step, source)
+    if load is None and any(not each.is_fresh for each in claims):
+        raise LostStateError
+    return Shared(_begin(kept, objects, load, group), -1)
+
+
+def newest_common_step(claims: Sequence[tuple[int, int]]) -> int:
+    """The newest step that each replica group has, of pairs (step, group); NO_STEP if there is none."""
+    steps: dict[int, set[int]] = {}
+    for step, group in claims:
+        steps.setdefault(group, set()).add(step)
+    return max(set.intersection(*steps.values()), default=NO_STEP)
+
+
+def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
+    before, now = ([type(each).__name__ for each in some] for some in (kept, objects))
+    if before != now:
+        raise ValueError(f"share: the objects were {before} in the last round, and are {now} in this one")
+
+
+def _exchange(kept: Kept, step: int, objects: Sequence[Any], group: Any) -> list[_Claim]:
+    lowest = min(dist.get_process_group_ranks(group))
+    mine = _Claim(step, lowest, kept.is_fresh, kept.fingerprints, size(objects))
+    return [_Claim(*numbers) for numbers in _gather(astuple(mine), dist.group.WORLD)]
+
+
+def _gather(numbers: Sequence[int], group: Any) -> list[list[int]]:
+    """The numbers of each rank of the group."""
+    mine = torch.tensor(numbers, dtype=torch.int64, device=torch_private.device_of(group))
+    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(all_of_them, mine, group)
+    return [each.tolist() for each in all_of_them]
+
+
+def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any], group: Any) -> int:
+    """Gives every rank of the group the state of this step; returns the rank that this one has it from."""
+    is_kept = kept.whole_step == step
+    are_kept = len(kept.objects) > 0 and all(old is new for old, new in zip(kept.objects, objects, strict=True))
+    if is_kept and not are_kept:
+        move(State(kept.objects), objects)
+    if not is_kept and (are_kept or not kept.objects):
+        kept.tear()  # from here on, the state is partly that of another rank
+    ranks = dist.get_process_group_ranks(group)
+    return _spread([rank for rank in ranks if claims[rank].step == step], objects, group)
+
+
+def _spread(holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
+    """Sends the state of the holders to the other ranks of the group, along a tree in which each sends it twice at most."""
+    others = [rank for rank in dist.get_process_group_ranks(group) if rank not in holders]
+    senders = [*holders, *others]
+    source = rank = dist.get_rank()
+    if rank in others:
+        source = senders[others.index(rank) // 2]
+        moving.receive(objects, source, group)
+    targets = [other for index, other in enumerate(others) if senders[index // 2] == rank]
+    if targets:
+        state = State(objects)
+        for target in targets:
+            moving.send(state, target, group)
+    return source
+
+
+def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, group: Any) -> int:
+    """All ranks load the newest checkpoint, or begin with what the script has made."""
+    loaded = None if load is None else load()
+    if loaded is not None:
+        kept.tear()
+    claims = _exchange(kept, NO_STEP if loaded is None else loaded, objects, group)
+    steps = {each.step for each in claims}
+    if steps == {NO_STEP} and not all(each.is_fresh for each in claims):
+        raise LostStateError
+    step = newest_common_step([(each.step, each.group) for each in claims])
+    if step == NO_STEP and steps != {NO_STEP}:
+        raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
+    kept.tear()
+    ranks = dist.get_process_group_ranks(group)
+    _spread([rank for rank in ranks if claims[rank].step == step], objects, group)
+    if _is_compared(claims) and not _are_equal(objects, group):
+        _spread(ranks[:1], objects, group)  # a script may leave it to DDP to give all ranks the same parameters
+    kept.fingerprints += 1
+    return max(step, 0)
+
+
+def _is_compared(claims: list[_Claim]) -> bool:
+    largest = max(each.bytes for each in claims)
+    return largest <= _COMPARED_ALWAYS or max(each.fingerprints for each in claims) < _COMPARED_FIRST
+
+
+def _are_equal(objects: Sequence[Any], group: Any) -> bool:
+    return len({tuple(each) for each in _gather([fingerprint(objects)], group)}) == 1

@@ -1,0 +1,184 @@
+"""The TCP sockets of a round's process groups: noted as groups are made, watched, and cut when the round is over.
+
+A collective of gloo raises as soon as one of its sockets is shut, so cutting them frees a rank from any of them.  While
+groups are being made, three kinds of sockets are open, and each is cut in its own way:
+
+- connected ones, and those that are being connected: shut.  A wait in the store raises, too, as its connection is one.
+- listening ones: a rank that waits for a lost peer to connect has no socket to the peer.  gloo finds out whom a
+  connection belongs to by a number that comes first on it, so this process connects to itself with each number, and
+  hangs up: the wait raises.  Such a socket is never shut: gloo's thread would end the process.
+
+Sockets that exist before groups are made are left alone; they belong to other libraries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Iterator
+
+# gloo's default needs a connection to each peer before a group is made; with this variable, they are made when needed.
+_LAZY_VARIABLE = "TORCH_GLOO_LAZY_INIT"
+_ANSWER_S = 1.0  # for a connection of this process to itself
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class GroupSockets:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[int, int] = {}  # inodes by descriptor
+        self._openings: list[set[tuple[int, int]]] = []  # what was open as each of them began
+        self._answered: set[tuple[int, int]] = set()
+        self._peers = select.epoll()
+
+    def begin(self) -> None:
+        """A round begins."""
+        with self._lock:
+            self._clear()
+            if os.environ.get(_LAZY_VARIABLE, "0") not in {"", "0"}:
+                self._openings.append(_open_sockets())
+
+    def end(self) -> None:
+        """The round is left, and its sockets are closed by those who opened them."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        self._known.clear()
+        self._openings.clear()
+        self._answered.clear()
+        self._peers.close()
+        self._peers = select.epoll()
+
+    @contextlib.contextmanager
+    def opening(self, *, is_watched: bool) -> Iterator[None]:
+        """Notes the TCP sockets that are opened meanwhile.
+
+        Args:
+            is_watched: `is_cut_by_peer` is to look at them.
+        """
+        before = _open_sockets()
+        with self._lock:
+            self._openings.append(before)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._note(before, is_watched=is_watched)
+                self._openings = [each for each in self._openings if each is not before]
+
+    def _note(self, before: set[tuple[int, int]], *, is_watched: bool) -> None:
+        for descriptor, inode in _open_sockets() - before:
+            if not _is_tcp(descriptor):
+                continue
+            self._known[descriptor] = inode
+            if is_watched and not _listens(descriptor):
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    self._peers.register(descriptor, select.EPOLLRDHUP)
+
+    @property
+    def is_opening(self) -> bool:
+        return bool(self._openings)
+
+    def is_cut_by_peer(self) -> bool:
+        """Whether a peer has closed one of its sockets; costs less than a microsecond."""
+        for descriptor, _ in self._peers.poll(0):
+            inode = self._known.get(descriptor)
+            if inode is not None and _inode(descriptor) == inode:
+                return True
+            with contextlib.suppress(OSError):  # a forked process holds it
+                self._peers.unregister(descriptor)
+        return False
+
+    def watch_no_more(self) -> None:
+        """Peers close sockets of groups that are in order: this script destroys groups within a round."""
+        with self._lock:
+            self._peers.close()
+            self._peers = select.epoll()
+
+    def cut(self, world_size: int) -> None:
+        """Shuts the round's sockets; those being opened need another call until they are there, or given up.
+
+        Args:
+            world_size: the number of ranks that may be waited for.
+        """
+        with self._lock:
+            sockets = set(self._known.items())
+            self._known.clear()
+            for before in self._openings:
+                sockets |= {each for each in _open_sockets() - before if _is_tcp(each[0])}
+            is_opening = self.is_opening
+        for descriptor, inode in sockets:
+            with contextlib.suppress(OSError), _copy(descriptor) as copy:
+                if _inode(copy) != inode:
+                    continue  # the number belongs to another file by now
+                if not _listens(copy):
+                    _libc.shutdown(copy, socket.SHUT_RDWR)
+                elif is_opening and (descriptor, inode) not in self._answered:
+                    _answer(copy, world_size)
+                    self._answered.add((descriptor, inode))
+
+
+def _open_sockets() -> set[tuple[int, int]]:
+    """Descriptors of this process that are sockets, each with its inode."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, such as that of the listing
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def _inode(descriptor: int) -> int:
+    try:
+        return os.fstat(descriptor).st_ino
+    except OSError:
+        return -1
+
+
+@contextlib.contextmanager
+def _copy(descriptor: int) -> Iterator[int]:
+    """While it is open, the socket is not another one."""
+    copy = os.dup(descriptor)
+    try:
+        yield copy
+    finally:
+        os.close(copy)
+
+
+# Python's own socket objects are not used for sockets of others: with `socket.setdefaulttimeout` they change whether a
+# socket blocks, for all who use it.
+
+
+def _option(descriptor: int, option: int) -> int:
+    value, size = ctypes.c_int(-1), ctypes.c_uint(ctypes.sizeof(ctypes.c_int))
+    _libc.getsockopt(descriptor, socket.SOL_SOCKET, option, ctypes.byref(value), ctypes.byref(size))
+    return value.value
+
+
+def _is_tcp(descriptor: int) -> bool:
+    is_internet = _option(descriptor, socket.SO_DOMAIN) in {socket.AF_INET, socket.AF_INET6}
+    return is_internet and _option(descriptor, socket.SO_TYPE) == socket.SOCK_STREAM
+
+
+def _listens(descriptor: int) -> bool:
+    return _option(descriptor, socket.SO_ACCEPTCONN) == 1
+
+
+def _answer(descriptor: int, world_size: int) -> None:
+    """Connects to a listening socket of this process as each peer would, and hangs up."""
+    listener = socket.socket(fileno=os.dup(descriptor))  # gloo's listening sockets never block
+    with listener:
+        address = listener.getsockname()
+    for number in range(world_size):
+        with socket.socket(listener.family, socket.SOCK_STREAM) as caller:
+            caller.settimeout(_ANSWER_S)
+            caller.connect(address)
+            caller.sendall(struct.pack("=q", number))

@@ -1,0 +1,100 @@
+"""Every name of torch that is not public and that recovery in place needs, in one place.
+
+torch may rename them in any version.  `missing` says what an installed torch lacks, so that the decorator can do without
+recovery instead of failing in the middle of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+Make = Callable[..., Any]
+
+_NAMES = ("_world", "_new_process_group_helper", "rendezvous", "_update_default_pg", "_unregister_all_process_groups")
+# What `_world` keeps of each group, beside the number that the next one is named by.
+_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
+
+
+def missing() -> list[str]:
+    """Names that this torch does not have."""
+    lacking = [f"torch.distributed.distributed_c10d.{name}" for name in _NAMES if not hasattr(c10d, name)]
+    if not lacking:
+        maps = [f"torch.distributed.distributed_c10d._world.{name}" for name in (*_MAPS, "group_count")]
+        lacking = [name for name in maps if not hasattr(c10d._world, name.rpartition(".")[2])]
+    return lacking
+
+
+@contextmanager
+def making_groups(make_group: Callable[[Make], Make], make_store: Callable[[Make], Make]) -> Iterator[None]:
+    """Wraps what makes each process group, and what connects to the store of the first one.
+
+    `init_process_group`, `new_group` and device meshes all come to these two, under whichever name a script or a
+    framework has imported them.
+    """
+    helper: Any = c10d._new_process_group_helper
+    rendezvous: Any = c10d.rendezvous
+    c10d._new_process_group_helper = make_group(helper)
+    c10d.rendezvous = make_store(rendezvous)
+    try:
+        yield
+    finally:
+        c10d._new_process_group_helper = helper
+        c10d.rendezvous = rendezvous
+
+
+def groups() -> list[Any]:
+    """The process groups that there are."""
+    return list(c10d._world.pg_map)
+
+
+def destroy_groups() -> None:
+    """Destroys all process groups, also if making the first of them failed halfway."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+        return
+    # Otherwise the next group would have another name than that of a process which has made none, and both would wait.
+    world = c10d._world
+    c10d._update_default_pg(None)  # type: ignore[no-untyped-call]
+    for name in _MAPS:
+        getattr(world, name).clear()
+    world.group_count = 0
+    c10d._unregister_all_process_groups()
+
+
+def abort_groups() -> None:
+    """Ends the communicators of NCCL, so that a rank leaves its collective.  Not run: it needs several GPUs.
+
+    Groups of gloo are left alone: there, aborting frees nobody (torch 2.13), and cut sockets do.
+    """
+    for group in groups():
+        for device in group._device_types:
+            if device.type == "cpu":
+                continue
+            backend = group._get_backend(device)
+            if "gloo" not in type(backend).__name__.lower() and hasattr(backend, "abort"):
+                backend.abort()
+
+
+def device_of(group: Any) -> torch.device:
+    """Where tensors must be to be sent in this group: in memory, if it can do that."""
+    devices = group._device_types
+    if any(device.type == "cpu" for device in devices):
+        return torch.device("cpu")
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None, f"a process group for {devices} without a device"
+    return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies tensors in as few calls as possible: `_foreach_copy_` has no public name."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(targets, sources)
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
