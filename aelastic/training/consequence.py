@@ -9,7 +9,7 @@ import torch
 
 from aelastic.training.link import Link, RoundOver
 
-# How long a rank whose collective has failed waits for the agent to end the round before it takes the error for its own.
+# How long a rank whose collective failed waits for the agent to end the round before it takes the error for its own.
 _CUT_S = 10.0
 _UNCUT_S = 0.2  # where no socket of the round is closed
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
+import datetime as dt
 import os
 import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from torch import distributed as dist
 
 from aelastic.training import torch_private
 from aelastic.training.link import Link, RoundOver
@@ -34,7 +36,9 @@ class Forming:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             with self._opening(is_watched=True):
                 made = make(*args, **kwargs)
-            self.groups.append(made[0])  # the group and its store
+                group, _ = made
+                if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                    self.groups.append(group)
             return made
 
         return make_group
@@ -52,11 +56,15 @@ class Forming:
     def _opening(self, *, is_watched: bool) -> Iterator[None]:
         with self._link.sockets.opening(is_watched=is_watched):
             # Not before: the round may end in between, and the thread cuts what is being opened as it ends.
-            if self._link.is_over(self._number):
-                raise RoundOver
+            self._check()
             yield
+            self._check()
 
-    def _wait_for_store(self, timeout: datetime.timedelta | None) -> None:
+    def _check(self) -> None:
+        if self._link.is_over(self._number):
+            raise RoundOver
+
+    def _wait_for_store(self, timeout: dt.timedelta | None) -> None:
         """Waits until the store's host answers; torch would try for minutes, and cannot be interrupted.
 
         Raises:

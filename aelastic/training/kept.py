@@ -75,7 +75,7 @@ class Kept:
         self.objects = objects
         self._modules = [module for each in modules_of(objects) for module in each.modules()]
         self._modes = [module.training for module in self._modules]
-        self._buffers = [_Buffer(module, name) for module in self._modules for name in module._buffers]
+        self._buffers = [_Buffer(module, name) for module in self._modules for name in torch_private.buffers_of(module)]
 
     def commit(self, step: int) -> None:
         """The state is whole, and that of this step.  Costs microseconds: it is called once a step."""
@@ -102,7 +102,7 @@ class Kept:
             if hasattr(each, "zero_grad"):
                 each.zero_grad(set_to_none=True)
 
-    def _before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called by torch before the step of any optimizer; what it returns replaces the arguments."""
         is_positional = len(args) > 1  # after the optimizer itself
         closure = args[1] if is_positional else kwargs.get("closure")
@@ -124,7 +124,9 @@ class Kept:
         self.tear()
 
     def _versions_now(self) -> list[int]:
-        return [parameter._version for each in modules_of(self.objects) for parameter in each.parameters()]
+        return [
+            torch_private.version(parameter) for each in modules_of(self.objects) for parameter in each.parameters()
+        ]
 
     def _copy_buffers(self) -> None:
         targets, sources = [], []
@@ -141,7 +143,7 @@ class _Buffer:
     """One buffer of a module, and its value at the last commit."""
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
-        self._buffers = module._buffers
+        self._buffers = torch_private.buffers_of(module)
         self._name = name
         self._kept: torch.Tensor | None = None
         self._live: torch.Tensor | None = None
@@ -154,9 +156,9 @@ class _Buffer:
             self._live = self._kept = None
             return None
         is_same = live is self._live
-        if is_same and live._version == self._version and live.numel() > _SMALL_BUFFER:
+        if is_same and torch_private.version(live) == self._version and live.numel() > _SMALL_BUFFER:
             return None
-        self._live, self._version = live, live._version
+        self._live, self._version = live, torch_private.version(live)
         if not is_same or self._kept is None:
             self._kept = live.detach().clone()
             return None

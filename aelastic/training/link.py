@@ -26,7 +26,7 @@ _FLUSH_S = 1.0
 _PEER_S = 1.0  # from a peer's closed socket to the agent's message
 
 
-class RoundOver(BaseException):  # noqa: N818  no `Exception`, so that `except Exception` in a script lets it pass
+class RoundOver(BaseException):  # no `Exception`, so that `except Exception` in a script lets it pass
     """Another rank was lost, or the job's membership changes: this rank leaves the round."""
 
 
@@ -100,9 +100,9 @@ class Link:
         """Raises RoundOver if the round is over, or a peer's socket is closed and the agent says so soon after."""
         if self._is_fork:
             return
-        if not self.is_over(number) and self.sockets.is_cut_by_peer():
-            if not self.wait_for_over(number, _PEER_S):
-                self.sockets.watch_no_more()
+        is_in_doubt = not self.is_over(number) and self.sockets.is_cut_by_peer()
+        if is_in_doubt and not self.wait_for_over(number, _PEER_S):
+            self.sockets.watch_no_more()
         if self.is_over(number):
             raise RoundOver
 
@@ -138,7 +138,7 @@ class Link:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         while not self._is_ended:
-            is_cutting = self._left < self._over and self.sockets.is_opening
+            is_cutting = self._left < self._over and self.sockets.is_to_be_cut
             if poll.poll(_AGAIN_S * 1000 if is_cutting else None):
                 self._receive()
             if self._left < self._over:

@@ -1,8 +1,8 @@
 """How the state gets from one rank to another.
 
-First the tree goes, then the bytes of all tensors, one after the other, in pieces.  At both ends this takes no more than
-a piece beside the state itself, and, one at a time, tensors that are not contiguous: a state larger than half of the
-memory can be moved.
+First the tree goes, then the bytes of all tensors, one after the other, in pieces.  Beside the state itself, this takes
+one piece at both ends and, one at a time, tensors that are not contiguous.  So a state larger than half of the memory
+can be moved.
 """
 
 from __future__ import annotations
@@ -122,7 +122,9 @@ class _Bytes:
         is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
         self._contiguous = tensor if is_plain else tensor.resolve_conj().resolve_neg().contiguous()
         flat = self._contiguous.view(-1)
-        self.bytes = torch.view_as_real(flat).view(-1).view(torch.uint8) if flat.is_complex() else flat.view(torch.uint8)
+        self.bytes = (
+            torch.view_as_real(flat).view(-1).view(torch.uint8) if flat.is_complex() else flat.view(torch.uint8)
+        )
 
     def put_back(self) -> None:
         """Called when the bytes have been changed."""

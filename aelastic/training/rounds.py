@@ -8,14 +8,12 @@ import os
 import socket
 import sys
 import threading
-import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
 from aelastic.notice import page
 from aelastic.training import link as links
@@ -77,10 +75,11 @@ class SingleRound(Round):
 
 
 class RoundInPlace(Round):
-    def __init__(self, link: Link, kept: Kept) -> None:
+    def __init__(self, link: Link, kept: Kept, old_groups: list[weakref.ref[Any]]) -> None:
         super().__init__()
         self._link = link
         self._kept = kept
+        self._old_groups = old_groups
 
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
         if not state:
@@ -93,6 +92,8 @@ class RoundInPlace(Round):
         self._kept.clear_gradients()
         page.commit(shared.step)
         self._link.send(messages.SHARED, round=self.number, step=shared.step, source=shared.source)
+        if any(group() is not None for group in self._old_groups):
+            gc.collect()  # objects of the last round, such as modules of FSDP, are cycles that hold its groups
         return shared.step
 
     def steps(self, start: int, end: int) -> Iterator[int]:
@@ -117,7 +118,6 @@ class RoundInPlace(Round):
 
 
 _current: Round | None = None  # of the call that is running
-_has_run = False
 
 
 def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +145,9 @@ def _connect() -> socket.socket | None:
     if lacking := torch_private.missing():
         connection.close()
         print(
-            f"aelastic: torch {torch.__version__} has no {lacking[0]}: failures restart all workers", file=sys.stderr, flush=True
+            f"aelastic: torch {torch.__version__} has no {lacking[0]}: failures restart all workers",
+            file=sys.stderr,
+            flush=True,
         )
         return None
     return connection
@@ -176,7 +178,7 @@ class _Rounds:
         self._link = link
         self._number = -1
         self.kept = Kept(lambda: link.check(self._number))
-        self._old_groups: list[Any] = []  # weak references
+        self._old_groups: list[weakref.ref[Any]] = []
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         while True:
@@ -208,7 +210,8 @@ class _Rounds:
         hook = sys.excepthook  # each `init_process_group` wraps it
         result = None
         try:
-            with _running(RoundInPlace(self._link, self.kept)) as current, forming.watched():
+            round_in_place = RoundInPlace(self._link, self.kept, self._old_groups)
+            with _running(round_in_place) as current, forming.watched():
                 result = function(current, *args, **kwargs)
         except BaseException as error:
             if not is_consequence(error, self._link, self._number):
@@ -231,6 +234,7 @@ class _Rounds:
         a thread spends.
         """
         torch_private.destroy_groups()
+        self._old_groups = [weakref.ref(group) for group in forming.groups]
         _drop(forming.groups)
 
 

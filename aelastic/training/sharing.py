@@ -35,7 +35,7 @@ _CHANGED = (
 
 
 class LostStateError(Exception):
-    """No rank of a replica group has a whole state, and there is no checkpoint: the job must begin in fresh processes."""
+    """A replica group has no whole state, and there is no checkpoint: the job must begin in fresh processes."""
 
 
 class DifferentStatesError(RuntimeError):
@@ -78,7 +78,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Any) 
         source = _transfer(kept, step, claims, objects, group)
         if _is_compared(claims) and not _are_equal(objects, group):
             ranks = dist.get_process_group_ranks(group)
-            raise DifferentStatesError(f"share: ranks {ranks} have different states of step {step}, where all should be equal")
+            raise DifferentStatesError(f"share: ranks {ranks} should have equal states of step {step}, but differ")
         kept.fingerprints += 1
         return Shared(step, source)
     if load is None and any(not each.is_fresh for each in claims):
@@ -103,7 +103,10 @@ def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
 def _exchange(kept: Kept, step: int, objects: Sequence[Any], group: Any) -> list[_Claim]:
     lowest = min(dist.get_process_group_ranks(group))
     mine = _Claim(step, lowest, kept.is_fresh, kept.fingerprints, size(objects))
-    return [_Claim(*numbers) for numbers in _gather(astuple(mine), dist.group.WORLD)]
+    claims = []
+    for claimed, of, is_fresh, fingerprints, its_size in _gather(astuple(mine), dist.group.WORLD):
+        claims.append(_Claim(claimed, of, bool(is_fresh), fingerprints, its_size))
+    return claims
 
 
 def _gather(numbers: Sequence[int], group: Any) -> list[list[int]]:
@@ -127,7 +130,7 @@ def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any
 
 
 def _spread(holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
-    """Sends the state of the holders to the other ranks of the group, along a tree in which each sends it twice at most."""
+    """Sends the state of the holders to the other ranks of the group, along a tree: each rank sends it to two at most."""
     others = [rank for rank in dist.get_process_group_ranks(group) if rank not in holders]
     senders = [*holders, *others]
     source = rank = dist.get_rank()

@@ -83,8 +83,10 @@ class GroupSockets:
                     self._peers.register(descriptor, select.EPOLLRDHUP)
 
     @property
-    def is_opening(self) -> bool:
-        return bool(self._openings)
+    def is_to_be_cut(self) -> bool:
+        """Whether another cut may find something: sockets are being opened, or were since the last one."""
+        with self._lock:
+            return bool(self._openings or self._known)
 
     def is_cut_by_peer(self) -> bool:
         """Whether a peer has closed one of its sockets; costs less than a microsecond."""
@@ -113,7 +115,7 @@ class GroupSockets:
             self._known.clear()
             for before in self._openings:
                 sockets |= {each for each in _open_sockets() - before if _is_tcp(each[0])}
-            is_opening = self.is_opening
+            is_opening = bool(self._openings)
         for descriptor, inode in sockets:
             with contextlib.suppress(OSError), _copy(descriptor) as copy:
                 if _inode(copy) != inode:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from aelastic.training import torch_private
 from aelastic.training.kept import modules_of
 
 Path = tuple[Any, ...]
@@ -48,7 +49,7 @@ class State:
         kind = type(value)
         if kind in {dict, OrderedDict}:
             items = [[key, self._node(each, (*path, key))] for key, each in value.items()]
-            return [kind.__name__, items, getattr(value, "_metadata", None)]  # of modules: versions of their forms
+            return [kind.__name__, items, torch_private.metadata_of(value)]
         if kind in {list, tuple}:
             return [kind.__name__, [self._node(each, (*path, index)) for index, each in enumerate(value)]]
         if kind not in _PLAIN and not _is_loadable(value):
@@ -94,7 +95,11 @@ class Received:
     def _allocate(self, node: list[Any], path: Path) -> None:
         _, _, dtype, shape, device_type, layout = node
         own, original = self._own.get(path, (None, None))
-        if own is None or original is None or (own.dtype, tuple(own.shape), own.device.type) != (dtype, shape, device_type):
+        if (
+            own is None
+            or original is None
+            or (own.dtype, tuple(own.shape), own.device.type) != (dtype, shape, device_type)
+        ):
             own = torch.empty(shape, dtype=dtype, device=device_type)
             original = own if layout is None else _distributed(own, layout, self._meshes)
         self.tensors.append(own)
@@ -146,7 +151,7 @@ def _value(node: list[Any], tensors: list[torch.Tensor]) -> Any:
         case "OrderedDict":
             value: Any = OrderedDict((key, _value(each, tensors)) for key, each in content)
             if node[2] is not None:
-                value._metadata = node[2]
+                torch_private.set_metadata(value, node[2])
             return value
         case "list":
             return [_value(each, tensors) for each in content]

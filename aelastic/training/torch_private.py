@@ -1,7 +1,7 @@
 """Every name of torch that is not public and that recovery in place needs, in one place.
 
-torch may rename them in any version.  `missing` says what an installed torch lacks, so that the decorator can do without
-recovery instead of failing in the middle of one.
+torch may rename them in any version.  `missing` names what an installed torch lacks, so that the decorator can do
+without recovery instead of failing in the middle of one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import distributed_c10d
+
+c10d: Any = distributed_c10d  # most of what is used here is not in its types
 
 Make = Callable[..., Any]
 
@@ -37,8 +39,8 @@ def making_groups(make_group: Callable[[Make], Make], make_store: Callable[[Make
     `init_process_group`, `new_group` and device meshes all come to these two, under whichever name a script or a
     framework has imported them.
     """
-    helper: Any = c10d._new_process_group_helper
-    rendezvous: Any = c10d.rendezvous
+    helper = c10d._new_process_group_helper
+    rendezvous = c10d.rendezvous
     c10d._new_process_group_helper = make_group(helper)
     c10d.rendezvous = make_store(rendezvous)
     try:
@@ -60,7 +62,7 @@ def destroy_groups() -> None:
         return
     # Otherwise the next group would have another name than that of a process which has made none, and both would wait.
     world = c10d._world
-    c10d._update_default_pg(None)  # type: ignore[no-untyped-call]
+    c10d._update_default_pg(None)
     for name in _MAPS:
         getattr(world, name).clear()
     world.group_count = 0
@@ -89,6 +91,25 @@ def device_of(group: Any) -> torch.device:
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None, f"a process group for {devices} without a device"
     return torch.device(accelerator.type, torch.accelerator.current_device_index())
+
+
+def version(tensor: torch.Tensor) -> int:
+    """A number that rises with each change of the tensor in place, but for those by batch normalization."""
+    return tensor._version
+
+
+def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The module's own buffers, to be read and replaced."""
+    return module._buffers
+
+
+def metadata_of(state: Any) -> Any:
+    """The versions of modules' forms, which a module's state dict has beside its items."""
+    return getattr(state, "_metadata", None)
+
+
+def set_metadata(state: Any, metadata: Any) -> None:
+    state._metadata = metadata
 
 
 def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
