@@ -130,7 +130,7 @@ def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any
 
 
 def _spread(holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
-    """Sends the state of the holders to the other ranks of the group, along a tree: each rank sends it to two at most."""
+    """Sends the state of the holders to the other ranks of the group; each rank sends it to two others at most."""
     others = [rank for rank in dist.get_process_group_ranks(group) if rank not in holders]
     senders = [*holders, *others]
     source = rank = dist.get_rank()
