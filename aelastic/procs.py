@@ -169,23 +169,31 @@ class LocalWorkers(WorkerBackend):
         self._guard.take_killed()
         self._was_frozen = False
         await self._end_orphans()
+        return await self._start_all(starts)
+
+    async def replace(self, start: WorkerStart) -> int | None:
+        return (await self._start_all([start]))[start.local_rank]
+
+    async def _start_all(self, starts: Sequence[WorkerStart]) -> Mapping[int, int | None]:
         plain = [start for start in starts if not start.wrap]
         forked = {} if self._fork_server is None else await self._fork_server.fork(plain, self._forked_child)
-        self._workers = {local_rank: self._follow(child) for local_rank, child in forked.items()}
+        workers: dict[int, _Worker | WorkerExit] = {rank: self._follow(child) for rank, child in forked.items()}
+        self._workers |= workers
         try:
             for start in starts:
                 if start.local_rank not in forked:
-                    self._workers[start.local_rank] = await self._start_patiently(start)
+                    workers[start.local_rank] = await self._start_patiently(start)
+                    self._workers |= workers
         except BaseException:
             with anyio.CancelScope(shield=True):
-                started = [(rank, worker) for rank, worker in self._workers.items() if isinstance(worker, _Worker)]
+                started = [(rank, worker) for rank, worker in workers.items() if isinstance(worker, _Worker)]
                 for _, worker in started:
                     worker.kill()
                 for rank, worker in started:
                     await worker.wait()
                     await self.clear(rank)
             raise
-        return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in self._workers.items()}
+        return {rank: worker.pid if isinstance(worker, _Worker) else None for rank, worker in workers.items()}
 
     def is_warm(self, local_rank: int) -> bool:
         return self._fork_server is not None and local_rank in self._fork_server.warm

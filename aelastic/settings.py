@@ -115,6 +115,9 @@ HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
 # What becomes of a worker that hangs.
 HangAction: TypeAlias = Literal["stop", "report"]
 HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
+# What happens to the other workers when one is lost.
+Recovery: TypeAlias = Literal["in-place", "restart"]
+RECOVERIES: tuple[str, ...] = get_args(Recovery)
 # Workers are looked at once a second at most.
 HANG_TIMEOUT_MIN_S = 1.0
 
@@ -333,6 +336,7 @@ RULES: Mapping[str, Rule] = {
         rule(is_sequence, f"use a tuple of one or more of {', '.join(HANG_SIGNALS)}"),
         rule(_are_signs, f"use one or more of {', '.join(HANG_SIGNALS)}")),
     "hang_action": one_of(*HANG_ACTIONS),
+    "recovery": one_of(*RECOVERIES),
     "expect_output": optional(
         rule(is_expected, "use an ExpectedOutput of a str, seconds, and ranks or None"), expected_problem),
     "drain_signal": rule(

@@ -25,6 +25,7 @@ from aelastic.settings import (
     HangSignal,
     NumaBinding,
     Preload,
+    Recovery,
     RestartGrace,
     StartMethod,
     Streams,
@@ -106,6 +107,8 @@ class WorkerSpec:
             built-in checks of the host; `None`: off.
         hold_on_failure_s: seconds for which the other workers keep running after a failure, so that you can look at
             them; `math.inf`: until you request a restart or a stop; `None`: all workers are stopped at once.
+        recovery: `"in-place"`: when a worker is lost, the others keep their processes, if every worker has opted in
+            with `aelastic.in_place`; `"restart"`: all processes end and start again.
         wrap: a program and its arguments that start the workers, such as `nsys profile`; `${local_rank}` as in `args`.
         wrap_ranks: global ranks of the workers that `wrap` starts; `None`: all.
         linger_s: seconds that the health server waits after the run, unless it was asked to stop, for a scraper to read
@@ -160,6 +163,7 @@ class WorkerSpec:
     notice_command: str | None = None
     health_check: str | None = None
     hold_on_failure_s: float | None = None
+    recovery: Recovery = "in-place"
     wrap: Sequence[str] = ()
     wrap_ranks: frozenset[int] | None = None
     linger_s: float = 0.0

@@ -119,6 +119,13 @@ class NoticePages:
                 self._write(rank, FORM, FORM_1)
         return {rank: str(path) for rank, path in self._paths.items()}
 
+    def renew(self, local_rank: int) -> None:
+        """Makes the page of a worker new, for the process that takes its place."""
+        if (fd := self._fds.get(local_rank)) is not None:
+            with suppress(OSError):
+                os.pwrite(fd, bytes(BYTES), 0)
+            self._write(local_rank, FORM, FORM_1)
+
     def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
         """Holds all ranks at their next call, names the call at which they save, or lets them go on.
 
@@ -215,6 +222,10 @@ class ControlSockets:
 
     def path(self, attempt: int, local_rank: int) -> str:
         return f"{self._prefix}/control_{attempt}_{local_rank}"
+
+    def in_place_path(self, attempt: int, local_rank: int) -> str:
+        """Where a worker that recovers in place reaches its agent."""
+        return f"{self._prefix}/in_place_{attempt}_{local_rank}"
 
     def mark_env(self, env: dict[str, str]) -> dict[str, str]:
         """The environment of a process of this run that is no worker."""

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -18,16 +19,20 @@ import anyio.lowlevel
 
 from aelastic import aio
 from aelastic.agent.resources import GenerationContext, listen_for_workers
+from aelastic.agent.worker_links import WorkerLinks
 from aelastic.aio import run_sync
+from aelastic.decisions import wording
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import next_round
 from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
+from aelastic.group.in_place import Standing
 from aelastic.group.phases import Phase
-from aelastic.group.worker_env import worker_args, worker_env
+from aelastic.group.worker_env import own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
+from aelastic.notice.page import PAGE_VARIABLE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol.messages import Interrupted
 
@@ -57,6 +62,8 @@ class Generation:
         self._resources, self._post, self._tell = context.held, context.post, context.tell
         self._give_up = give_up
         self._killed: set[int] = set()  # local ranks of those that were sent SIGKILL
+        self._links = WorkerLinks(self.number, self._resources.sockets, self._post)
+        self._stuck: StuckWorkers | None = None
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
         self._one_has_ended = anyio.Event()
@@ -92,6 +99,7 @@ class Generation:
                 ids = await (by(starts) if starter is None else starter(starts, by))
                 held.logs.started(ids)
         if ids is None:
+            self._links.close()
             self._post(ev.SpawnCancelled(self.number))
         elif self._group.is_done:  # it gave up on a back end that could not be cancelled
             for start in starts:
@@ -106,7 +114,7 @@ class Generation:
             if self.number == 1 and held.recorder is not None:
                 self._context.tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
             for start in starts:
-                self._context.tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
+                self._follow_soon(start)
             with anyio.move_on_after(PREPARES_AFTER_S) as scope:
                 await self._one_has_ended.wait()
             if scope.cancelled_caught:
@@ -141,15 +149,78 @@ class Generation:
         """
         await self.stuck.stack_dumps.collect("about to be killed")
         if stop.generation == self._group.generation:  # else they have ended, and others run
-            self.stuck.stack_dumps.log_innermost_frames(stop.local_ranks)
-            self.stop(stop.local_ranks, stop.signum)
+            local_ranks = tuple(rank for rank in stop.local_ranks if not self._has_left(rank))
+            self.stuck.stack_dumps.log_innermost_frames(local_ranks)
+            self.stop(local_ranks, stop.signum)
 
-    @cached_property
+    def _has_left(self, local_rank: int) -> bool:
+        """Whether a worker that was late to leave its round in place has left it after all."""
+        is_in_place = self._group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
+        return is_in_place and self._group.in_place.standing[local_rank] not in {Standing.LEAVING, Standing.LOST}
+
+    @property
     def stuck(self) -> StuckWorkers:
         """What looks at workers that hang, or do not end."""
-        from aelastic.agent.stuck_workers import StuckWorkers
+        if self._stuck is None:
+            from aelastic.agent.stuck_workers import StuckWorkers
 
-        return StuckWorkers(self._context)
+            self._stuck = StuckWorkers(self._context)
+        return self._stuck
+
+    # Recovery in place.
+
+    @property
+    def _can_recover_in_place(self) -> bool:
+        is_ours = self._settings.is_local and self._settings.starter is None
+        return is_ours and self._settings.spec.recovery == "in-place"
+
+    def _listen(self, local_rank: int, process: int) -> Mapping[str, str]:
+        """Opens the socket of a process that is about to start; gives its variable."""
+        return self._links.listen(local_rank, process) if self._can_recover_in_place else {}
+
+    async def begin(self, action: ev.Begin) -> None:
+        """Has workers enter a round: the one that they were started for, or the next one."""
+        if action.assigned is not self._assigned:
+            self._assigned = action.assigned
+            self._stuck = None  # what was found in the last round says nothing about this one
+            await self._listen_for_workers()
+            if self._serves_store:
+                self._resources.store.serve()
+            ids = {worker.local_rank: worker.id for worker in self._group.workers}
+            self._resources.watches.started(self.number, [*self._context.starts.values()], ids)
+        own = own_variables(self._settings.spec)
+        for rank in action.local_ranks:
+            env = self._worker_env(rank, self._context.starts[rank].env.get(PAGE_VARIABLE))
+            self._links.begin(rank, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
+
+    def leave(self, action: ev.Leave) -> None:
+        """Has workers leave their round and keep their processes."""
+        self._links.leave(action.local_ranks, action.round, wording.text_of(action.reason))
+
+    def release(self) -> None:
+        """Has workers whose functions have returned go on to their end."""
+        self._links.release()
+
+    async def replace(self, action: ev.Replace) -> None:
+        """Starts a process in the place of a worker of which nothing is left."""
+        rank, held = action.local_rank, self._resources
+        start = self._context.starts[rank]
+        self._context.ended.discard(rank)
+        self._context.asked_at.pop(rank, None)
+        self._killed.discard(rank)
+        self.return_values.pop(rank, None)
+        held.pages.renew(rank)
+        await run_sync(_remove, start.error_file)
+        start = start.replace(env={**start.env, **self._listen(rank, action.process)})
+        self._context.starts[rank] = start
+        try:
+            id_ = await held.backend.replace(start)
+        except HostError as error:
+            self._give_up(error)
+            self._post(ev.Cleared(self.number, rank))
+            return
+        self._post(ev.Replaced(self.number, rank, id_, held.backend.is_warm(rank)))
+        self._follow_soon(start)
 
     @cached_property
     def grace(self) -> GraceWatch:
@@ -162,12 +233,12 @@ class Generation:
         """Something has happened to the group."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
-        if "stuck" in vars(self):
-            self.stuck.inquiries.on_change()
+        if self._stuck is not None:
+            self._stuck.inquiries.on_change()
 
     def stacks_of_killed(self) -> dict[int, str]:
         """Of workers that had to be killed, by global rank: that they were, and their stacks."""
-        return self.stuck.stack_dumps.stacks_of_killed() if "stuck" in vars(self) else {}
+        return {} if self._stuck is None else self._stuck.stack_dumps.stacks_of_killed()
 
     async def _listen_for_workers(self) -> None:
         if self._serves_store:
@@ -201,7 +272,7 @@ class Generation:
             local_rank=local_rank,
             entrypoint=spec.entrypoint,
             args=worker_args(spec.args, local_rank),
-            env=env,
+            env={**env, **self._listen(local_rank, 0)},
             stdout=files.stdout,
             stderr=files.stderr,
             error_file=files.error_file,
@@ -209,6 +280,10 @@ class Generation:
             cpus=(self._settings.cpus or {}).get(local_rank),
             wrap=worker_args(spec.wrap, local_rank) if spec.wraps(int(env["RANK"])) else (),
         )
+
+    def _follow_soon(self, start: WorkerStart) -> None:
+        self._context.tasks.start_soon(self._links.follow, start.local_rank, name=f"link {start.local_rank}")
+        self._context.tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
 
     async def _follow(self, start: WorkerStart) -> None:
         """Waits for one worker's end, and for the end of all it leaves behind."""
@@ -232,6 +307,7 @@ class Generation:
             await self._tell_in_turn(start, exit_, gone_at)
         await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
         await held.backend.clear(local_rank)
+        self._links.on_ended(local_rank)
         self._post(ev.Cleared(self.number, local_rank))
 
     async def _tell_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
@@ -280,6 +356,10 @@ class Generation:
             else:
                 return None
         return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
+
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
 
 
 def prepare_for_failure() -> None:

@@ -202,7 +202,7 @@ class Run:
         await self.resources.finish()
         await self.resources.progress.end()
 
-    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901  one case for each action
+    def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
         held, node_id = self.resources, self._settings.node_id
         match action:
             case ev.Join():
@@ -213,6 +213,16 @@ class Run:
                 tasks.start_soon(self._generation.run, name=f"spawn {number}")
             case ev.CancelSpawn():
                 self._current.cancel()
+            case ev.Begin():
+                tasks.start_soon(self._current.begin, action, name="begin")
+            case ev.Leave():
+                self._current.leave(action)
+            case ev.Replace(_, local_rank):
+                tasks.start_soon(self._current.replace, action, name=f"replace {local_rank}")
+            case ev.Release():
+                self._current.release()
+            case ev.TellOptedIn(round_):
+                held.link.tell(m.OptedIn(node_id, round_))
             case ev.TellFailed(round_, failure, at):
                 age_s, reached = aio.now() - at, held.reached(self._observers.state)
                 held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
@@ -240,9 +250,18 @@ class Run:
         if held.gate is not None:
             tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
             return
+        if self._group.phase is Phase.FORMING:
+            tasks.start_soon(self._join_in_place, ready, name="join")
+            return
         held.link.tell(ready)
         if starts is m.Starts.PREPARING:
             tasks.start_soon(self._tell_prepared, name="prepared")
+
+    async def _join_in_place(self, ready: m.Ready) -> None:
+        """Workers that wait for the next round connect to its store at once: the last one's must be gone."""
+        await self.resources.store.wait_dropped()
+        if ready is self._ready and self._group.phase in {Phase.FORMING, Phase.LEAVING}:
+            self.resources.link.tell(ready)
 
     async def _join_when_fit(self, gate: HealthGate, ready: m.Ready) -> None:
         """Others go on without this node until it is fit; it is in no job before that."""

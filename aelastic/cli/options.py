@@ -44,6 +44,7 @@ from aelastic.settings import (
     NUMA_BINDINGS,
     RANKS,
     REAL,
+    RECOVERIES,
     RULES,
     SECONDS,
     SHUTDOWN_TIMEOUT_S,
@@ -237,6 +238,9 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
             "stop: stop all workers at once; hold: leave them running until aelastic restart or stop; hold:SECONDS: "
             "for at most that long",
             field="hold_on_failure_s"),
+        _own("--recovery", one_of(*RECOVERIES), RECOVERIES[0], "HOW",
+            "in-place: when a worker is lost, the others keep their processes and their state, if every worker has "
+            "opted in with aelastic.in_place; restart: all workers start again"),
         _own("--health-check", str, None, "COMMAND",
             "command to run before each join: exit code 2 keeps this node out, any other does not; builtin: check the "
             "kernel log and the free space of this host"),

@@ -204,7 +204,7 @@ class ForkServer:
         """
         if not self._count and not await self.wait_decided():  # before the first workers; later ones cannot wait
             self._warn(f"imports took more than {FIRST_TIMEOUT_S:g} s; workers start cold until they finish")
-        self._count = len(starts)
+        self._count = max(self._count, len(starts))  # fewer are started in the place of lost ones
         self._has_forked.set()
         self._park(len(starts))
         chosen, self._parked = self._parked[: len(starts)], self._parked[len(starts) :]
@@ -223,7 +223,8 @@ class ForkServer:
             self._warn_of_cold(why, sorted(ranks))
         if any(not parked.pid and parked.forked_by == self._process.pid for parked in chosen):
             self._process.kill()  # it hangs, and would fork what is waited for no more; another one takes its place
-        self.warm = frozenset() if is_learning else frozenset(begun)
+        others = self.warm - {start.local_rank for start in starts}
+        self.warm = others if is_learning else others | frozenset(begun)
         if self._tasks is not None:
             self._tasks.start_soon(self._park_later, name="park")
             if self._core.is_learning and self.imports is not None and not self._is_gathering:

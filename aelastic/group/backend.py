@@ -70,6 +70,13 @@ class WorkerBackend(ABC):
         The supervisor waits `shutdown_timeout_s` for that; workers that start later get SIGKILL.
         """
 
+    async def replace(self, start: WorkerStart) -> Any:
+        """Starts a worker in the place of one that is cleared, beside the others, and returns its id.
+
+        Called for recovery in place only, which is for processes of this machine.
+        """
+        raise NotImplementedError
+
     def is_warm(self, local_rank: int) -> bool:  # noqa: ARG002
         """Whether a started worker had its modules already imported (`--preload`)."""
         return False

@@ -122,6 +122,53 @@ class FoundUnhealthy(Record):
     silent_s: float = 0.0  # without a sign of life; 0 where that is no hang
 
 
+class Ready(Record):
+    """A worker is at the safe point: it holds no process group, and waits for a round (recovery in place)."""
+
+    generation: int
+    local_rank: int
+    process: int  # which of the rank's processes of this generation, from 0
+    round: int  # `AELASTIC_ROUND` of the round that it has left; -1: it has been in none
+
+
+class Shared(Record):
+    """A worker has the state of the round that it is in (recovery in place)."""
+
+    generation: int
+    local_rank: int
+    process: int
+    round: int
+    step: int  # of the state
+    source: int  # the rank that it came from; -1: none, it was loaded or is new
+
+
+class StateLost(Record):
+    """A worker has found no rank with a whole state, and no checkpoint (recovery in place)."""
+
+    generation: int
+    local_rank: int
+    process: int
+    round: int
+
+
+class Done(Record):
+    """The worker's function has returned; the process waits for the others (recovery in place)."""
+
+    generation: int
+    local_rank: int
+    process: int
+    round: int
+
+
+class Replaced(Record):
+    """The back end has started a replacement.  Answers `Replace`."""
+
+    generation: int
+    local_rank: int
+    id: Any
+    is_warm: bool = False
+
+
 class GraceOver(Record):
     """Workers that are stopped for a restart are waited for no longer, since that cannot help."""
 
@@ -161,6 +208,11 @@ Event: TypeAlias = (
     | Exited
     | Cleared
     | FoundUnhealthy
+    | Ready
+    | Shared
+    | StateLost
+    | Done
+    | Replaced
     | GraceOver
     | Drained
     | StopRequested
@@ -180,6 +232,43 @@ class Spawn(Record):
 
     generation: int
     assigned: Assigned
+
+
+class Begin(Record):
+    """Have workers at the safe point enter the round.  Answered by `Shared`, `StateLost`, `Done` or `Exited`."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    assigned: Assigned
+
+
+class Leave(Record):
+    """Have workers leave the round and keep their processes.  Answered by `Ready`, or by `Exited`, once per worker."""
+
+    generation: int
+    local_ranks: tuple[int, ...]
+    round: int  # `AELASTIC_ROUND`
+    reason: Why
+
+
+class Replace(Record):
+    """Start a process in the place of a worker that is gone.  Answered by `Replaced`, then by `Ready` or `Exited`."""
+
+    generation: int
+    local_rank: int
+    process: int
+
+
+class Release(Record):
+    """Have workers whose functions have returned go on to their end.  Answered by `Exited`, once per worker."""
+
+    generation: int
+
+
+class TellOptedIn(Record):
+    """Tell the rendezvous that all local workers can leave this round in place.  Not answered."""
+
+    round: int
 
 
 class CancelSpawn(Record):
@@ -222,7 +311,21 @@ class Finish(Record):
     reason: Why
 
 
-Action: TypeAlias = Join | Spawn | CancelSpawn | TellFailed | TellSucceeded | TellLeft | Stop | Finish
+Action: TypeAlias = (
+    Join
+    | Spawn
+    | CancelSpawn
+    | Begin
+    | Leave
+    | Replace
+    | Release
+    | TellOptedIn
+    | TellFailed
+    | TellSucceeded
+    | TellLeft
+    | Stop
+    | Finish
+)
 
 
 def signal_words(signum: int) -> str:

@@ -32,6 +32,8 @@ class Phase(StrEnum):
     SPAWNING = auto()  # the workers are being started
     RUNNING = auto()  # the workers run
     CANCELLING = auto()  # to be stopped while the workers were being started: waiting for the start to end
+    LEAVING = auto()  # the round is over, workers keep their processes: waiting until all are ready for the next
+    FORMING = auto()  # workers keep their processes, and all are ready: waiting for a round to complete
     STOPPING = auto()  # the workers were asked to end: waiting until nothing of them is left
     AWAITING = auto()  # a worker failed, all are gone: restart or not?
     BARRIER = auto()  # our workers succeeded: waiting for those of other nodes
@@ -40,12 +42,12 @@ class Phase(StrEnum):
     @property
     def has_workers(self) -> bool:
         """Whether workers exist, or what they left behind."""
-        return self in {Phase.RUNNING, Phase.STOPPING}
+        return self in {Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.STOPPING}
 
     @property
     def is_bounded(self) -> bool:
         """Whether a deadline ends it: workers, a back end or other nodes may never do."""
-        return self in {Phase.CANCELLING, Phase.STOPPING, Phase.BARRIER}
+        return self in {Phase.CANCELLING, Phase.LEAVING, Phase.STOPPING, Phase.BARRIER}
 
 
 class Rejoin(Record):
@@ -125,6 +127,16 @@ class Exits:
         """The workers are started."""
         self.alive = set(local_ranks)
         self.left = set(self.alive)
+
+    def replace(self, local_rank: int) -> None:
+        """A process is about to be started in the place of a worker of which nothing is left."""
+        self.failed.pop(local_rank, None)
+        self.stopped.pop(local_rank, None)
+        self.left.add(local_rank)
+
+    def on_replaced(self, local_rank: int) -> None:
+        """That process is started."""
+        self.alive.add(local_rank)
 
     def ask(self, local_ranks: Iterable[int]) -> None:
         """Workers are sent a signal to end with."""

@@ -9,6 +9,9 @@ in the order this module asks for it.
   Whether to restart is not decided here: the coordinator answers.
 - Workers exist from `Spawned` to their `Cleared`; only then can they be signalled.  A stop that comes while they
   are being started cancels the start, and waits for the answer in a phase of its own.
+- Where all workers of the job have opted in to recovery in place, a round ends without their processes: they leave it,
+  lost ones are replaced, and all enter the next round together.  Every doubt ends in a stop, as without it
+  (`in_place.py` has the standings of the workers).
 
 Events from workers carry their generation, those from the rendezvous their round.  The story behind the fence:
 generation 3 is killed, its last exit is still in the mailbox, generation 4 starts, and the old exit, taken for one of
@@ -26,6 +29,7 @@ from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
+from aelastic.group.in_place import GRACE_S, LIMIT_S, InPlace, Standing
 from aelastic.group.phases import KILL_WAIT_S, Await, End, Exits, Phase, Rejoin, Wish
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
 from aelastic.spec import WorkerSpec
@@ -44,9 +48,13 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     assigned: Assigned | None = None  # of the current generation
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
     exits: Exits = field(default_factory=Exits)  # of the current generation
+    in_place: InPlace = field(default_factory=InPlace)  # of the current generation
     verdict: Ended | None = None
     is_drained: bool = False  # its node has left since it was about to go
     _wish: Wish = field(default_factory=Rejoin)
+    _ready_by: float = 0.0  # while workers leave a round in place: all are to be ready for the next one
+    _has_joined: bool = False  # meanwhile: the rendezvous knows that this node is ready
+    _next: Assigned | None = None  # meanwhile: the round that this node takes part in once its workers are ready
     _story: Story = field(default_factory=Story)
 
     @property
@@ -62,6 +70,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         """Asserts the invariants of the core."""
         phase, exits, is_armed = self.phase, self.exits, self.deadline is not None
         self.exits.validate()
+        self.in_place.validate()
         is_clean = phase in {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING}
         assert (self.generation > 0) == (self.assigned is not None), "each generation belongs to a round"
         assert len(self.workers) == self.spec.local_world_size * bool(self.generation), "one worker per local rank"
@@ -101,6 +110,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._on_found_unhealthy(event, now)
             case ev.GraceOver():
                 return self._on_grace_over(event, now)
+            case ev.Ready() | ev.Shared() | ev.StateLost() | ev.Done():
+                return self._on_message(event, now)
+            case ev.Replaced():
+                return self._on_replaced(event)
             case ev.Drained():
                 return self._let_save(event) if self.phase is Phase.RUNNING else []  # its workers end already
             case ev.StopRequested():
@@ -118,27 +131,45 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.JOINING:  # workers are started
                 return self._spawn(event)
+            case Phase.FORMING:  # workers enter the round
+                return self._enter(event)
+            case Phase.LEAVING if self._has_joined:  # they will, once the replacement of another one is ready
+                self._next = event
+                return []
+            case Phase.STOPPING if self._has_joined:
+                return []  # the round completed when our workers had to be stopped after all
             case Phase.DONE:
                 return []  # the round completed while we were leaving
             case Phase.INIT | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
-            case Phase.SPAWNING | Phase.RUNNING | Phase.CANCELLING | Phase.STOPPING:
+            case Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.CANCELLING | Phase.STOPPING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
-    def _on_interrupted(self, event: Interrupted, now: float) -> list[ev.Action]:
+    def _on_interrupted(self, event: Interrupted, now: float) -> list[ev.Action]:  # noqa: C901  a case for each phase
+        if self._next is not None and event.round == self._next.round:  # over before our workers were ready for it
+            self._next, self._has_joined = None, False
+            return []
         if self.assigned is None or event.round != self.assigned.round:
             return []  # of another round
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for another round
                 return self._cancel(Rejoin(), WorkerState.STOPPED, event.decision, now)
+            case Phase.RUNNING if event.in_place and self.in_place.have_all_opted_in:  # they leave, for another round
+                return self._leave(Rejoin(), WorkerState.HEALTHY, event.decision, now)
             case Phase.RUNNING:  # workers are stopped, for another round
+                return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
+            case Phase.LEAVING if isinstance(self._wish, Await) and event.in_place:  # the answer to our failure
+                self._wish, self.reason = Rejoin(), event.decision
+                gone = [rank for rank in self.in_place.those(Standing.LOST) if rank not in self.exits.left]
+                return [action for rank in gone for action in self._replace(rank)]
+            case Phase.LEAVING if isinstance(self._wish, Await):  # the answer: in new processes
                 return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
             case Phase.STOPPING if isinstance(self._wish, Await):  # the answer to our failure: restart
                 self._wish, self.reason = Rejoin(), event.decision
                 return self._stop_rest(now)
-            case Phase.CANCELLING | Phase.STOPPING | Phase.JOINING | Phase.DONE:
+            case Phase.CANCELLING | Phase.STOPPING | Phase.LEAVING | Phase.FORMING | Phase.JOINING | Phase.DONE:
                 return []  # on the way to the next round, or out, already
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
                 self.state, self.reason = WorkerState.STOPPED, event.decision
@@ -156,7 +187,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for good
                 return self._cancel(end, WorkerState.UNHEALTHY, event.decision, now)
-            case Phase.RUNNING:  # workers are stopped, for good
+            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING:  # workers are stopped, for good
                 return self._stop(end, WorkerState.UNHEALTHY, event.decision, now)
             case Phase.CANCELLING | Phase.STOPPING:  # ends once the workers are gone
                 self._wish = end
@@ -173,11 +204,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.SPAWNING:  # workers run
                 self.phase = Phase.RUNNING
                 self._take_ids(event)
-                return []
+                return self._begin(self.in_place.those(Standing.READY))
             case Phase.CANCELLING:  # too late to cancel: workers are stopped
                 self._take_ids(event)
                 return self._stop(self._wish, self.state, self.reason, now)
-            case Phase.RUNNING | Phase.STOPPING:
+            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
                 return []  # told twice
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # told twice, or we gave up on it
@@ -190,7 +221,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stopped()
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # told twice, or we gave up on it
-            case Phase.SPAWNING | Phase.RUNNING | Phase.STOPPING:
+            case Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -198,13 +229,22 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
+        was_starting = self.in_place.standing[event.local_rank] is Standing.STARTING
         self.exits.on_exited(event.local_rank)
+        self.in_place.on_lost(event.local_rank)
         match self.phase:
             case Phase.RUNNING if event.failure is not None:  # told as failed, then the others are stopped
                 return self._fail(event.local_rank, event.failure, event.gone_at, now)
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
                 return []
+            case Phase.LEAVING if was_starting:  # the replacement fails, so all start in new processes
+                self.exits.on_stopping(event.local_rank, event.failure, event.raised)
+                reason = "a replacement ended before it was ready"
+                return self._stop(self._wish, WorkerState.STOPPED, reason, now)
+            case Phase.LEAVING | Phase.FORMING:  # it is replaced, too, once nothing of it is left
+                self.exits.on_stopping(event.local_rank, event.failure, event.raised)
+                return self._on_survivor_lost(now)
             case Phase.STOPPING:  # a victim, unless it failed before it could be asked
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 return []
@@ -226,6 +266,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
                 self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
                 return [stop]
+            case Phase.LEAVING | Phase.FORMING:
+                return []  # if it does not come to the safe point it is killed
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
@@ -233,7 +275,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:
+    def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:  # noqa: C901  as above
         if event.generation != self.generation or event.local_rank not in self.exits.left:
             return []  # an earlier generation's, or told twice
         self.exits.on_cleared(event.local_rank)
@@ -242,6 +284,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 if self.phase is Phase.RUNNING and not self.exits.has_children:
                     self.deadline = None
                 return []
+            case Phase.LEAVING if isinstance(self._wish, Rejoin):  # nothing is left of a lost worker
+                return self._replace(event.local_rank)
+            case Phase.LEAVING:
+                return []  # it is replaced if the coordinator says so
             case Phase.RUNNING:  # all have succeeded
                 assert self.assigned is not None
                 self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
@@ -251,7 +297,79 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stopped()
             case Phase.DONE:
                 return []  # we gave up on it
+            case Phase.FORMING:  # a worker that ends in this phase is replaced in the one before it
+                raise self._impossible(event)
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    # What workers say that have opted in to recovery in place.
+
+    def _on_message(self, event: ev.Ready | ev.Shared | ev.StateLost | ev.Done, now: float) -> list[ev.Action]:
+        is_from = event.generation == self.generation and self.in_place.is_from(event.local_rank, event.process)
+        if not is_from or self.assigned is None:
+            return []  # an earlier generation's, or of a process that was replaced
+        if isinstance(event, ev.Ready):
+            return self._on_ready(event)
+        is_of_now = event.round == self.assigned.fence and self.phase is Phase.RUNNING
+        if not is_of_now:
+            return []  # of another round, or it is over
+        match event:
+            case ev.Shared():
+                self.in_place.on_shared(event.local_rank)
+                return []
+            case ev.StateLost():  # what is in these processes is of no step
+                reason = "no rank has a whole state, and there is no checkpoint"
+                return self._stop(Rejoin(), WorkerState.STOPPED, reason, now)
+            case ev.Done():
+                self.in_place.on_done(event.local_rank)
+                if self.in_place.is_released or not self.in_place.are_all(Standing.DONE):
+                    return []  # told twice, or it waits for the others
+                self.in_place.release()
+                return [ev.Release(self.generation)]
+            case _:
+                assert_never(event)
+
+    def _on_ready(self, event: ev.Ready) -> list[ev.Action]:
+        assert self.assigned is not None
+        standing = self.in_place.standing[event.local_rank]
+        is_new = standing is Standing.STARTING and event.round < 0
+        has_left = standing is Standing.LEAVING and event.round == self.assigned.fence
+        if not is_new and not has_left:
+            return []  # told twice, or of another round
+        self.in_place.on_ready(event.local_rank)
+        match self.phase:
+            case Phase.RUNNING:  # it enters the round that it was started for
+                return self._begin((event.local_rank,))
+            case Phase.LEAVING:  # the last one has this node join the next round
+                return self._form()
+            case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
+                return []  # it enters once all are started; or it is stopped
+            case Phase.INIT | Phase.JOINING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_replaced(self, event: ev.Replaced) -> list[ev.Action]:
+        rank = event.local_rank
+        if event.generation != self.generation or rank not in self.exits.left or rank in self.exits.alive:
+            return []  # an earlier generation's, or told twice
+        self.exits.on_replaced(rank)
+        self.in_place.on_started(frozenset({rank}), warm=frozenset({rank} if event.is_warm else ()))
+        self.workers = tuple(each.replace(id=event.id) if each.local_rank == rank else each for each in self.workers)
+        match self.phase:
+            case Phase.LEAVING:
+                return []  # its `Ready` follows
+            case Phase.STOPPING:  # it was being started when all were stopped
+                signum = signal.SIGKILL if self.exits.is_killing else self._wish.signum
+                self.exits.ask((rank,))
+                return [ev.Stop(self.generation, (rank,), signum)]
+            case Phase.DONE:
+                return []  # we gave up on it
+            case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.RUNNING | Phase.FORMING | Phase.CANCELLING:
+                raise self._impossible(event)
+            case Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -268,7 +386,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._kill(now)
             case Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # the workers ended meanwhile
-            case Phase.INIT | Phase.SPAWNING | Phase.RUNNING | Phase.CANCELLING:
+            case Phase.INIT | Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.CANCELLING:
                 return []  # no worker is being stopped
             case _:
                 assert_never(self.phase)
@@ -278,7 +396,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, and the agent leaves
                 return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
-            case Phase.RUNNING:  # workers are stopped, and the agent leaves
+            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING:  # workers are stopped, and the agent leaves
                 return [ev.TellLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now)]
             case Phase.CANCELLING if isinstance(self._wish, End) and self._wish.asked:  # waits no longer
                 return self._finish(self._wish)
@@ -306,6 +424,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.CANCELLING:  # leaves: its next workers would meet those that may be started still
                 reason = f"a cancelled start of workers did not end within {self.spec.shutdown_timeout_s:g} s"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
+            case Phase.LEAVING:  # kills those that do not leave; or, if it waits in vain, stops all
+                return self._on_late(now)
             case Phase.STOPPING if not self.exits.may_kill:  # gives up on its workers
                 reason = "workers survived SIGKILL"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.UNKNOWN, reason))]
@@ -318,10 +438,73 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.BARRIER:  # ends as succeeded
                 reason = f"exit barrier timed out after {self.spec.exit_barrier_timeout_s:g} s: other nodes still run"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.SUCCEEDED, reason))]
-            case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.AWAITING | Phase.DONE:
+            case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.FORMING | Phase.AWAITING | Phase.DONE:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
+
+    # Moves in place.
+
+    def _begin(self, local_ranks: tuple[int, ...]) -> list[ev.Action]:
+        """Workers that were started for this round enter it; the last one completes the opt-in of this node."""
+        if not local_ranks:
+            return []
+        assert self.assigned is not None
+        for rank in local_ranks:
+            self.in_place.begin(rank)
+        begin = ev.Begin(self.generation, local_ranks, self.assigned)
+        return [begin, ev.TellOptedIn(self.assigned.round)] if self.in_place.have_all_opted_in else [begin]
+
+    def _leave(self, wish: Rejoin | Await, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
+        """Workers leave the round and keep their processes."""
+        assert self.assigned is not None
+        self.phase, self.state, self.reason, self._wish = Phase.LEAVING, state, reason, wish
+        self.deadline, self._ready_by = now + GRACE_S, now + LIMIT_S
+        self._has_joined, self._next = False, None
+        return [ev.Leave(self.generation, self.in_place.leave(), self.assigned.fence, reason)]
+
+    def _replace(self, local_rank: int) -> list[ev.Action]:
+        self.exits.replace(local_rank)
+        return [ev.Replace(self.generation, local_rank, self.in_place.replace(local_rank))]
+
+    def _on_survivor_lost(self, now: float) -> list[ev.Action]:
+        if not self.in_place.kept:
+            return self._stop(self._wish, WorkerState.STOPPED, "no worker of this node has survived", now)
+        if self.phase is Phase.FORMING:
+            self.phase, self.deadline = Phase.LEAVING, self._ready_by
+        return []
+
+    def _form(self) -> list[ev.Action]:
+        """Joins the next round, if all workers are ready for it."""
+        if not self.in_place.are_all(Standing.READY) or isinstance(self._wish, Await):
+            return []
+        if self._next is not None:
+            return self._enter(self._next)
+        self.phase, self.deadline = Phase.FORMING, None
+        if self._has_joined:
+            return []
+        self._has_joined = True
+        return [ev.Join()]
+
+    def _enter(self, assigned: Assigned) -> list[ev.Action]:
+        """All workers enter a round that is complete."""
+        self.assigned, self.phase, self.deadline = assigned, Phase.RUNNING, None
+        self.state, self.reason, self._wish = WorkerState.HEALTHY, "", Rejoin()
+        self._has_joined, self._next = False, None
+        self.workers = tuple(ev.worker_of(assigned.ranks, each.local_rank).replace(id=each.id) for each in self.workers)
+        self.in_place.begin_round()
+        local_ranks = tuple(self.in_place.standing)
+        return [ev.Begin(self.generation, local_ranks, assigned), ev.TellOptedIn(assigned.round)]
+
+    def _on_late(self, now: float) -> list[ev.Action]:
+        """Workers are not ready in time."""
+        if now >= self._ready_by:
+            reason = f"not all workers were ready {LIMIT_S:g} s after the end of the round"
+            return self._stop(self._wish, WorkerState.STOPPED, reason, now)
+        self.deadline = self._ready_by
+        leaving = {*self.in_place.those(Standing.LEAVING), *self.in_place.those(Standing.LOST)}
+        late = tuple(sorted(leaving & self.exits.alive))
+        return [ev.Stop(self.generation, late, signal.SIGKILL)] if late else []
 
     # Moves.
 
@@ -332,12 +515,14 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _spawn(self, assigned: Assigned) -> list[ev.Action]:
         self.generation, self.assigned = self.generation + 1, assigned
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
-        self._wish, self.exits = Rejoin(), Exits()
+        self._wish, self.exits, self._has_joined = Rejoin(), Exits(), False
+        self.in_place.start(range(self.spec.local_world_size))
         self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
         return [ev.Spawn(self.generation, assigned)]
 
     def _take_ids(self, event: ev.Spawned) -> None:
         self.exits.begin(range(self.spec.local_world_size))
+        self.in_place.on_started(event.warm, warm=event.warm)
         self.workers = tuple(worker.replace(id=event.ids.get(worker.local_rank)) for worker in self.workers)
 
     def _cancel(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
@@ -348,8 +533,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _fail(self, local_rank: int, failure: ProcessFailure, at: float | None, now: float) -> list[ev.Action]:
         assert self.assigned is not None
         self.exits.fail(local_rank, failure)
+        self.in_place.on_lost(local_rank)
         tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
-        return [tell, *self._stop(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
+        move = self._leave if self.in_place.may_recover else self._stop
+        return [tell, *move(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         self.phase, self.state, self.reason, self._wish = Phase.STOPPING, state, reason, wish

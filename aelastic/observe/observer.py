@@ -30,7 +30,7 @@ CLOSE_TIMEOUT_S = 5.0
 # What restarts without imports would have saved is worth a log line from here on.
 SAVED_MIN_S = 5.0
 # Workers run, or begin to.
-_WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING, Phase.STOPPING}
+_WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.CANCELLING, Phase.STOPPING}
 
 
 class Observer(ABC):
@@ -203,6 +203,10 @@ class LogLines(Observer):
                 self._has_failed = True
                 if not failure.found_by:  # else it was said when it was noticed
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
+            case ev.Restarting(in_place=True):
+                _log.warning("recovering in place: %s", event.reason)
+            case ev.Recovered():
+                _log.warning("%s", recovered(event))
             case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one
                 _log.warning("stopping workers for the next round: %s", event.reason)
             case ev.Restarting():
@@ -246,3 +250,13 @@ class LogLines(Observer):
             limit_s = self._shutdown_timeout_s
             _log.warning("%s: stopping workers (up to %g s); send it again to kill them", name, limit_s)
         self._is_stop_asked = True
+
+
+def recovered(event: ev.Recovered) -> str:
+    """Words a recovery in place."""
+    state = f"state of step {event.step} from rank {event.source}"
+    if event.source < 0:
+        state = f"state of step {event.step} from the checkpoint" if event.step > 0 else "no state yet"
+    kept, size = event.kept, event.kept + event.replaced
+    took_ms = 1000 * event.duration_s
+    return f"round {event.round} continues in place: {kept} of {size} workers kept, {state}, {took_ms:.0f} ms"

@@ -33,7 +33,8 @@ PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop",
 # What takes time in each phase of the worker group; in the others nothing does.
 NAME_OF: dict[Phase, PhaseName] = {
     Phase.JOINING: "rendezvous", Phase.SPAWNING: "spawn", Phase.RUNNING: "run", Phase.CANCELLING: "stop",
-    Phase.STOPPING: "stop", Phase.AWAITING: "await", Phase.BARRIER: "barrier",
+    Phase.LEAVING: "stop", Phase.FORMING: "rendezvous", Phase.STOPPING: "stop", Phase.AWAITING: "await",
+    Phase.BARRIER: "barrier",
 }  # fmt: skip
 # How a worker was started: with modules imported already (`--preload`), or from nothing.
 StartKind: TypeAlias = Literal["warm", "cold"]
@@ -101,7 +102,7 @@ class EndpointChanged(RunEvent):
 
 
 class RoundFormed(RunEvent):
-    """This node takes part in a new round, with a new generation of workers."""
+    """This node takes part in a new round, with a new generation of workers or, in place, with the present one."""
 
     round: int
     generation: int  # counts the starts of workers on this node
@@ -111,11 +112,12 @@ class RoundFormed(RunEvent):
     first_rank: int  # global rank of this node's first worker; the others follow
     local_world_size: int  # workers on this node
     world_size: int  # workers of the job
-    workers: tuple[Worker, ...] = ()  # of this node; not started yet, so without ids
+    workers: tuple[Worker, ...] = ()  # of this node; without ids unless they continue in place
+    in_place: bool = False  # workers of the round before kept their processes
 
 
 class WorkersStarted(RunEvent):
-    """All workers of this node have started."""
+    """All workers of this node have started or, in a round in place, continue."""
 
     generation: int
     ids: Mapping[int, Any]  # pid, or the back end's name for the worker, by local rank
@@ -124,6 +126,18 @@ class WorkersStarted(RunEvent):
     def kind_of(self, local_rank: int) -> StartKind:
         """How the worker was started: `warm` or `cold`."""
         return "warm" if local_rank in self.warm else "cold"
+
+
+class Recovered(RunEvent):
+    """All workers of this node have the state of a round that continues in place."""
+
+    round: int
+    generation: int
+    kept: int  # workers of this node that kept their processes
+    replaced: int  # workers of this node that were replaced
+    step: int  # of the state
+    source: int  # the rank that it came from; -1: it was loaded from a checkpoint or is new
+    duration_s: float  # since the first worker of this node ended, or this node heard of the end of the round
 
 
 class WorkerReached(RunEvent):
@@ -227,11 +241,12 @@ class Killed(RunEvent):
 
 
 class Restarting(RunEvent):
-    """All workers on all nodes will restart."""
+    """All workers on all nodes will restart or, in place, continue with the next round."""
 
     cause: RestartCause
     decision: Decision
     restart_count: int  # of the next round
+    in_place: bool = False  # workers keep their processes
 
     @property
     def reason(self) -> str:

@@ -28,6 +28,8 @@ from aelastic.group.events import (
     Exited,
     FoundUnhealthy,
     GraceOver,
+    Replaced,
+    Shared,
     Spawned,
     StopRequested,
     WorkerState,
@@ -98,6 +100,7 @@ class RunEventSource:
         self._phase = group.phase
         self._state = group.state
         self._generation = 0
+        self._assigned: Assigned | None = None
         self._restart_count = 0
         self._is_killing = False
         self._name: ev.PhaseName | None = None  # of what takes time now
@@ -105,15 +108,17 @@ class RunEventSource:
         self._restarted_round: int | None = None  # the last one of which a restart was told
         # Of this generation.
         self._ended: set[int] = set()  # local ranks
+        # Of a round that workers leave, or continue in place: since when, and how many of them.
+        self._left_at = 0.0
+        self._kept = 0
+        self._state_from = -1, -1  # the step of the state of this round, and the rank that it came from
 
     def handle(self, event: Event, now: float) -> list[ev.RunEvent]:
         """The run events that follow from an event, which the group has handled."""
         group = self._group
         told = [*self._what_happened(event, now), *self._killed(event)]
-        if group.generation != self._generation:
-            self._generation = group.generation
-            self._ended = set()
-            told.append(self._round_formed())
+        if group.assigned is not self._assigned:
+            told += self._round_formed()
         if (name := ev.NAME_OF.get(group.phase)) != self._name:
             told += [] if self._name is None else [ev.PhaseTook(self._name, now - self._since)]
             self._name, self._since = name, now
@@ -123,9 +128,14 @@ class RunEventSource:
             self._phase, self._state = group.phase, group.state
         return told
 
-    def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:
+    def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:  # noqa: C901  a case for each event
         group = self._group
         match event:
+            case Shared() if self._is_recovered(event):
+                return [self._recovered(now)]
+            case Replaced(generation, local_rank) if generation == group.generation:
+                self._ended.discard(local_rank)
+                return []
             case Spawned(generation, ids, warm) if generation == group.generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
             # Else the group knew better.
@@ -135,8 +145,12 @@ class RunEventSource:
                 return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)]
             case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
                 self._ended.add(local_rank)
+                if self._phase is Phase.RUNNING:
+                    self._left_at = now if event.gone_at is None else event.gone_at
                 return self._worker_ended(event, now)
             case Interrupted():
+                if self._phase is Phase.RUNNING:
+                    self._left_at = now
                 return self._restarting(event)
             case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, decision, cause)]
@@ -170,7 +184,18 @@ class RunEventSource:
         self._restarted_round = event.round
         has_failed = event.restart_count > self._restart_count or event.decision.cause.is_failure
         self._restart_count = max(event.restart_count, self._restart_count)
-        return [ev.Restarting("failure" if has_failed else "membership", event.decision, self._restart_count)]
+        cause: ev.RestartCause = "failure" if has_failed else "membership"
+        in_place = event.in_place and group.phase in {Phase.LEAVING, Phase.FORMING}
+        return [ev.Restarting(cause, event.decision, self._restart_count, in_place)]
+
+    def _is_recovered(self, shared: Shared) -> bool:
+        """Whether the last worker of this node has the state of a round that continues in place."""
+        group = self._group
+        is_of_now = group.assigned is not None and shared.round == group.assigned.fence
+        if not is_of_now or not self._kept or self._phase is not Phase.RUNNING:
+            return False
+        self._state_from = max(self._state_from, (shared.step, shared.source))
+        return not group.in_place.sharing
 
     def _killed(self, event: Event) -> list[ev.RunEvent]:
         was_killing, self._is_killing = self._is_killing, self._group.exits.is_killing
@@ -183,11 +208,27 @@ class RunEventSource:
             reason = event.reason
         return [ev.Killed(self._group.generation, self._group.exits.unended, reason, isinstance(event, GraceOver))]
 
-    def _round_formed(self) -> ev.RoundFormed:
-        assigned = self._group.assigned
-        assert assigned is not None  # or there would be no generation
+    def _recovered(self, now: float) -> ev.Recovered:
+        group, (step, source) = self._group, self._state_from
+        assert group.assigned is not None  # there is a round
+        replaced = len(group.workers) - self._kept
+        known = group.assigned.round, group.generation, self._kept, replaced, step, source
+        return ev.Recovered(*known, now - self._left_at)
+
+    def _round_formed(self) -> list[ev.RunEvent]:
+        group, assigned = self._group, self._group.assigned
+        assert assigned is not None  # it has changed, and was set
+        in_place = group.generation == self._generation
+        self._generation, self._assigned, self._restart_count = group.generation, assigned, assigned.restart_count
+        self._kept, self._state_from = len(group.in_place.kept) if in_place else 0, (-1, -1)
+        if not in_place:
+            self._ended = set()
+        formed = self._formed(assigned, in_place=in_place)
+        ids = {worker.local_rank: worker.id for worker in group.workers}
+        return [formed, ev.WorkersStarted(group.generation, ids, group.in_place.warm)] if in_place else [formed]
+
+    def _formed(self, assigned: Assigned, *, in_place: bool) -> ev.RoundFormed:
         ranks = assigned.ranks
-        self._restart_count = assigned.restart_count
         return ev.RoundFormed(
             round=assigned.round,
             generation=self._generation,
@@ -198,6 +239,7 @@ class RunEventSource:
             local_world_size=ranks.local_world_size,
             world_size=ranks.world_size,
             workers=self._group.workers,
+            in_place=in_place,
         )
 
 
@@ -369,10 +411,12 @@ class RunState:
             self.why_stopping = ""
 
     def _on_formed(self, formed: ev.RoundFormed, now: float) -> None:
-        self._enter(Phase.SPAWNING, now)  # which is said a moment later
+        self._enter(Phase.RUNNING if formed.in_place else Phase.SPAWNING, now)  # which is said a moment later
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
         self.progress = self.compared = None
+        if formed.in_place:
+            self.first_failure = None  # of this generation, and told with the end of the round before
 
     def _on_end(
         self,

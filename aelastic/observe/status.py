@@ -28,6 +28,8 @@ _NOT_READY: dict[Phase, str] = {
     Phase.INIT: "the agent begins",
     Phase.JOINING: "waiting for a round to be complete",
     Phase.SPAWNING: "workers are being started",
+    Phase.LEAVING: "workers leave the round and keep their processes",
+    Phase.FORMING: "workers are ready for the next round",
     Phase.CANCELLING: "workers are being stopped",
     Phase.STOPPING: "workers are being stopped",
     Phase.AWAITING: "a worker failed; waiting for the leader's decision",

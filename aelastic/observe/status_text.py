@@ -80,7 +80,7 @@ class StatusText:
         return self.round, self.size
 
     @property
-    def state(self) -> tuple[str, ...]:
+    def state(self) -> tuple[str, ...]:  # noqa: C901  a case for each phase
         """What the run does now, and then what it waits for."""
         match self._of.phase:
             case Phase.INIT:
@@ -94,6 +94,8 @@ class StatusText:
                 return (f"waiting for {nodes}", *self._waited)
             case Phase.SPAWNING | Phase.RUNNING:
                 return (self._running(),)
+            case Phase.LEAVING | Phase.FORMING:
+                return (f"recovering in place{self._why()}", *self._waited)
             case Phase.CANCELLING | Phase.STOPPING:
                 left = sum(rank.state in {"starting", "running"} for rank in self._of.workers.values())
                 return (f"stopping {counted(left, 'worker') if left else 'what workers left behind'}{self._why()}",)

@@ -49,13 +49,14 @@ class SingleNode:
     _waiting: m.Ready | None = None  # for the moment at which workers may start again
     _begins_at: float = 0.0
     _drain: Drain[m.CoordinatorMessage] | None = None  # made by the first request
+    _opted_in: int = 0  # the last round that all workers can leave in place
 
     @property
     def deadline(self) -> float | None:
         drains_at = None if self._drain is None else self._drain.deadline
         return drains_at if self._waiting is None else min(self._begins_at, drains_at or self._begins_at)
 
-    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each
+    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:  # noqa: C901, PLR0912  one case for each
         """What the node hears of what it says.  A message about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
@@ -77,6 +78,9 @@ class SingleNode:
             case m.Succeeded() if self._runs(message.round):
                 self._is_running, self.verdict = False, SUCCEEDED
                 return [self.verdict]
+            case m.OptedIn() if self._runs(message.round):
+                self._opted_in = message.round
+                return []
             case m.Hangs(is_last=False) if self._runs(message.round) and self._question is None:
                 self._question = message
                 return [m.Look(message.round, message.reason)]
@@ -125,7 +129,8 @@ class SingleNode:
         decision = self.policy.decide(self._ended)
         if decision.is_final:
             return self._close(self._ended, decision)
-        return m.Interrupted(failed.round, decision, self.restart_count + decision.is_charged)
+        count, in_place = self.restart_count + decision.is_charged, failed.round == self._opted_in
+        return m.Interrupted(failed.round, decision, count, in_place=in_place)
 
     def _on_ready(self, ready: m.Ready, now: float) -> None:
         """No worker runs: now it is known how far all of them were."""

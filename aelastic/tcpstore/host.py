@@ -47,6 +47,8 @@ HEAD_START_S = 0.1
 STARTS_MAX = 10
 PAUSE_MAX_S = 10.0
 LONG_LIFE_S = 60.0
+# A store ends within milliseconds; a child that does not answer dies with its workers.
+DROP_TIMEOUT_S = 5.0
 # The name is in /etc/hosts on most hosts; where it is not, a name server is asked.
 NAME_TIMEOUT_S = 1.0
 
@@ -66,6 +68,7 @@ class StoreHost:
         self.is_on_loopback = False  # all workers are on this host
         self._first_loopback = LOOPBACKS[0]  # where most clients of `localhost` come
         self._process = StoreProcess(env, "served the workers' store")
+        self._heard = anyio.Event()  # something of the child
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
@@ -151,6 +154,12 @@ class StoreHost:
         self._is_new = False
         self._called.set()
 
+    async def wait_dropped(self) -> None:
+        """Returns when the store of the last round is gone, so that no worker of the next one can connect to it."""
+        with anyio.move_on_after(DROP_TIMEOUT_S):
+            while self._process.is_busy:
+                await self._heard.wait()
+
     async def run(self) -> None:
         """Follows the child, and starts another should it die.  Runs until cancelled."""
         await self._wait_needed()
@@ -160,6 +169,8 @@ class StoreHost:
                     await self._process.hear()
                 except Death as death:
                     self._on_death(death)
+                heard, self._heard = self._heard, anyio.Event()
+                heard.set()
                 continue
             await self._called.wait()
             if self._process.fork is None or self._losses:

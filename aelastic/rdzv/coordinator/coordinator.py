@@ -80,6 +80,10 @@ class Coordinator(Machine[ev.Event, Send]):
                 if is_waiting and self.phase is Phase.RUNNING and self.deadline is not None:
                     self.deadline = max(now, self.newcomers.settled_at)
                 return []  # newcomers may have waited for that
+            case m.OptedIn(node_id, round_):
+                if round_ == self.round and node_id in self.roster.participants:
+                    self.roster.opt_in(node_id)
+                return []
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
@@ -258,10 +262,10 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.TAKING_OVER:  # seats that no node has taken are given up
                 self.forming.await_confirmation()
                 told = self._end_takeover(now, if_complete=False)
-                return told + (self._end_round(now, cause) if self.runs_round else [])
+                return told + (self._end_round(now, cause, in_place=False) if self.runs_round else [])
             case Phase.RUNNING:
                 self.forming.await_confirmation()
-                return self._end_round(now, cause)
+                return self._end_round(now, cause, in_place=False)
             case Phase.CLOSED:
                 return []  # the job is over
             case _:
@@ -306,13 +310,18 @@ class Coordinator(Machine[ev.Event, Send]):
             return self.drain.let_go(self.roster.members, now) + self._close(verdict)
         if self.drain.leaving:
             self.forming.await_replacement(now)
-        return self._end_round(now, cause)
+        return self._end_round(now, cause, in_place=False)
 
-    def _end_round(self, now: float, cause: Cause | None = None) -> list[Send]:
-        """Ends the round, for a cause that costs nothing, or for what is known about its end."""
+    def _end_round(self, now: float, cause: Cause | None = None, *, in_place: bool = True) -> list[Send]:
+        """Ends the round, for a cause that costs nothing, or for what is known about its end.
+
+        Args:
+            in_place: workers keep their processes, if all of the job can.
+        """
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
-        self.forming.restart(self.roster.stop_participants(), cause, now)
+        in_place = in_place and self.roster.have_all_opted_in
+        self.forming.restart(self.roster.stop_participants(), cause, now, in_place=in_place)
         return self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
@@ -380,6 +389,8 @@ class Coordinator(Machine[ev.Event, Send]):
             taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
             return [self.forming.ended(node.node_id, past.round, taken)]
         self.roster.take_seat(node, past.standing)
+        if past.has_opted_in:
+            self.roster.opt_in(node.node_id)
         self.forming.end.on_seat(node, past, since)
         return self._end_takeover(now)
 

@@ -165,6 +165,7 @@ class Forming:
     confirmed: int = 0  # of these, how many before the board was asked last
     is_greeted: bool = False  # nodes have come since the round was to begin last
     is_behind: bool = False  # nodes have said more than the coordinator has heard yet
+    is_in_place: bool = False  # the last round was left in place
 
     def step(self, roster: Roster, *, is_first: bool, now: float, is_greeted: bool = False) -> Step:
         """What the round does now, with the nodes that there are; `is_greeted`: one has just come.  O(1)."""
@@ -256,8 +257,10 @@ class Forming:
 
     # What nodes hear of the last round.
 
-    def interrupted(self, node_id: str, round_: int, decision: Decision, *, went_on: bool = False) -> Send:
-        return Send(node_id, m.Interrupted(round_, decision, self.next_count, went_on))
+    def interrupted(
+        self, node_id: str, round_: int, decision: Decision, *, went_on: bool = False, in_place: bool = False
+    ) -> Send:
+        return Send(node_id, m.Interrupted(round_, decision, self.next_count, went_on, in_place))
 
     def ended(self, node_id: str, round_: int, decision: Decision | None = None) -> Send:
         """Its round is over for a node that returns."""
@@ -270,7 +273,7 @@ class Forming:
 
     def _told(self, node_id: str, round_: int) -> Send:
         assert self.decided is not None, "nodes hear what was decided"
-        return self.interrupted(node_id, round_, self.decided)
+        return self.interrupted(node_id, round_, self.decided, in_place=self.is_in_place)
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""
@@ -335,8 +338,13 @@ class Forming:
         self.deadline = deadline
         return Step.WAIT
 
-    def restart(self, untold: list[str], cause: Cause | None, now: float) -> None:
-        """A round is over, for a cause that costs nothing or for what is known: these nodes are to hear so."""
+    def restart(self, untold: list[str], cause: Cause | None, now: float, *, in_place: bool) -> None:
+        """A round is over, for a cause that costs nothing or for what is known: these nodes are to hear so.
+
+        Args:
+            in_place: workers keep their processes.
+        """
+        self.is_in_place = in_place
         if cause is not None:
             self.end.on_free(cause, now)
         self.since = now

@@ -57,6 +57,7 @@ class Roster:
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     newest_round: int = 0  # that any node has told of
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
+    opted_in: set[str] = field(default_factory=set[str])  # nodes whose workers can leave the last round in place
     broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
 
     def put(self, node: m.Node, standing: Standing) -> None:
@@ -224,6 +225,7 @@ class Roster:
                 round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch, ledger=ledger
             )
         self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
+        self.opted_in = set()
         self.fence = m.fence_of(self.epoch, round_)
         return assignments
 
@@ -244,6 +246,15 @@ class Roster:
         """A node of a round that another coordinator has begun."""
         self.participants[node.node_id] = None
         self.put(node, standing)
+
+    def opt_in(self, node_id: str) -> None:
+        """The workers of a node can leave the round in place."""
+        self.opted_in.add(node_id)
+
+    @property
+    def have_all_opted_in(self) -> bool:
+        """Whether all workers of the last round can leave it in place; those of lost nodes could."""
+        return bool(self.participants) and self.participants.keys() <= self.opted_in and not self.has_finished
 
     def note_loss(self, host: str, reason: str) -> None:
         """A host of the last round is lost, before its workers had finished."""
@@ -278,7 +289,7 @@ class Roster:
         nodes = self._with_workers()
         for node in nodes:
             self.put_stray(node)
-        self.participants, self.departed, self.fence = {}, set(), fence
+        self.participants, self.departed, self.opted_in, self.fence = {}, set(), set(), fence
         return nodes
 
     def _with_workers(self) -> list[m.Node]:

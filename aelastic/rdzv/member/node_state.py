@@ -58,6 +58,7 @@ class NodeState:
     assigned_at: float = 0.0
     ended: Cause | None = None  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
+    has_opted_in: bool = False  # its workers can leave this round in place
     alone_since: float | None = None  # without a coordinator
     # The same, when this node ended that round by itself, or first lost a coordinator after it had heard `is_charged`.
     ended_alone_since: float | None = None
@@ -94,6 +95,7 @@ class NodeState:
             is_charged=self.is_charged,
             reached=self.reached,
             ledger=self.assigned.ledger,
+            has_opted_in=self.has_opted_in,
         )
 
     def past_at(self, now: float) -> m.Past:
@@ -115,7 +117,7 @@ class NodeState:
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
         assert not is_new or not self.departed, "nodes depart from a round"
 
-    def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901  one case for each message
+    def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901, PLR0912  one case for each message
         """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node, reached):
@@ -129,6 +131,8 @@ class NodeState:
                     self.standing = m.Standing.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
+            case m.OptedIn(_, round_):
+                self.has_opted_in |= round_ == self.round
             case r.Ask() | r.Fetch():
                 if isinstance(message, r.Ask) and message.verb is r.Verb.CANCEL:
                     self._forget(r.Verb.DRAIN)
@@ -195,7 +199,7 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, None, False, None, now
-        self.ended_alone_since = None
+        self.ended_alone_since, self.has_opted_in = None, False
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
         return True

@@ -27,9 +27,10 @@ class Outbox:
 
     def keep(self, message: m.NodeMessage) -> None:
         """`Hello` is not answered yet, and has said what was before."""
-        if isinstance(message, m.Prepared) and self.unsent is not None:
-            return  # it takes part in a round
-        is_all = isinstance(message, m.Ready) or isinstance(self.unsent, m.Prepared | None)
+        is_detail = isinstance(message, m.Prepared | m.OptedIn)
+        if is_detail and self.unsent is not None:
+            return  # it takes part in a round, or that is over
+        is_all = isinstance(message, m.Ready) or isinstance(self.unsent, m.Prepared | m.OptedIn | None)
         assert is_all, "between Hello and Welcome one message says all that follows"
         self.unsent = message
 

@@ -113,6 +113,13 @@ class Prepared(Record):
     starts: Starts
 
 
+class OptedIn(Record):
+    """All workers of this node can leave the round in place (recovery in place).  Not answered."""
+
+    node_id: str
+    round: int
+
+
 class Hangs(Record):
     """A worker of this node hangs: all nodes are to say what theirs do.  Answered by `Compared`, if the round runs."""
 
@@ -132,7 +139,7 @@ class Saw(Record):
     places: tuple[Place, ...]
 
 
-NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | Hangs | Saw | Request | Enquiry
+NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Enquiry
 
 
 class Terms(Record):
@@ -176,6 +183,7 @@ class Past(Record):
     epoch: int = 0  # of the coordinator that began that round
     reached: Reached | None = None  # by its workers, once one has failed, or they have ended
     ledger: Ledger = Ledger()  # as of the beginning of that round
+    has_opted_in: bool = False  # its workers can leave that round in place
 
     @property
     def fence(self) -> int:
@@ -286,6 +294,7 @@ class Interrupted(Record):
     decision: Decision
     restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
     went_on: bool = False  # without this node: what the count has risen by was another round's
+    in_place: bool = False  # workers keep their processes: all workers of the job have opted in
 
 
 class Outcome(StrEnum):

@@ -1,0 +1,175 @@
+"""The agent's end of the sockets of workers that recover in place: messages in become events, actions become messages.
+
+Each process of a worker has a socket of its own, to which it connects when the script calls a function decorated with
+`in_place`.  A worker that never connects has not opted in.  The socket accepts one connection; then its path is
+removed, so that no child process of the worker finds it (`aelastic.training.messages` has the protocol).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+
+import anyio
+
+from aelastic.agent.channels import ControlSockets
+from aelastic.group import events as ev
+from aelastic.training import messages
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerLinks:
+    """The sockets of one generation, by local rank.
+
+    Args:
+        generation: which.
+        sockets: names their paths.
+        post: takes what workers say.
+    """
+
+    def __init__(self, generation: int, sockets: ControlSockets, post: Callable[[ev.Event], None]) -> None:
+        self._generation, self._sockets, self._post = generation, sockets, post
+        self._links: dict[int, _Link] = {}
+
+    def listen(self, local_rank: int, process: int) -> dict[str, str]:
+        """Opens the socket of a process that is about to be started; gives its variables.
+
+        None where this host refuses the socket: then the worker cannot opt in.
+        """
+        path = self._sockets.in_place_path(self._generation - 1, local_rank)
+        try:
+            self._links[local_rank] = _Link(path, self._generation, local_rank, process, self._post)
+        except OSError as error:
+            _log.warning("no recovery in place for local rank %d: %s cannot be opened (%s)", local_rank, path, error)
+            return {}
+        return {messages.SOCKET_VARIABLE: messages.variable(path)}
+
+    async def follow(self, local_rank: int) -> None:
+        """Posts what a worker says, until its socket is closed."""
+        if (link := self._links.get(local_rank)) is not None:
+            await link.run()
+
+    def on_ended(self, local_rank: int) -> None:
+        """A worker's process has ended."""
+        if (link := self._links.pop(local_rank, None)) is not None:
+            link.close()
+
+    def begin(self, local_rank: int, round_: int, env: Mapping[str, str | None]) -> None:
+        """Has a worker enter a round."""
+        self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
+
+    def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
+        """Has workers leave a round."""
+        packet = messages.encode(messages.OVER, round=round_, why=why)
+        for local_rank in local_ranks:
+            self._send(local_rank, packet)
+
+    def release(self) -> None:
+        """Has all workers whose functions have returned go on to their end."""
+        for local_rank in self._links:
+            self._send(local_rank, messages.encode(messages.END))
+
+    def _send(self, local_rank: int, packet: bytes) -> None:
+        if (link := self._links.get(local_rank)) is not None:
+            link.send(packet)
+
+    def close(self) -> None:
+        for local_rank in [*self._links]:
+            self.on_ended(local_rank)
+
+
+class _Link:
+    """One socket: it listens, then it is the connection of the first process that comes."""
+
+    def __init__(
+        self, path: str, generation: int, local_rank: int, process: int, post: Callable[[ev.Event], None]
+    ) -> None:
+        self._path, self._post = path, post
+        self._key = generation, local_rank, process
+        self._is_closed = self._has_path = False
+        self._running = anyio.CancelScope()
+        with suppress(FileNotFoundError):
+            os.unlink(path)  # of the rank's last process, if that never connected
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.setblocking(False)
+            self._socket.bind(path)
+            self._has_path = True
+            self._socket.listen(1)
+        except BaseException:
+            self.close()
+            self._socket.close()
+            raise
+
+    async def run(self) -> None:
+        """Waits for the process, then posts what it says, until it ends or the socket is closed."""
+        try:
+            with self._running:
+                await anyio.wait_readable(self._socket)
+                self._accept()
+                while not self._is_closed:  # no cancellation reaches a task that waits for what is always readable
+                    await anyio.wait_readable(self._socket)
+                    self._receive()
+        finally:
+            self.close()
+            self._socket.close()
+
+    def _accept(self) -> None:
+        listener = self._socket
+        try:
+            self._socket, _ = listener.accept()
+        except OSError:
+            return self.close()  # the process is gone
+        self._socket.setblocking(False)
+        listener.close()
+        self._remove_path()
+        return None
+
+    def _receive(self) -> None:
+        try:
+            packet = self._socket.recv(messages.MAX_PACKET + 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            packet = b""
+        if not packet:
+            return self.close()  # the process is gone, and that is seen elsewhere
+        try:
+            message = messages.decode(packet)
+        except ValueError as error:
+            _, local_rank, _ = self._key
+            _log.warning("closing the in-place socket of local rank %d: %s", local_rank, error)
+            return self.close()
+        match message:
+            case {"kind": messages.READY, "round": round_}:
+                self._post(ev.Ready(*self._key, round_))
+            case {"kind": messages.SHARED, "round": round_, "step": step, "source": source}:
+                self._post(ev.Shared(*self._key, round_, step, source))
+            case {"kind": messages.LOST, "round": round_}:
+                self._post(ev.StateLost(*self._key, round_))
+            case {"kind": messages.DONE, "round": round_}:
+                self._post(ev.Done(*self._key, round_))
+            case _:
+                pass  # a message of the agent's
+        return None
+
+    def send(self, packet: bytes) -> None:
+        """Sends a packet.  A worker that does not read does not leave its round in time either, and is killed then."""
+        with suppress(OSError):
+            self._socket.send(packet)
+
+    def close(self) -> None:
+        """Ends `run`, which closes the socket."""
+        self._is_closed = True
+        self._running.cancel()
+        self._remove_path()
+
+    def _remove_path(self) -> None:
+        if self._has_path:
+            self._has_path = False
+            with suppress(OSError):
+                os.unlink(self._path)

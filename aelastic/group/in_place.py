@@ -1,0 +1,137 @@
+"""Recovery in place: where each worker of this node stands.  A part of `worker_group`, which alone changes it.
+
+A worker opts in when it reaches the safe point: it holds no process group and waits for a round.  A round in which all
+workers have opted in can end without ending their processes.
+
+    STARTING ──ready──> READY ──begin──> RUNNING ──done──> DONE
+                          ^                 │                │
+                          └──ready── LEAVING <──────over─────┘
+    any ──its process ends──> LOST ──replaced──> STARTING
+
+A worker is identified by its local rank and the number of its process: 0 is the first one, 1 its replacement.  The
+story behind that fence: rank 2 says that it is ready and dies, its replacement starts, and only then is the message of
+the dead process read.  Taken for the replacement's, it would begin a round that the replacement cannot take part in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+# A survivor leaves a round within milliseconds, unless it is in Python or C code that does not return.
+GRACE_S = 5.0
+# From the end of a round until all workers are ready for the next one: a replacement that starts cold imports first.
+LIMIT_S = 60.0
+# Rounds in a row that may end before all workers have the state.  If more do, the script itself ends them.
+UNSHARED_ROUNDS_MAX = 3
+
+
+class Standing(StrEnum):
+    """Where a worker stands."""
+
+    STARTING = auto()  # its process was started and has not reached the safe point
+    READY = auto()  # at the safe point
+    RUNNING = auto()  # in the round
+    LEAVING = auto()  # the round is over; it has not reached the safe point
+    DONE = auto()  # its function has returned; it waits for the others
+    LOST = auto()  # its process has ended
+
+
+_IN_ROUND = frozenset({Standing.RUNNING, Standing.DONE})
+
+
+@dataclass(slots=True)
+class InPlace:
+    """The workers of one generation, by local rank."""
+
+    standing: dict[int, Standing] = field(default_factory=dict[int, Standing])
+    process: dict[int, int] = field(default_factory=dict[int, int])  # the number of its present process
+    kept: set[int] = field(default_factory=set[int])  # survivors of the round that has ended
+    warm: frozenset[int] = frozenset()  # those whose process was started warm
+    sharing: set[int] = field(default_factory=set[int])  # those that do not have the state of this round yet
+    unshared_rounds: int = 0  # rounds in a row that ended before all workers had the state
+    is_released: bool = False  # all were done, and may end
+
+    def start(self, local_ranks: Iterable[int]) -> None:
+        """A generation starts."""
+        self.standing = dict.fromkeys(local_ranks, Standing.STARTING)
+        self.process = dict.fromkeys(self.standing, 0)
+        self.kept, self.sharing = set(), set(self.standing)
+        self.unshared_rounds, self.is_released, self.warm = 0, False, frozenset()
+
+    # Questions.
+
+    def is_from(self, local_rank: int, process: int) -> bool:
+        """Whether a message is from the rank's present process, which has not ended."""
+        standing = self.standing.get(local_rank, Standing.LOST)
+        return standing is not Standing.LOST and self.process[local_rank] == process
+
+    @property
+    def have_all_opted_in(self) -> bool:
+        """Whether all workers are in the round, and can leave it in place."""
+        return bool(self.standing) and not self.is_released and _IN_ROUND.issuperset(self.standing.values())
+
+    @property
+    def may_recover(self) -> bool:
+        """Whether the loss of a worker, which is noted, can be recovered from in place."""
+        standing = set(self.standing.values()) - {Standing.LOST}
+        has_survivors = bool(standing) and _IN_ROUND.issuperset(standing)
+        return has_survivors and not self.is_released and self.unshared_rounds < UNSHARED_ROUNDS_MAX
+
+    def are_all(self, standing: Standing) -> bool:
+        return all(each is standing for each in self.standing.values())
+
+    def those(self, standing: Standing) -> tuple[int, ...]:
+        return tuple(rank for rank, each in self.standing.items() if each is standing)
+
+    # Changes.
+
+    def on_ready(self, local_rank: int) -> None:
+        self.standing[local_rank] = Standing.READY
+
+    def begin(self, local_rank: int) -> None:
+        self.standing[local_rank] = Standing.RUNNING
+
+    def begin_round(self) -> None:
+        """All workers enter the next round."""
+        self.standing = dict.fromkeys(self.standing, Standing.RUNNING)
+        self.sharing = set(self.standing)
+
+    def on_shared(self, local_rank: int) -> None:
+        self.sharing.discard(local_rank)
+        if not self.sharing:
+            self.unshared_rounds = 0
+
+    def on_done(self, local_rank: int) -> None:
+        self.standing[local_rank] = Standing.DONE
+
+    def leave(self) -> tuple[int, ...]:
+        """The round is over; gives those that have to leave it."""
+        leaving = tuple(rank for rank, each in self.standing.items() if each in _IN_ROUND)
+        self.standing |= dict.fromkeys(leaving, Standing.LEAVING)
+        self.kept = set(leaving)
+        self.unshared_rounds += bool(self.sharing)
+        return leaving
+
+    def on_lost(self, local_rank: int) -> None:
+        self.standing[local_rank] = Standing.LOST
+        self.kept.discard(local_rank)
+
+    def replace(self, local_rank: int) -> int:
+        """Another process takes the rank; gives its number."""
+        self.standing[local_rank] = Standing.STARTING
+        self.process[local_rank] += 1
+        return self.process[local_rank]
+
+    def on_started(self, local_ranks: frozenset[int], *, warm: frozenset[int]) -> None:
+        """Processes have been started."""
+        self.warm = (self.warm - local_ranks) | warm
+
+    def release(self) -> None:
+        """All are done, and may end."""
+        self.is_released = True
+
+    def validate(self) -> None:
+        assert self.standing.keys() == self.process.keys(), "each rank has a process"
+        assert all(self.standing[rank] is not Standing.LOST for rank in self.kept), "a survivor has not ended"
