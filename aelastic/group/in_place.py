@@ -69,15 +69,18 @@ class InPlace:
 
     @property
     def have_all_opted_in(self) -> bool:
-        """Whether all workers are in the round, and can leave it in place."""
+        """Whether all workers are in the round, or wait for the others at its end."""
         return bool(self.standing) and not self.is_released and _IN_ROUND.issuperset(self.standing.values())
 
     @property
-    def may_recover(self) -> bool:
-        """Whether the loss of a worker, which is noted, can be recovered from in place."""
-        standing = set(self.standing.values()) - {Standing.LOST}
-        has_survivors = bool(standing) and _IN_ROUND.issuperset(standing)
-        return has_survivors and not self.is_released and self.unshared_rounds < UNSHARED_ROUNDS_MAX
+    def can_leave(self) -> bool:
+        """Whether workers may keep their processes if the round ends now."""
+        return self.have_all_opted_in and self.unshared_rounds < UNSHARED_ROUNDS_MAX
+
+    @property
+    def can_lose_one(self) -> bool:
+        """Whether the others may keep their processes if a worker is lost now."""
+        return self.can_leave and len(self.standing) > 1
 
     def are_all(self, standing: Standing) -> bool:
         return all(each is standing for each in self.standing.values())

@@ -156,7 +156,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for another round
                 return self._cancel(Rejoin(), WorkerState.STOPPED, event.decision, now)
-            case Phase.RUNNING if event.in_place and self.in_place.have_all_opted_in:  # they leave, for another round
+            case Phase.RUNNING if event.in_place and self.in_place.can_leave:  # they leave, for another round
                 return self._leave(Rejoin(), WorkerState.HEALTHY, event.decision, now)
             case Phase.RUNNING:  # workers are stopped, for another round
                 return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
@@ -230,11 +230,13 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
         was_starting = self.in_place.standing[event.local_rank] is Standing.STARTING
+        can_recover = self.in_place.can_lose_one
         self.exits.on_exited(event.local_rank)
         self.in_place.on_lost(event.local_rank)
         match self.phase:
             case Phase.RUNNING if event.failure is not None:  # told as failed, then the others are stopped
-                return self._fail(event.local_rank, event.failure, event.gone_at, now)
+                at = now if event.gone_at is None else event.gone_at
+                return self._fail(event.local_rank, event.failure, at, now, in_place=can_recover)
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
                 return []
@@ -261,7 +263,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         stop = ev.Stop(self.generation, (event.local_rank,), event.signum)
         match self.phase:
             case Phase.RUNNING:  # told as failed, then stopped in its own way, the others as always
-                tell, *others = self._fail(event.local_rank, event.failure, None, now)
+                can_recover = self.in_place.can_lose_one
+                self.in_place.on_lost(event.local_rank)
+                tell, *others = self._fail(event.local_rank, event.failure, now, now, in_place=can_recover)
                 return [tell, stop, *others]
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
                 self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
@@ -278,6 +282,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:  # noqa: C901  as above
         if event.generation != self.generation or event.local_rank not in self.exits.left:
             return []  # an earlier generation's, or told twice
+        if self.phase is Phase.FORMING:  # a worker ends in this phase before anything is cleared, and so ends the phase
+            raise self._impossible(event)
         self.exits.on_cleared(event.local_rank)
         match self.phase:
             case Phase.RUNNING | Phase.STOPPING if self.exits.left:  # waits for the others
@@ -297,8 +303,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stopped()
             case Phase.DONE:
                 return []  # we gave up on it
-            case Phase.FORMING:  # a worker that ends in this phase is replaced in the one before it
-                raise self._impossible(event)
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
             case _:
@@ -530,12 +534,13 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.deadline = now + self.spec.shutdown_timeout_s
         return [ev.CancelSpawn(self.generation)]
 
-    def _fail(self, local_rank: int, failure: ProcessFailure, at: float | None, now: float) -> list[ev.Action]:
+    def _fail(
+        self, local_rank: int, failure: ProcessFailure, at: float, now: float, *, in_place: bool
+    ) -> list[ev.Action]:
         assert self.assigned is not None
         self.exits.fail(local_rank, failure)
-        self.in_place.on_lost(local_rank)
-        tell = ev.TellFailed(self.assigned.round, failure, now if at is None else at)
-        move = self._leave if self.in_place.may_recover else self._stop
+        tell = ev.TellFailed(self.assigned.round, failure, at)
+        move = self._leave if in_place else self._stop
         return [tell, *move(Await(), WorkerState.UNHEALTHY, failure.short_message, now)]
 
     def _stop(self, wish: Wish, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:

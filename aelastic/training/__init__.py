@@ -9,4 +9,4 @@ from aelastic.training.decorator import in_place as in_place
 from aelastic.training.late import Late as Late
 from aelastic.training.late import Value as Value
 
-__all__ = ["Late", "Value", "in_place", "messages"]
+__all__ = ["Late", "Value", "decorator", "in_place", "messages"]

@@ -70,6 +70,7 @@ MESSAGES: list[Any] = [
     m.Failed("n1", 7, FAILURE),
     m.Succeeded("n1", 7),
     m.Prepared("n1", m.Starts.WARM),
+    m.OptedIn("n1", 7),
     m.Left("n1", "SIGTERM"),
     m.Hangs("n1", 7, "no output for 60 s", 60.0, True),
     m.Saw("n1", 7, (Place(4, "host-1", 4711, "train.py:120", "all_reduce (train.py:120)", "all_reduce", "S", 8),)),

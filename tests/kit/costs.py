@@ -199,6 +199,7 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     while job.coordinator.phase is not Phase.RUNNING:
         job.pass_deadline()
     round_ = job.coordinator.round
+    yield from job.each("opts in", few, lambda name: job.said(name, m.OptedIn(name, round_)))
     yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
     yield "all hear the verdict", ALL, job.act(ev.Published(True))
     yield from job.each("comes after the verdict", names(FEW, count), job.greeting)
@@ -405,12 +406,35 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     yield "another round", ALL, Act(working(count), STOPPED, NOW)
     yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
     yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(4))), NOW)
+    yield from workers_recover_in_place(count)
     group = working(count)
     yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
     yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)
     grace = RestartGrace({rank: rank for rank in range(count)}, NOW)
     yield "workers are to be looked at", ALL, Act(grace, g.DeadlinePassed(), LATE)
     yield "workers are looked at", ALL, Act(grace, Looked({rank: Sample(0) for rank in range(count)}), LATE)
+
+
+def workers_recover_in_place(count: int) -> Iterator[Measured]:
+    """What one worker says has the others of the node looked at: whether they have said so as well."""
+    group, ranks = working(count), range(count)
+    for rank in ranks[FEW:]:
+        group.handle(g.Ready(1, rank, 0, -1), NOW)
+    for rank in ranks[:FEW]:
+        yield "opts in", ALL, Act(group, g.Ready(1, rank, 0, -1), NOW)
+    yield "has the state", ALL, Act(group, g.Shared(1, 0, 0, 1, 9, 1), NOW)
+    yield "is done", ALL, Act(group, g.Done(1, 0, 0, 1), NOW)
+    group.handle(g.Exited(1, 0, HANGS), NOW)
+    group.handle(STOPPED.replace(in_place=True), NOW)
+    group.handle(g.Cleared(1, 0), NOW)
+    yield "is replaced", ALL, Act(group, g.Replaced(1, 0, 7), NOW)
+    for rank in ranks[1:]:
+        yield "has left the round", ALL, Act(group, g.Ready(1, rank, 0, 1), NOW)
+    yield (
+        "there is no state",
+        ALL,
+        Act(working(count, *(g.Ready(1, rank, 0, -1) for rank in ranks)), g.StateLost(1, 0, 0, 1), NOW),
+    )
 
 
 def workers_are_watched(count: int) -> Iterator[Measured]:

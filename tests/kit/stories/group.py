@@ -53,6 +53,12 @@ WHERE = {
     "awaiting": "stopping for a failure; 0 clears; 1 ends",
     "barrier": "running; 0 1 ends",
     "done": "barrier; verdict succeeded",
+    "opted in": "running; 0 ready; 1 ready",
+    "leaving for a failure": "opted in; 0 exits failed",
+    "leaving": "opted in; interrupted 1 in-place",
+    "replacing": "leaving for a failure; interrupted 1 in-place; 0 clears",
+    "forming": "leaving; 0 ready after=1; 1 ready after=1",
+    "leaving again": "forming; 0 exits",
 }
 
 
@@ -93,6 +99,9 @@ class Told(texts.Told):
         yield "victims that raised: " + " ".join(str(rank) for rank, why in exits.stopped.items() if why)
         yield f"killed {exits.kill_count} times"
         yield f"wish: {type(core._wish).__name__.lower()}"
+        standings = " ".join(core.in_place.standing.values())
+        is_in_place = any(each not in {"starting", "lost"} for each in core.in_place.standing.values())
+        yield f"in place: {standings}" if is_in_place else "nothing in place"
 
     def tell(self, line: str) -> list[Any]:
         done: list[Any] = []
@@ -117,7 +126,7 @@ class Told(texts.Told):
                     "joined": decided.joined("host3"),
                     "rule": decided.restart_by_rule(),
                 }[options.get("for", "")]
-                yield Interrupted(int(number), decision, restarts)
+                yield Interrupted(int(number), decision, restarts, in_place="in-place" in line)
             case ["verdict", how, *_]:
                 yield VERDICTS[how]
             case ["spawned", *ids] if any("=" not in each for each in ids):
@@ -139,6 +148,17 @@ class Told(texts.Told):
                 raised = failure if "raised" in how else None
                 gone_at = self.now - float(options["ago"]) if "ago" in options else None
                 yield ev.Exited(of, int(rank), failure if "failed" in how else None, gone_at, raised)
+            case [rank, "ready", *_]:
+                yield ev.Ready(of, int(rank), int(options.get("process", 0)), int(options.get("after", -1)))
+            case [rank, "shares", *_]:
+                of_round = int(options.get("in", 1))
+                yield ev.Shared(of, int(rank), int(options.get("process", 0)), of_round, 1234, 1)
+            case [rank, "has", "no", "state", *_]:
+                yield ev.StateLost(of, int(rank), int(options.get("process", 0)), int(options.get("in", 1)))
+            case [rank, "is", "done", *_]:
+                yield ev.Done(of, int(rank), int(options.get("process", 0)), int(options.get("in", 1)))
+            case [rank, "is", "replaced", *_]:
+                yield ev.Replaced(of, int(rank), 900 + int(rank))
             case [rank, "clears", *_]:
                 yield ev.Cleared(of, int(rank))
             case [rank, "hangs", *by]:
@@ -151,12 +171,22 @@ class Told(texts.Told):
             case _:
                 raise AssertionError(line)
 
-    def words(self, action: ev.Action) -> str:
+    def words(self, action: ev.Action) -> str:  # noqa: C901, PLR0912  as above
         match action:
             case ev.Join():
                 return "joins"
             case ev.Spawn(generation, assigned):
                 return f"spawns generation {generation} for round {assigned.round}"
+            case ev.Begin(_, local_ranks, assigned):
+                return f"has {' '.join(map(str, local_ranks))} begin round {assigned.round}"
+            case ev.Leave(_, local_ranks, round_):
+                return f"has {' '.join(map(str, local_ranks))} leave round {round_}"
+            case ev.Replace(_, local_rank, process):
+                return f"replaces {local_rank} by process {process}"
+            case ev.Release():
+                return "lets all end"
+            case ev.TellOptedIn(round_):
+                return f"tells that all have opted in to round {round_}"
             case ev.CancelSpawn(generation):
                 return f"cancels the start of generation {generation}"
             case ev.TellFailed(round_, failure, at):
