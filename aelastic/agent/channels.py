@@ -20,7 +20,7 @@ from aelastic import aio
 from aelastic.aio import RareWarnings, described
 from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
 from aelastic.host import sockets
-from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, FROZEN, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT
+from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, FROZEN, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT, STEP
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +144,11 @@ class NoticePages:
         """How often ranks have asked, of those that have, by local rank."""
         seen = {rank: self._look(rank) for rank in self._fds}
         return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
+
+    def steps(self) -> Mapping[int, int]:
+        """The newest step that each rank has committed (recovery in place), of those that have, by local rank."""
+        seen = {rank: self._look(rank) for rank in self._fds}
+        return {rank: words[STEP] for rank, words in seen.items() if words and words[STEP] > 0}
 
     def saved(self) -> set[int]:
         """Local ranks that have acknowledged the call at which they were to save."""

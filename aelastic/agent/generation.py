@@ -6,6 +6,7 @@ worker is started, or those that are in spite of it get their signals as always.
 
 from __future__ import annotations
 
+import logging
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
     from aelastic.agent.stuck_workers import StuckWorkers
 
+_log = logging.getLogger(__name__)
+
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
@@ -64,6 +67,7 @@ class Generation:
         self._killed: set[int] = set()  # local ranks of those that were sent SIGKILL
         self._links = WorkerLinks(self.number, self._resources.sockets, self._post)
         self._stuck: StuckWorkers | None = None
+        self._has_warned = False
         self._start = anyio.CancelScope()
         self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
         self._one_has_ended = anyio.Event()
@@ -186,12 +190,24 @@ class Generation:
             await self._listen_for_workers()
             if self._serves_store:
                 self._resources.store.serve()
+            self._resources.progress.renumber([worker.global_rank for worker in self._group.workers])
             ids = {worker.local_rank: worker.id for worker in self._group.workers}
             self._resources.watches.started(self.number, [*self._context.starts.values()], ids)
+        self._resources.progress.expect_commits()
         own = own_variables(self._settings.spec)
         for rank in action.local_ranks:
             env = self._worker_env(rank, self._context.starts[rank].env.get(PAGE_VARIABLE))
             self._links.begin(rank, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
+
+    def on_opted_in(self) -> None:
+        """All workers of this node can recover in place."""
+        spec = self._settings.spec
+        if not spec.max_restarts and not spec.restart_policy and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the workers can recover in place, but a recovery counts as a restart: with --max-restarts 0, the "
+                "first failure ends the job"
+            )
 
     def leave(self, action: ev.Leave) -> None:
         """Has workers leave their round and keep their processes."""

@@ -135,7 +135,7 @@ class Resources:
                 self.gate = HealthGate(spec.health_check, mark_env, self.sockets.mark, self.logs.root)
                 made.callback(self.gate.close)
             self.process_states = ProcessStates()
-            self.progress = Progress(self.logs, tell, is_on=spec.progress is not None)
+            self.progress = Progress(self.logs, self.pages.steps, tell, is_on=spec.progress is not None)
             seen = self.logs.count_matches, self.progress.step_s, partial(self._waiting, group)
             self.watches = Watches(spec, env, scratch, *seen, on_found)
             made.callback(self.watches.close)

@@ -223,6 +223,7 @@ class Run:
                 self._current.release()
             case ev.TellOptedIn(round_):
                 held.link.tell(m.OptedIn(node_id, round_))
+                self._current.on_opted_in()
             case ev.TellFailed(round_, failure, at):
                 age_s, reached = aio.now() - at, held.reached(self._observers.state)
                 held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))

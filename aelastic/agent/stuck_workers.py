@@ -55,7 +55,7 @@ class StuckWorkers:
             if recorder is not None:
                 tasks.start_soon(_say, recorder.line, name="flight recorder")
             await self.stack_dumps.collect(why)
-        steps = {rank: step.step for rank, step in self._held.logs.steps().items()}
+        steps = {rank: step.step for rank, step in self._held.progress.steps().items()}
         return places_of(self._group, self.stack_dumps.threads_of, failed, steps)
 
 

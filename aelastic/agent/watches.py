@@ -25,6 +25,7 @@ from aelastic.group.worker_env import STUCK_VARIABLE
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.host.sockets import Connections
 from aelastic.host.usage import bytes_in, usage_of
+from aelastic.logs.expected_output import Step
 from aelastic.logs.run_logs import RunLogs
 from aelastic.observe.observer import Observer
 from aelastic.observe.run_events import (
@@ -193,19 +194,30 @@ class Pace:
 class Progress:
     """The progress of one run's workers.
 
-    `logs.expected_output` finds the steps, where `--progress` asks for it.  They are looked at twice a second while
-    workers write, when one has ended, and when somebody asks.  Of the workers of this node the first one that says how
-    far it is speaks for all of them: they step together.
+    Workers that recover in place commit each step, to a page that they share with the agent.  Of others,
+    `logs.expected_output` finds the steps in their output, where `--progress` asks for it.  They are looked at twice a
+    second, of output only while workers write, when one has ended, and when somebody asks.  Of the workers of this node
+    the first one that says how far it is speaks for all of them: they step together.
 
     Args:
-        is_on: `--progress` asks for it.
         logs: their output.
+        committed: gives the newest committed steps by local rank.
         tell: takes what observers are to hear.
+        is_on: `--progress` asks for it.
     """
 
-    def __init__(self, logs: RunLogs, tell: Callable[[Progressed], None], *, is_on: bool) -> None:
+    def __init__(
+        self,
+        logs: RunLogs,
+        committed: Callable[[], Mapping[int, int]],
+        tell: Callable[[Progressed], None],
+        *,
+        is_on: bool,
+    ) -> None:
         self._is_on = is_on
         self._logs = logs
+        self._committed = committed
+        self._commits = anyio.Event()  # workers commit steps
         self._tell = tell
         self._generation = 0
         self._ranks: Sequence[int] = ()  # by local rank
@@ -224,6 +236,20 @@ class Progress:
         self._generation, self._ranks, self._pace, self._is_behind = generation, ranks, Pace(), False
         self._ended, self._rate = set(), None
 
+    def renumber(self, ranks: Sequence[int]) -> None:
+        """Workers continue in place, with these ranks, by local rank."""
+        self._ranks = ranks
+
+    def expect_commits(self) -> None:
+        """Workers commit their steps from now on."""
+        self._commits.set()
+
+    def steps(self) -> Mapping[int, Step]:
+        """The newest step of each worker of this generation that has told one, by local rank."""
+        if committed := self._committed():
+            return {rank: Step(step, None) for rank, step in sorted(committed.items())}
+        return self._logs.steps(self._ended)
+
     def step_s(self) -> float | None:
         """The median step of this generation, in seconds; `None` where it is not known yet."""
         return self._pace.step_s()
@@ -237,9 +263,8 @@ class Progress:
 
     async def look_now(self) -> None:
         """Somebody asks: emits what has been written by now."""
-        if self._is_on:
-            await self.catch_up()
-            self.look()
+        await self.catch_up()
+        self.look()
 
     async def on_ended(self, local_rank: int, exitcode: int) -> None:
         """A worker has ended: its last step counts, however little time it had to tell it."""
@@ -249,24 +274,33 @@ class Progress:
 
     async def end(self) -> None:
         """All workers of the generation have ended: emits the last step of it."""
-        if self._is_on:
-            await self.catch_up()
-            self._measure()
-            self.look(is_last=True)
+        await self.catch_up()
+        self._measure()
+        self.look(is_last=True)
 
     def reached(self) -> int:
         """The largest step of this generation, as `Reached` has it."""
-        if self._is_behind or self._logs.begin_again:
+        is_unclear = self._is_behind or self._logs.begin_again
+        if is_unclear and not self._committed():
             return UNKNOWN
-        return max((found.step for found in self._logs.steps(self._ended).values()), default=NONE)
+        return max((found.step for found in self.steps().values()), default=NONE)
 
     async def run(self) -> None:
-        """Looks while workers write, until cancelled."""
-        while self._is_on:
-            await self._logs.wait_grown()
+        """Looks while workers write, or commit steps, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            if self._is_on:
+                tasks.start_soon(self._look_after, self._logs.wait_grown, name="steps in the output")
+            tasks.start_soon(self._look_after, self._wait_for_commits, name="committed steps")
+
+    async def _look_after(self, something: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await something()
             await anyio.sleep(LOOK_INTERVAL_S)
             self._measure()
             self.look()
+
+    async def _wait_for_commits(self) -> None:
+        await self._commits.wait()
 
     def look(self, *, is_last: bool = False) -> None:
         """Emits `Progressed` for new steps.
@@ -289,7 +323,7 @@ class Progress:
 
     def _find(self) -> tuple[int, int, int | None] | None:
         """The worker that speaks for all, its step, and the last one that it names."""
-        steps = self._logs.steps(self._ended).items()
+        steps = self.steps().items()
         return next(((local_rank, step, total) for local_rank, (step, total) in steps), None)
 
     def _measure(self) -> None:
