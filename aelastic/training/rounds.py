@@ -92,8 +92,7 @@ class RoundInPlace(Round):
         self._kept.clear_gradients()
         page.commit(shared.step)
         self._link.send(messages.SHARED, round=self.number, step=shared.step, source=shared.source)
-        if any(group() is not None for group in self._old_groups):
-            gc.collect()  # objects of the last round, such as modules of FSDP, are cycles that hold its groups
+        self._release_old_groups()
         return shared.step
 
     def steps(self, start: int, end: int) -> Iterator[int]:
@@ -109,6 +108,14 @@ class RoundInPlace(Round):
         super().attach(late, made)
         if isinstance(made, torch.nn.Module):
             self._kept.hold(self._kept.objects)
+
+    def _release_old_groups(self) -> None:
+        """Frees what the last round's groups have open, if something holds them.  It takes a while, so it comes last."""
+        alive = [group for each in self._old_groups if (group := each()) is not None]
+        if alive:
+            torch_private.release_from_meshes(alive)
+            gc.collect()  # modules of FSDP, for one, are in cycles
+            _drop(alive)
 
     def _wait_for_fresh_processes(self) -> None:
         print("aelastic: no rank has a whole state, and there is no checkpoint", file=sys.stderr, flush=True)

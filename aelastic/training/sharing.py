@@ -147,10 +147,10 @@ def _spread(holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
 
 def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, group: Any) -> int:
     """All ranks load the newest checkpoint, or begin with what the script has made."""
-    loaded = None if load is None else load()
-    if loaded is not None:
+    loaded = (load() if load is not None else None) or NO_STEP  # some return 0 where there is no checkpoint
+    if loaded != NO_STEP:
         kept.tear()
-    claims = _exchange(kept, NO_STEP if loaded is None else loaded, objects, group)
+    claims = _exchange(kept, loaded, objects, group)
     steps = {each.step for each in claims}
     if steps == {NO_STEP} and not all(each.is_fresh for each in claims):
         raise LostStateError

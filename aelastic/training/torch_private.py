@@ -6,6 +6,7 @@ without recovery instead of failing in the middle of one.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 c10d: Any = distributed_c10d  # most of what is used here is not in its types
 
@@ -67,6 +69,15 @@ def destroy_groups() -> None:
         getattr(world, name).clear()
     world.group_count = 0
     c10d._unregister_all_process_groups()
+
+
+def release_from_meshes(old: list[Any]) -> None:
+    """Removes old groups from the device meshes that hold them: caches of DTensor keep meshes for good (torch 2.13)."""
+    for each in gc.get_objects():
+        if type(each) is DeviceMesh:
+            registry = getattr(each, "_pg_registry", {})
+            for name in [name for name, group in registry.items() if any(group is other for other in old)]:
+                del registry[name]
 
 
 def abort_groups() -> None:
