@@ -52,13 +52,15 @@ class InPlace:
     sharing: set[int] = field(default_factory=set[int])  # those that do not have the state of this round yet
     unshared_rounds: int = 0  # rounds in a row that ended before all workers had the state
     is_released: bool = False  # all were done, and may end
+    is_state_lost: bool = False  # no rank has a whole state
 
     def start(self, local_ranks: Iterable[int]) -> None:
         """A generation starts."""
         self.standing = dict.fromkeys(local_ranks, Standing.STARTING)
         self.process = dict.fromkeys(self.standing, 0)
         self.kept, self.sharing = set(), set(self.standing)
-        self.unshared_rounds, self.is_released, self.warm = 0, False, frozenset()
+        self.unshared_rounds, self.is_released, self.is_state_lost = 0, False, False
+        self.warm = frozenset()
 
     # Questions.
 
@@ -105,6 +107,10 @@ class InPlace:
         self.sharing.discard(local_rank)
         if not self.sharing:
             self.unshared_rounds = 0
+
+    def on_state_lost(self) -> None:
+        """No rank has a whole state, and there is no checkpoint."""
+        self.is_state_lost = True
 
     def on_done(self, local_rank: int) -> None:
         self.standing[local_rank] = Standing.DONE

@@ -324,6 +324,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 self.in_place.on_shared(event.local_rank)
                 return []
             case ev.StateLost():  # what is in these processes is of no step
+                self.in_place.on_state_lost()
                 reason = "no rank has a whole state, and there is no checkpoint"
                 return self._stop(Rejoin(), WorkerState.STOPPED, reason, now)
             case ev.Done():

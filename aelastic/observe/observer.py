@@ -207,6 +207,8 @@ class LogLines(Observer):
                 _log.warning("recovering in place: %s", event.reason)
             case ev.Recovered():
                 _log.warning("%s", recovered(event))
+            case ev.NotRecovered(_, reason):
+                _log.warning("not continuing in place: %s; restarting all workers", reason)
             case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one
                 _log.warning("stopping workers for the next round: %s", event.reason)
             case ev.Restarting():

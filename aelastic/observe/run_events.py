@@ -140,6 +140,13 @@ class Recovered(RunEvent):
     duration_s: float  # since the first worker of this node ended, or this node heard of the end of the round
 
 
+class NotRecovered(RunEvent):
+    """The workers of this node do not continue in place after all: they end and start again."""
+
+    generation: int
+    reason: str
+
+
 class WorkerReached(RunEvent):
     """A starting worker has reached a phase."""
 

@@ -24,6 +24,7 @@ from aelastic.decisions import wording
 from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import (
+    DeadlinePassed,
     Event,
     Exited,
     FoundUnhealthy,
@@ -31,6 +32,7 @@ from aelastic.group.events import (
     Replaced,
     Shared,
     Spawned,
+    StateLost,
     StopRequested,
     WorkerState,
     signal_words,
@@ -133,6 +135,8 @@ class RunEventSource:
         match event:
             case Shared() if self._is_recovered(event):
                 return [self._recovered(now)]
+            case StateLost() | Exited() | DeadlinePassed() if self._is_given_up():
+                return [*self._ended_now(event, now), ev.NotRecovered(group.generation, wording.text_of(group.reason))]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
                 return []
@@ -143,11 +147,8 @@ class RunEventSource:
                 local_rank, reason = event.local_rank, event.reason or event.failure.short_message
                 rank = group.workers[local_rank].global_rank
                 return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)]
-            case Exited(generation, local_rank) if generation == group.generation and local_rank not in self._ended:
-                self._ended.add(local_rank)
-                if self._phase is Phase.RUNNING:
-                    self._left_at = now if event.gone_at is None else event.gone_at
-                return self._worker_ended(event, now)
+            case Exited():
+                return self._ended_now(event, now)
             case Interrupted():
                 if self._phase is Phase.RUNNING:
                     self._left_at = now
@@ -160,6 +161,23 @@ class RunEventSource:
                 return [ev.RendezvousLost(reason) if reason else ev.StopAsked(signum)]
             case _:
                 return []
+
+    def _ended_now(self, event: Event, now: float) -> list[ev.RunEvent]:
+        """The end of a worker, if the event is one."""
+        if not isinstance(event, Exited) or event.generation != self._group.generation:
+            return []
+        if event.local_rank in self._ended:
+            return []  # told twice
+        self._ended.add(event.local_rank)
+        if self._phase is Phase.RUNNING:
+            self._left_at = now if event.gone_at is None else event.gone_at
+        return self._worker_ended(event, now)
+
+    def _is_given_up(self) -> bool:
+        """Whether workers that were to continue in place are stopped instead."""
+        group = self._group
+        could_recover = self._phase in {Phase.LEAVING, Phase.FORMING} or group.in_place.is_state_lost
+        return group.phase is Phase.STOPPING and self._phase is not Phase.STOPPING and could_recover
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank

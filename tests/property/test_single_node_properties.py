@@ -56,6 +56,7 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
         st.builds(m.Hangs, st.just(ME), round_, st.just("hang"), st.just(6.0), st.booleans(), st.booleans()),
         st.builds(m.Saw, st.just(ME), round_, st.lists(st.sampled_from(PLACES), unique=True).map(tuple)),
         st.builds(m.Prepared, st.just(ME), st.sampled_from(m.Starts)),
+        st.builds(m.OptedIn, st.just(ME), round_),
         st.just(m.Ready(NODE)),  # its workers were started anew
         st.builds(
             r.Ask, st.just(ME), st.sampled_from(["a", "b", "c"]), st.sampled_from(r.Verb), st.sampled_from(["", "else"]),

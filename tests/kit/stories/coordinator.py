@@ -142,7 +142,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
-        r"([\w ]+?) (is ready|is prepared|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
+        r"([\w ]+?) (is ready|is prepared|opts in|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
         r"|cordons|uncordons|drains|hangs|saw)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
@@ -156,6 +156,8 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
                 yield m.Ready(given, reached_in(options))
             case "is prepared":
                 yield m.Prepared(name, starts_in(options))
+            case "opts in":
+                yield m.OptedIn(name, number.get("round", round_))
             case "joins":
                 yield Registered(node(name, rank), m.Past(m.Standing.READY), "knew_another" in options)
             case "returns":
@@ -253,7 +255,9 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
             by = f", coordinator has rank {boss}" if boss >= 0 else ""
             return f"assigned round {message.round} of {size}, restarts {message.restart_count}, master {message.master_addr}{by}"
         case m.Interrupted():
-            return f"interrupted round {message.round}, restarts {message.restart_count}: {wording.text_of(message.decision)}"
+            how = " in place" * message.in_place
+            known = f"interrupted round {message.round}{how}, restarts {message.restart_count}"
+            return f"{known}: {wording.text_of(message.decision)}"
         case m.Ended():
             cause = f" (cause: rank {message.cause.rank} on {message.cause.host})" if message.cause else ""
             return f"ended {message.outcome}: {wording.text_of(message.decision)}{cause}"
