@@ -5,4 +5,4 @@
 thread that shows files on its sinks; `terminal` keeps live rows below them (`live_lines`).
 """
 
-__all__ = ["run_logs", "terminal"]
+__all__ = ["expected_output", "run_logs", "terminal"]
