@@ -256,9 +256,9 @@ class LogLines(Observer):
 
 def recovered(event: ev.Recovered) -> str:
     """Words a recovery in place."""
-    state = f"state of step {event.step} from rank {event.source}"
-    if event.source < 0:
+    state = f"state of step {event.step} from rank {event.source_rank}"
+    if event.source_rank < 0:
         state = f"state of step {event.step} from the checkpoint" if event.step > 0 else "no state yet"
-    kept, size = event.kept, event.kept + event.replaced
+    kept, size = event.workers_kept, event.workers_kept + event.workers_replaced
     took_ms = 1000 * event.duration_s
     return f"round {event.round} continues in place: {kept} of {size} workers kept, {state}, {took_ms:.0f} ms"

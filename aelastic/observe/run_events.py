@@ -133,10 +133,10 @@ class Recovered(RunEvent):
 
     round: int
     generation: int
-    kept: int  # workers of this node that kept their processes
-    replaced: int  # workers of this node that were replaced
+    workers_kept: int  # workers of this node that kept their processes
+    workers_replaced: int  # workers of this node that were replaced
     step: int  # of the state
-    source: int  # the rank that it came from; -1: it was loaded from a checkpoint or is new
+    source_rank: int  # the rank that it came from; -1: it was loaded from a checkpoint or is new
     duration_s: float  # since the first worker of this node ended, or this node heard of the end of the round
 
 

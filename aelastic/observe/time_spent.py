@@ -108,6 +108,8 @@ class TimeSpent:
                 else:
                     self._on_step(int(get("step")), at)
                 self.rate = get("steps_per_s") or self.rate
+            case "recovered":
+                self._on_step(int(get("step")), at)
             case "noticed" if (silent_s := _silent_s(get)) is not None and self._on in _AT_WORK:
                 self.hangs += 1
                 self._move(self._on, "hung", silent_s)
