@@ -136,6 +136,9 @@ class NodeReader:
             local_rank, rank = worker["local_rank"], worker["rank"]
             if not isinstance(local_rank, int) or not isinstance(rank, int):
                 raise TypeError("rank")
+            running = self._alive.get(local_rank)
+            if running is not None and running.pid == str(worker.get("id")):
+                continue  # it continues in place
             self._alive[local_rank] = Life(
                 entry.number("generation"), entry.number("round"), local_rank, rank, str(worker.get("id")), at, at,
                 kind=_kind_of(worker.get("kind")),

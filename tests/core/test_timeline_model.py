@@ -16,7 +16,7 @@ from aelastic.decisions import wording
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
-from aelastic.observe.run_events import RunEnded
+from aelastic.observe.run_events import RoundFormed, RunEnded, WorkerEnded, WorkersStarted
 from aelastic.timeline.merge import tell_story
 from aelastic.timeline.model import UNKNOWN_END_S, NodeStory
 from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
@@ -44,6 +44,23 @@ def test_what_would_have_changed_an_end_is_said_with_it() -> None:
 
     reason = f"{wording.text_of(off)} (to restart anyway: {wording.instead_of(off)})"
     assert restored(story_of(a).reason) == restored(reason)
+
+
+def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another() -> None:
+    a = alone()
+    a.fails(5.0, 0, "ValueError", known_at=5.0)
+    in_place = RoundFormed(
+        round=2, generation=1, restart_count=1, group_rank=0, group_world_size=1, first_rank=0,
+        local_world_size=a.workers, world_size=a.workers, in_place=True,
+    )  # fmt: skip
+    a.tell(5.1, in_place)
+    a.tell(5.1, WorkersStarted(1, {**{rank: 1000 + rank for rank in range(a.workers)}, 0: 77}))
+    for rank in range(a.workers):
+        a.tell(9.0, WorkerEnded(1, rank, rank, "succeeded"))
+
+    (node,) = story_of(a).nodes
+    lives = sorted((life.local_rank, round(life.start, 1), round(life.end, 1)) for life in node.lives)
+    assert lives == [(0, 1.1, 5.0), (0, 5.1, 9.0), *((rank, 1.1, 9.0) for rank in range(1, a.workers))]
 
 
 # Several nodes.
