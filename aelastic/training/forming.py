@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import os
-import socket
-import time
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import distributed as dist
 
 from aelastic.training import torch_private
 from aelastic.training.link import Link, RoundOver
-
-_TRY_S, _PAUSE_S = 0.5, 0.05  # one attempt to reach the store; between two
 
 
 class Forming:
@@ -34,51 +29,54 @@ class Forming:
 
     def _make_group(self, make: torch_private.Make) -> torch_private.Make:
         def make_group(*args: Any, **kwargs: Any) -> Any:
-            with self._opening(is_watched=True):
+            with self._link.sockets.opening():
+                # Not before: the round may end in between, and the thread cuts what is being opened as it ends.
+                self._check()
                 made = make(*args, **kwargs)
                 group, _ = made
                 if group is not dist.GroupMember.NON_GROUP_MEMBER:
                     self.groups.append(group)
+            self._check()
             return made
 
         return make_group
 
     def _make_store(self, rendezvous: torch_private.Make) -> torch_private.Make:
         def make_store(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            with self._opening(is_watched=False):  # the agent's store may end before the round does
-                self._wait_for_store(kwargs.get("timeout"))
-                made = next(rendezvous(*args, **kwargs))
+            with self._link.sockets.opened():
+                made = self._unless_over(lambda: next(rendezvous(*args, **kwargs)))
+            self._check()
             yield made
 
         return make_store
 
-    @contextlib.contextmanager
-    def _opening(self, *, is_watched: bool) -> Iterator[None]:
-        with self._link.sockets.opening(is_watched=is_watched):
-            # Not before: the round may end in between, and the thread cuts what is being opened as it ends.
-            self._check()
-            yield
-            self._check()
+    def _unless_over(self, connect: Callable[[], Any]) -> Any:
+        """The connection to the store, made in a thread of its own.
 
-    def _check(self) -> None:
-        if self._link.is_over(self._number):
-            raise RoundOver
-
-    def _wait_for_store(self, timeout: dt.timedelta | None) -> None:
-        """Waits until the store's host answers; torch would try for minutes, and cannot be interrupted.
+        If the round ends first, nobody waits for it: torch asks the name server about each address that it connects
+        to, and tries a host that does not answer for minutes.
 
         Raises:
             RoundOver: the round ended first.
         """
-        host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-        if not host or not port.isdigit():
-            return  # torch says what is missing
-        deadline = None if timeout is None else time.monotonic() + timeout.total_seconds()
-        while deadline is None or time.monotonic() < deadline:
+        made: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
             try:
-                socket.create_connection((host, int(port)), _TRY_S).close()
-            except OSError:
-                if self._link.wait_for_over(self._number, _PAUSE_S):
-                    raise RoundOver from None
-            else:
-                return
+                made.append(connect())
+            except BaseException as error:  # noqa: BLE001  raised in the main thread
+                errors.append(error)
+            self._link.wake()
+
+        threading.Thread(target=run, name="aelastic-store", daemon=True).start()
+        self._link.wait_unless_over(self._number, lambda: bool(made or errors))
+        if errors:
+            raise errors[0]
+        if not made:
+            raise RoundOver
+        return made[0]
+
+    def _check(self) -> None:
+        if self._link.is_over(self._number):
+            raise RoundOver

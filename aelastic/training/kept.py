@@ -64,6 +64,10 @@ class Kept:
         self.is_whole = False
         self.is_fresh = False
 
+    def holds_other_than(self, objects: Sequence[Any]) -> bool:
+        """Whether the state is in other objects than these, and stays there when these are changed."""
+        return any(old is not new for old, new in zip(self.objects, objects, strict=False))
+
     def adopt(self, objects: Sequence[Any], step: int) -> None:
         """These objects have the whole state of this step from now on."""
         self.tear()

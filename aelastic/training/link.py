@@ -93,6 +93,16 @@ class Link:
         with self._changed:
             return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
+    def wait_unless_over(self, number: int, condition: Callable[[], bool]) -> None:
+        """Returns when the condition holds, after `wake`, or the round is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: condition() or self.is_over(number))
+
+    def wake(self) -> None:
+        """The condition of `wait_unless_over` may hold now."""
+        with self._changed:
+            self._changed.notify_all()
+
     def is_over(self, number: int) -> bool:
         return self._over >= number
 

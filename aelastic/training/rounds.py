@@ -110,7 +110,7 @@ class RoundInPlace(Round):
             self._kept.hold(self._kept.objects)
 
     def _release_old_groups(self) -> None:
-        """Frees what the last round's groups have open, if something holds them.  It takes a while, so it comes last."""
+        """Frees what the last round's groups have open, if something holds them.  It takes a while: it comes last."""
         alive = [group for each in self._old_groups if (group := each()) is not None]
         if alive:
             torch_private.release_from_meshes(alive)

@@ -120,22 +120,21 @@ def _gather(numbers: Sequence[int], group: Any) -> list[list[int]]:
 def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any], group: Any) -> int:
     """Gives every rank of the group the state of this step; returns the rank that this one has it from."""
     is_kept = kept.whole_step == step
-    are_kept = len(kept.objects) > 0 and all(old is new for old, new in zip(kept.objects, objects, strict=True))
-    if is_kept and not are_kept:
+    if is_kept and kept.holds_other_than(objects):
         move(State(kept.objects), objects)
-    if not is_kept and (are_kept or not kept.objects):
-        kept.tear()  # from here on, the state is partly that of another rank
     ranks = dist.get_process_group_ranks(group)
-    return _spread([rank for rank in ranks if claims[rank].step == step], objects, group)
+    return _spread(kept, [rank for rank in ranks if claims[rank].step == step], objects, group)
 
 
-def _spread(holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
+def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
     """Sends the state of the holders to the other ranks of the group; each rank sends it to two others at most."""
     others = [rank for rank in dist.get_process_group_ranks(group) if rank not in holders]
     senders = [*holders, *others]
     source = rank = dist.get_rank()
     if rank in others:
         source = senders[others.index(rank) // 2]
+        if not kept.holds_other_than(objects):
+            kept.tear()  # from here on, the state is partly that of another rank
         moving.receive(objects, source, group)
     targets = [other for index, other in enumerate(others) if senders[index // 2] == rank]
     if targets:
@@ -157,11 +156,10 @@ def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, group: Any) ->
     step = newest_common_step([(each.step, each.group) for each in claims])
     if step == NO_STEP and steps != {NO_STEP}:
         raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
-    kept.tear()
     ranks = dist.get_process_group_ranks(group)
-    _spread([rank for rank in ranks if claims[rank].step == step], objects, group)
+    _spread(kept, [rank for rank in ranks if claims[rank].step == step], objects, group)
     if _is_compared(claims) and not _are_equal(objects, group):
-        _spread(ranks[:1], objects, group)  # a script may leave it to DDP to give all ranks the same parameters
+        _spread(kept, ranks[:1], objects, group)  # a script may leave it to DDP to give all ranks the same parameters
     kept.fingerprints += 1
     return max(step, 0)
 

@@ -65,12 +65,8 @@ class GroupSockets:
         self._watched.clear()
 
     @contextlib.contextmanager
-    def opening(self, *, is_watched: bool) -> Iterator[None]:
-        """Notes the TCP sockets that are opened meanwhile.
-
-        Args:
-            is_watched: `is_cut_by_peer` is to look at them.
-        """
+    def opening(self) -> Iterator[None]:
+        """Notes the sockets of a group that is made meanwhile.  They may be cut while it is."""
         before = _open_sockets()
         with self._lock:
             self._openings.append(before)
@@ -78,19 +74,32 @@ class GroupSockets:
             yield
         finally:
             with self._lock:
-                self._note(before, is_watched=is_watched)
+                for descriptor, inode in _open_sockets() - before:
+                    self._note(descriptor, inode)
+                    with contextlib.suppress(OSError):  # closed meanwhile
+                        self._watch(descriptor)
                 self._openings = [each for each in self._openings if each is not before]
 
-    def _note(self, before: set[tuple[int, int]], *, is_watched: bool) -> None:
-        for descriptor, inode in _open_sockets() - before:
-            if not _is_tcp(descriptor):
-                continue
-            self._known[descriptor] = inode
-            if is_watched and not _listens(descriptor):
-                with contextlib.suppress(OSError):  # closed meanwhile
-                    self._watch(os.dup(descriptor))
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Notes the connection to a store, once it is there: torch replaces one that is cut before, again and again.
 
-    def _watch(self, copy: int) -> None:
+        It is not watched: the agent may end the store before the round.
+        """
+        before = _open_sockets()
+        yield
+        with self._lock:
+            for descriptor, inode in _open_sockets() - before:
+                self._note(descriptor, inode)
+
+    def _note(self, descriptor: int, inode: int) -> None:
+        if _is_tcp(descriptor):
+            self._known[descriptor] = inode
+
+    def _watch(self, descriptor: int) -> None:
+        if not _is_tcp(descriptor) or _listens(descriptor):
+            return
+        copy = os.dup(descriptor)
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if most != resource.RLIM_INFINITY and copy >= most // 2:
             os.close(copy)  # the script needs the others; the agent's message comes milliseconds later
