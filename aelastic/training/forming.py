@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +14,10 @@ from torch import distributed as dist
 
 from aelastic.training import torch_private
 from aelastic.training.link import Link, RoundOver
+
+# One try to reach the store.  torch asks the name server about each address, which takes 10 s if that does not answer.
+_TRY_S = 20.0
+_OVER_S = 0.2
 
 
 class Forming:
@@ -44,17 +51,31 @@ class Forming:
     def _make_store(self, rendezvous: torch_private.Make) -> torch_private.Make:
         def make_store(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with self._link.sockets.opened():
-                made = self._unless_over(lambda: next(rendezvous(*args, **kwargs)))
+                made = self._unless_over(lambda: self._connect(rendezvous, args, kwargs))
             self._check()
             yield made
 
         return make_store
 
+    def _connect(self, rendezvous: torch_private.Make, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Tries to reach the store again and again: a try cannot be interrupted, and keeps its thread until it ends."""
+        timeout = kwargs.get("timeout")
+        if timeout is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+            return next(rendezvous(*args, **kwargs))
+        until = time.monotonic() + timeout.total_seconds()
+        while True:
+            left_s = until - time.monotonic()
+            try:
+                return next(rendezvous(*args, **{**kwargs, "timeout": dt.timedelta(seconds=min(left_s, _TRY_S))}))
+            except RuntimeError:
+                if self._link.is_over(self._number) or left_s <= _TRY_S:
+                    raise
+
     def _unless_over(self, connect: Callable[[], Any]) -> Any:
         """The connection to the store, made in a thread of its own.
 
-        If the round ends first, nobody waits for it: torch asks the name server about each address that it connects
-        to, and tries a host that does not answer for minutes.
+        If the round ends first, it is waited for a little longer: mostly it is about to be there, and once the agent
+        has ended the store, the thread would try to reach it in vain.
 
         Raises:
             RoundOver: the round ended first.
@@ -70,7 +91,7 @@ class Forming:
             self._link.wake()
 
         threading.Thread(target=run, name="aelastic-store", daemon=True).start()
-        self._link.wait_unless_over(self._number, lambda: bool(made or errors))
+        self._link.wait_unless_over(self._number, lambda: bool(made or errors), _OVER_S)
         if errors:
             raise errors[0]
         if not made:

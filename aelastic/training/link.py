@@ -93,10 +93,11 @@ class Link:
         with self._changed:
             return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
-    def wait_unless_over(self, number: int, condition: Callable[[], bool]) -> None:
-        """Returns when the condition holds, after `wake`, or the round is over."""
+    def wait_unless_over(self, number: int, condition: Callable[[], bool], longer_s: float) -> None:
+        """Returns when the condition holds, after `wake`, or when the round has been over for some time."""
         with self._changed:
             self._changed.wait_for(lambda: condition() or self.is_over(number))
+            self._changed.wait_for(condition, longer_s)
 
     def wake(self) -> None:
         """The condition of `wait_unless_over` may hold now."""
