@@ -40,6 +40,7 @@ _NOT_PRELOADED = (
     "timeline",
     "rehearse",
     "tcpstore.server",
+    "training.",
     "__main__",
 )
 
