@@ -101,10 +101,14 @@ class Kept:
                 buffer.rewind()
 
     def clear_gradients(self) -> None:
-        """Many loops clear gradients after the update: those of a lost step would be added to the next ones."""
+        """Many loops clear gradients after the update: those of a lost step would be added to the next ones.
+
+        A `GradScaler` notes whose gradients it has unscaled, and would not unscale the next ones.
+        """
         for each in made(self.objects):
             if hasattr(each, "zero_grad"):
                 each.zero_grad(set_to_none=True)
+            torch_private.forget_unscaled(each)
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Called by torch before the step of any optimizer; what it returns replaces the arguments."""

@@ -114,6 +114,13 @@ def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     return module._buffers
 
 
+def forget_unscaled(scaler: Any) -> None:
+    """What `GradScaler.update` does at the end of a step, beside choosing the next scale; no-op for other objects."""
+    states = getattr(scaler, "_per_optimizer_states", None)  # a scaler that is not enabled has none
+    if states is not None:
+        states.clear()
+
+
 def metadata_of(state: Any) -> Any:
     """The versions of modules' forms, which a module's state dict has beside its items."""
     return getattr(state, "_metadata", None)
