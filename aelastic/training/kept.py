@@ -84,7 +84,7 @@ class Kept:
     def commit(self, step: int) -> None:
         """The state is whole, and that of this step.  Costs microseconds: it is called once a step."""
         if self.is_whole:  # no optimizer has made an update: there was none to make, or it was made by other means
-            self._check()
+            self._check_other_objects()
             self._versions = self._versions_now()
         else:
             self._versions = None
@@ -130,6 +130,18 @@ class Kept:
     def _begin_update(self) -> None:
         self._check()
         self.tear()
+
+    def _check_other_objects(self) -> None:
+        """Checks at the end of a step without an update, such as one that a `GradScaler` skips.
+
+        If the round is over, the step is lost, and what it has done to a scheduler or a scaler cannot be undone.
+        """
+        try:
+            self._check()
+        except BaseException:
+            if not all(isinstance(each, torch.nn.Module | torch.optim.Optimizer) for each in made(self.objects)):
+                self.tear()
+            raise
 
     def _versions_now(self) -> list[int]:
         return [
