@@ -212,7 +212,9 @@ class RunEventSource:
         is_of_now = group.assigned is not None and shared.round == group.assigned.fence
         if not is_of_now or not self._kept or self._phase is not Phase.RUNNING:
             return False
-        self._state_from = max(self._state_from, (shared.step, shared.source))
+        is_from_another = shared.source != group.workers[shared.local_rank].global_rank
+        if is_from_another or self._state_from[0] < 0:
+            self._state_from = shared.step, shared.source
         return not group.in_place.sharing
 
     def _killed(self, event: Event) -> list[ev.RunEvent]:

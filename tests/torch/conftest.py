@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kit.launching import Launcher
 from kit.servers.frameworks import python_with_frameworks
+from kit.warm.interpreters import Warm
+from kit.workers.in_place_training import course, script, start
 
 
 @pytest.fixture
@@ -21,3 +25,11 @@ def torch_run(monkeypatch: pytest.MonkeyPatch) -> Any:
 def python() -> str:
     """An interpreter that has the frameworks, and all that this one has."""
     return python_with_frameworks()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[str]:
+    """The end of the training that recovers in place, without a fault."""
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"), warm)
+    yield course(start(launcher, script("def on_batch(step): pass\n"))).end
+    launcher.close()
