@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -29,15 +30,15 @@ OF_FRAMEWORKS = [
 
 
 def shown_command(script: str) -> list[str]:
-    """The command line at the top of an example, without `python`."""
+    """The command line at the top of an example, without `python`; to be run in the folder of all examples."""
     (line,) = re.findall(r"^    python (-m aelastic .*)$", (EXAMPLES / script).read_text(), re.MULTILINE)
-    command = shlex.split(line)
-    assert command[-1] == script
-    return command
+    *command, name = shlex.split(line)
+    assert name == Path(script).name
+    return [*command, script]
 
 
 def start(launch: Launcher, name: str, command: list[str], *, kill: Example | None = None, python: str = "") -> Job:
-    """Runs a command in a copy of the examples; warm workers, if `python` names no other."""
+    """Runs a command in a copy of the examples: with workers forked by the tests, unless `python` is given."""
     folder = launch.folder / name
     copy_examples(folder)
     if kill:
@@ -108,6 +109,44 @@ def test_an_example_resumes_on_another_number_of_workers(
     assert losses_of(more), more.story
 
 
+IN_PLACE = Example("in_place/train.py", ("--steps", "400", "--save-every", "100"), 250, "")
+
+
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+def test_an_example_recovers_in_place_from_a_kill_with_the_losses_of_an_undisturbed_run(launch: Launcher) -> None:
+    command = [*shown_command(IN_PLACE.script), *IN_PLACE.options]
+    undisturbed = start(launch, "undisturbed", command, python=sys.executable)
+    assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
+    killed = start(launch, "killed", command, kill=IN_PLACE, python=sys.executable)
+    assert killed.wait(LAUNCH_TIMEOUT_S) == 0, killed.story
+    assert re.search(r"aelastic: W rank 1 failed on .*SIGKILL", killed.stderr), killed.story
+    assert "round 2 continues in place: 3 of 4 workers kept, state of step 2" in killed.stderr, killed.story
+    processes = re.findall(r"rank (\d) is process (\d+)", killed.stdout)
+    assert len(processes) == 8 and len(set(processes)) == 5, killed.story
+    losses, expected = numbers_in(losses_of(killed)), numbers_in(losses_of(undisturbed))
+    assert len(expected) == 4, undisturbed.story
+    assert losses == pytest.approx(expected, abs=0.001), killed.story  # DDP adds in another order in its first step
+    assert not killed.left(), killed.left_described()
+
+
+def numbers_in(losses: list[str]) -> list[float]:
+    return [float(loss.rpartition(" ")[2]) for loss in losses]
+
+
+@pytest.mark.all
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+def test_an_example_that_recovers_in_place_loads_its_checkpoint_under_torchrun_and_alone(launch: Launcher) -> None:
+    script, *options = IN_PLACE.script, "--save-every", "100", "--steps"
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script, *options, "200"]
+    first = start(launch, "job", torchrun, python=sys.executable)
+    assert first.wait(LAUNCH_TIMEOUT_S) == 0, first.story
+    alone = start(launch, "job", [script, *options, "300"], python=sys.executable)
+    assert alone.wait(LAUNCH_TIMEOUT_S) == 0, alone.story
+    assert re.findall(r"rank 0 is process \d+ and begins at step 200", alone.stdout), alone.story
+    assert len(losses_of(alone)) == 1, alone.story
+
+
 def test_the_examples_name_each_file_and_none_that_is_not_there() -> None:
-    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in {".py", ".ipynb"}}
+    programs = (path for path in EXAMPLES.rglob("*") if path.suffix in {".py", ".ipynb"})
+    files = {path.relative_to(EXAMPLES).as_posix() for path in programs if path.parent.name != "demo"}
     assert set(re.findall(r"^\| \[(.*)\]\(\1\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)) == files

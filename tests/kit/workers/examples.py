@@ -15,8 +15,13 @@ def _kill_at(number):
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     steps = itertools.count(1)
-    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        register_optimizer_step_post_hook(lambda *_: next(steps) == number and os.kill(os.getpid(), signal.SIGKILL))
+
+    def kill(*_):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and next(steps) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if os.environ.get("RANK") == "1":
+        register_optimizer_step_post_hook(kill)
 
 
 _kill_at({step})
