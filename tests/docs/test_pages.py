@@ -55,7 +55,7 @@ def test_a_tutorial_run_from_top_to_bottom_shows_what_it_says(tmp_path: Path, wa
             expected.append(block.shown)
     assert expected, "a tutorial has something to run"
     # Then workers have to be what users have, and no forks of ours.
-    is_looked_into = page.stem in {"hang", "rehearse", "spent"}
+    is_looked_into = page.stem in {"hang", "in-place", "rehearse", "spent"}
     output = run_in_shell(tmp_path, "\n".join(script), {} if is_looked_into else warm.env, LIMIT_S)
     told = output.split("=== end of a block\n")
     assert len(told) == len(expected) + 1, output
