@@ -107,9 +107,16 @@ class RendezvousConnectionError(RendezvousError):
     """The rendezvous endpoint does not answer.
 
     You can retry.  Check its host name, port, firewall and server.
+
+    Args:
+        reason: why, for a text that names the endpoint itself; the message, if there is nothing shorter.
     """
 
     topic = "no-answer-from-the-endpoint"
+
+    def __init__(self, *args: object, reason: str = "", topic: str | None = None) -> None:
+        super().__init__(*args, topic=topic)
+        self.reason = reason or str(self)
 
 
 class RendezvousStateError(RendezvousError):

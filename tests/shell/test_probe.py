@@ -14,7 +14,7 @@ from kit.launching import LOOPS, run
 
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.boards import endpoints
-from aelastic.rdzv.boards.endpoints import Endpoint, first_words, probe
+from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -41,6 +41,15 @@ def test_an_endpoint_that_resets_a_connection_at_once_is_not_reached(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         endpoint = Endpoint("127.0.0.1", listener.getsockname()[1])
         run(loop, look())
+
+
+async def test_a_closed_port_says_so_without_the_name_of_the_endpoint() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        endpoint = Endpoint("127.0.0.1", closed.getsockname()[1])
+    with pytest.raises(RefusedError) as caught:
+        await probe(endpoint)
+    assert (caught.value.reason, str(endpoint) in str(caught.value)) == ("connection refused", True)
+    assert RendezvousConnectionError("no answer").reason == "no answer", "the message, where there is nothing shorter"
 
 
 async def test_an_endpoint_that_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.boards import endpoints
 from aelastic.rdzv.boards.c10d import C10dBoard
 from aelastic.rdzv.boards.encoding import text_of
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, endpoints_of
-from aelastic.rdzv.boards.quorum import REFUSED, QuorumBoard
+from aelastic.rdzv.boards.endpoints import REFUSED, Endpoint, RefusedError, endpoints_of
+from aelastic.rdzv.boards.quorum import QuorumBoard
 from aelastic.rdzv.settings import RendezvousSettings
 
 SETTINGS = RendezvousSettings("c10d", "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", 3, 3)
@@ -37,7 +37,7 @@ class Part:
         if self._is_served_here:
             await self._is_up.wait()
         elif not self._is_up.is_set():
-            raise RefusedError("connection refused")
+            raise RefusedError("cannot connect to the rendezvous endpoint n0:1: Connection refused", reason=REFUSED)
         return self._text
 
     async def compare_set(self, expected: bytes, text: bytes) -> bytes:

@@ -131,7 +131,7 @@ class C10dBoard(OneStoreBoard):
             # refuse in its name: others reach it, see our renewals stand still, and elect another leader.
             if self._local_address is None and not self._store.has_hung_up:
                 raise
-            raise GoneError(*error.args) from None
+            raise GoneError(*error.args, reason=error.reason) from None
 
     async def _look_around(self) -> None:
         """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""

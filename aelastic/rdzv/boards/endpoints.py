@@ -25,6 +25,7 @@ from aelastic.rdzv.settings import RendezvousSettings
 RESOLVE_TIMEOUT_S = 10.0
 # A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.
 PROBE_TIMEOUT_S = 2.0
+REFUSED = "connection refused"
 _WORDS_MAX = 40
 
 
@@ -39,7 +40,7 @@ class Endpoint(Record):
 
 
 class RefusedError(RendezvousConnectionError):
-    """The port is closed: no process listens there."""
+    """The port is closed: no process listens there; `reason` is `REFUSED`."""
 
 
 class GoneError(RefusedError):
@@ -190,8 +191,11 @@ async def _connect(endpoint: Endpoint, within_s: float) -> tuple[SocketStream, W
             is_refused &= other is not None
             reason = os.strerror(errno.ECONNRESET if other is None else errno.ECONNREFUSED)
         reasons.append(reason)
-    words = f"cannot connect to the rendezvous endpoint {endpoint}: {', '.join(dict.fromkeys(reasons))}"
-    raise (RefusedError if is_refused else RendezvousConnectionError)(words)
+    reason = ", ".join(dict.fromkeys(reasons))
+    words = f"cannot connect to the rendezvous endpoint {endpoint}: {reason}"
+    if is_refused:
+        raise RefusedError(words, reason=REFUSED)
+    raise RendezvousConnectionError(words, reason=reason)
 
 
 def _ends(stream: SocketStream) -> tuple[Any, Any]:
@@ -213,6 +217,7 @@ async def addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) 
         reason = error.strerror or str(error)
     raise RendezvousConnectionError(
         f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}",
+        reason=reason,
         topic="the-name-of-the-endpoint-cannot-be-resolved",
     )
 

@@ -22,7 +22,7 @@ from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.boards.c10d import C10dBoard, other_list
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, RefusedError, endpoints_of, look_up_limit_s
+from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, endpoints_of, look_up_limit_s
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
@@ -37,7 +37,6 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SILENT = "no answer"
-REFUSED = "connection refused"
 EMPTY = "came back empty"
 
 
@@ -193,9 +192,7 @@ class QuorumBoard(KeyBoard):
                 self._gone.discard(name)
             except (RendezvousError, InputError) as error:
                 self._gone = self._gone - {name} | ({name} if isinstance(error, GoneError) else set())
-                # Why it does not answer, without its name.
-                state = str(error).partition(f"{name}: ")[2] or str(error)
-                state = REFUSED if isinstance(error, RefusedError) else state
+                state = error.reason if isinstance(error, RendezvousConnectionError) else str(error)
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):
                     self._hopeless = self._hopeless or error

@@ -178,7 +178,8 @@ class TcpStore:
                 words = await first_words(self.endpoint)
                 raise self._no_store(f"it answered {words}" if words else str(refusal)) from None
             raise RendezvousConnectionError(
-                f"the rendezvous endpoint {self.endpoint} closed the connection: {refusal}"
+                f"the rendezvous endpoint {self.endpoint} closed the connection: {refusal}",
+                reason=f"it closed the connection: {refusal}",
             ) from None
         except Death as death:
             raise self._died(death) from None
@@ -189,7 +190,7 @@ class TcpStore:
             silence = f"it accepted the connection but did not answer for {self._read_timeout_s:g} s"
             if self._was_reached:
                 raise RendezvousConnectionError(
-                    f"no answer from the rendezvous endpoint {self.endpoint}: {silence}"
+                    f"no answer from the rendezvous endpoint {self.endpoint}: {silence}", reason=silence
                 ) from None
             raise self._no_store(silence) from None
 
@@ -276,7 +277,10 @@ class TcpStore:
             raise
         except Refusal as refusal:
             self.is_connected, self.has_hung_up = False, _CLOSED in str(refusal)
-            raise LostError(f"lost the connection to the rendezvous endpoint {self.endpoint}: {refusal}") from None
+            raise LostError(
+                f"lost the connection to the rendezvous endpoint {self.endpoint}: {refusal}",
+                reason=f"lost the connection: {refusal}",
+            ) from None
         except Death as death:
             self.is_connected = False
             raise self._died(death) from None
@@ -285,7 +289,8 @@ class TcpStore:
                 raise self._is_starting() from None
             await self._on_silence()
             raise RendezvousConnectionError(
-                f"no answer from the rendezvous endpoint {self.endpoint} within {limit_s:g} s"
+                f"no answer from the rendezvous endpoint {self.endpoint} within {limit_s:g} s",
+                reason=f"no answer within {limit_s:g} s",
             ) from None
         self._late = 0
         return value
@@ -317,6 +322,7 @@ class TcpStore:
         what = "served" if self.is_serving else "was connected to"
         return LostError(
             f"the process that {what} the rendezvous endpoint {self.endpoint} died (exit code {death.code})",
+            reason=f"the process that {what} it died (exit code {death.code})",
             topic="the-process-for-the-endpoint-died",
         )
 
