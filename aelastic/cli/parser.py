@@ -136,17 +136,11 @@ def _shown(text: str) -> str:
     return re.sub(r"(?<=password=)[^,]+|(?<=://)[^/@]*@", "…", text)
 
 
-class _NoScriptError(InputError):
-    """No script on the command line; something else may also be wrong with it."""
-
-
 class _Parser(argparse.ArgumentParser):
     groups: Groups = GROUPS
     command = ""
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("the following arguments are required"):
-            raise _NoScriptError("no script given: name what to run after the options")
         raise InputError(message)
 
     def format_help(self) -> str:
@@ -217,8 +211,8 @@ def _build_parser(groups: Groups = GROUPS) -> _Parser:
             parser.add_argument(*option.spellings, dest=option.dest, action="store_const", const="1")
     parser.add_argument("--help-all", "--help_all", action=_ShowAll, nargs=0)
     parser.add_argument("--version", action=_ShowVersion, nargs=0)
-    parser.add_argument("script")
-    parser.add_argument("script_args", nargs=argparse.REMAINDER)
+    for positional in (parser.add_argument("script"), parser.add_argument("script_args", nargs=argparse.REMAINDER)):
+        positional.required = False  # an unknown option is reported first, and without a script our own words
     return parser
 
 
@@ -226,15 +220,11 @@ def _find(argv: Sequence[str], groups: Groups, command: str) -> dict[str, Any]:
     """The texts given on the command line by `dest`, `script` and `script_args` among them."""
     parser = _build_parser(groups)
     parser.command = command
-    try:
-        found, unknown = parser.parse_known_args(argv)
-    except _NoScriptError:
-        # argparse reports the missing script first; an unknown option before it is the more likely mistake.
-        _, unknown = parser.parse_known_args([*argv, "script"])
-        if not unknown:
-            raise
+    found, unknown = parser.parse_known_args(argv)
     if unknown:
         raise InputError(unknown_option(unknown[0].partition("=")[0], groups))
+    if "script" not in found:
+        raise InputError("no script given: name what to run after the options")
     return vars(found)
 
 

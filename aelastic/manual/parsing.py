@@ -30,13 +30,16 @@ def parser_of(name: str, prog: str = "") -> Parser:
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, argument: Argument) -> None:
+def _add(parser: Parser, argument: Argument) -> None:
     how: dict[str, Any] = {"action": "store_true"}
     if argument.metavar:
         how = {"metavar": argument.metavar, "type": _type_of(argument.read), "default": argument.default}
     if argument.nargs:
         how["nargs"] = argument.nargs
-    parser.add_argument(*argument.names, **how)
+    added = parser.add_argument(*argument.names, **how)
+    if argument.remedy:
+        added.required = False  # the parser refuses it in our words
+        parser.remedies[added.dest] = f"no {argument.metavar} given: {argument.remedy}"
 
 
 def _type_of(read: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -16,6 +16,7 @@ class Argument(NamedTuple):
         read: turns the text into the value; its `ValueError` names the remedy.
         default: the text that is read if the argument is not given; `None` is not read.
         nargs: of a positional argument: `?` may be left out, `+` and `*` may be repeated.
+        remedy: of a positional argument: what to do if it is missing; empty: the error names the argument alone.
     """
 
     names: tuple[str, ...]
@@ -24,6 +25,7 @@ class Argument(NamedTuple):
     read: Callable[[str], Any] = str
     default: str | None = None
     nargs: str | None = None
+    remedy: str = ""
 
     @property
     def is_positional(self) -> bool:

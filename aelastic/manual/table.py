@@ -42,6 +42,7 @@ _DEADLINE = Argument(("--deadline",), "seconds to save in", "SECONDS", read_seco
 _REASON = Argument(("--reason",), "reason to log on all nodes, next to your user name", "TEXT", read_reason, "")
 _WAIT = Argument(("--wait",), "wait until workers run again, or the job is over")
 _WAIT_FOR_END = Argument(("--wait",), "wait until the job is over")
+_EVENT_LOGS = "name the --log-dir that the job ran with, as in {}"
 _ON_REQUEST = _JOB, _DEADLINE, _REASON
 
 _COMMANDS = (
@@ -258,7 +259,10 @@ _COMMANDS = (
         ),
         (("0", "done"), ("2", "wrong usage, or a file cannot be read or written")),
         (
-            Argument(("folders",), "folder of event logs (events.jsonl), or one of them", "LOGDIR", Path, nargs="+"),
+            Argument(
+                ("folders",), "folder of event logs (events.jsonl), or one of them", "LOGDIR", Path, nargs="+",
+                remedy=_EVENT_LOGS.format("aelastic timeline logs"),
+            ),
             Argument(("-o", "--output"), "file to draw into (default: LOGDIR/timeline.html)", "FILE", Path),
             Argument(("--trace",), "file for the trace (default: timeline.trace.json, next to it)", "FILE", Path),
             Argument(("--run-id",), "run to draw, if there are several (default: the one that began last)", "ID"),
@@ -278,7 +282,10 @@ _COMMANDS = (
         ),
         _READING,
         (
-            Argument(("events",), "event log, or a folder of them; give those of all nodes", "EVENTS", Path, nargs="+"),
+            Argument(
+                ("events",), "event log, or a folder of them; give those of all nodes", "EVENTS", Path, nargs="+",
+                remedy=_EVENT_LOGS.format("aelastic spent logs"),
+            ),
             Argument(("--cost",), "price of a worker, e.g. 2.10/gpu-h, or of the job, e.g. 12/h", "PRICE", read_price),
             Argument(
                 ("--save",), "seconds that one save takes (default: as seen in drains)", "SECONDS",
@@ -296,7 +303,10 @@ _COMMANDS = (
         ),
         _READING,
         (
-            Argument(("events",), "event log of the run, or a folder of them", "EVENTS", Path, nargs="+"),
+            Argument(
+                ("events",), "event log of the run, or a folder of them", "EVENTS", Path, nargs="+",
+                remedy=_EVENT_LOGS.format("aelastic policy explain logs"),
+            ),
             Argument(
                 ("--restart-policy",), "rules, or @FILE (default: those without --restart-policy)", "RULES", default=""
             ),

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, NoReturn, TextIO, TypeAlias
@@ -27,10 +27,24 @@ class Parser(argparse.ArgumentParser):
     """Reads what follows `aelastic COMMAND`, or a module's name.
 
     Raises:
-        WrongUsageError: an option is unknown, or its value is wrong.
+        WrongUsageError: an option is unknown, its value is wrong, or an argument is missing.
     """
 
     help_text: Callable[[], str] | None = None
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.remedies: dict[str, str] = {}  # for missing arguments, by the name in the namespace
+
+    # One signature for all three of argparse's: commands pass no namespace of their own.
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        found, more = super().parse_known_args(args, namespace)
+        for name, remedy in self.remedies.items():
+            if getattr(found, name) is None:
+                self.error(remedy)
+        return found, more
 
     def error(self, message: str) -> NoReturn:
         command = self.prog.partition("aelastic ")[2]

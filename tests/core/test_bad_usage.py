@@ -30,7 +30,11 @@ OPTIONS = [
     ("--standalone statsu", "script statsu not found"),
     ("help statsu", "help: there is no command or topic statsu: did you mean status?"),
     ("timeline nowhere", "nowhere: no such file or folder"),
-    ("timeline", "timeline: the following arguments are required: LOGDIR (see aelastic timeline --help)"),
+    (
+        "timeline",
+        "timeline: no LOGDIR given: name the --log-dir that the job ran with, as in aelastic timeline logs (see ",
+    ),
+    ("spent --save 3", "spent: no EVENTS given: name the --log-dir that the job ran with, as in aelastic spent logs"),
     ("-m no_such_module.part", "module no_such_module not found"),
     ("-m ./train.py", "not a module name"),
     ("--no-python no-such-program", "program no-such-program not found on PATH"),

@@ -190,9 +190,10 @@ def test_an_example_that_is_wrong_would_be_found(wrong: str) -> None:
         ("help xyz", "help: there is no command or topic xyz"),
         ("version now", "version: unrecognized arguments: now"),
         ("policy logs", "policy: argument explain: invalid choice: 'logs'"),
-        ("policy", "policy: the following arguments are required: explain, EVENTS"),
+        ("policy", "policy: the following arguments are required: explain"),
+        ("policy explain", "policy: no EVENTS given: name the --log-dir that the job ran with, as in aelastic policy"),
         ("doctor --nnode-s 2", "unknown option --nnode-s: did you mean --nnodes?"),
-        ("timeline", "timeline: the following arguments are required: LOGDIR"),
+        ("timeline -o x", "timeline: no LOGDIR given: name the --log-dir that the job ran with"),
         ("spent logs --cost 2", "argument --cost: '2': use a price and its unit, e.g. 2.10/gpu-h, or 12/h"),
     ],
 )

@@ -162,7 +162,7 @@ REFUSED = {
     "nowhere": "nowhere: no such file or folder",
     "\x1b[31mred": "red: no such file or folder",
     "fifos/events.jsonl": "is neither a folder nor an event log",
-    "": "arguments are required: LOGDIR",
+    "": "no LOGDIR given: name the --log-dir that the job ran with",
     "logs --bogus": "unrecognized arguments: --bogus",
     "fifos": "fifos: no event log here (events.jsonl, up to 3 folders deep)",
     "empty": "no record of a run (0 damaged lines)",
