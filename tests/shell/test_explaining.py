@@ -64,6 +64,11 @@ def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_form
         of(5, 2, "workers_started"), of(5, 2, "progressed", step=12), of(5, 2, "run_ended", reason="stopped"),
     )  # fmt: skip
     assert [(each["generation"], each["step"]) for each in read_ends(tmp_path)] == [(2, 12), (1, 15)]
+    last, both = verb(tmp_path, "why", "n0").out, verb(tmp_path, "why", "n0", "-n", "2").out
+    assert last.splitlines()[-1] == "1 earlier end not shown: add -n 2" and "not shown" not in both
+    assert both.startswith(last.rpartition("\n1 earlier")[0])
+    earlier = [json.loads(verb(tmp_path, "why", "n0", "--json", "-n", n).out)["earlier"] for n in "12"]
+    assert earlier == [1, 0]
 
 
 @pytest.mark.parametrize(

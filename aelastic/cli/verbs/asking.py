@@ -196,10 +196,11 @@ class _Asking:
             if found is None:
                 raise
             said = found
-        said["why"] = said.get("why", [])[: self._args.n]
+        ends = said.get("why", [])
+        said |= {"why": ends[: self._args.n], "earlier": max(0, len(ends) - self._args.n)}
         if said["code"] == "ok" and not said["why"] and (ended := said.get("ended")):
             return self._conclude(said, ended)
-        return self._conclude(said, texts.why(said["why"], said.get("held", "")))
+        return self._conclude(said, texts.why(said["why"], said["earlier"], said.get("held", "")))
 
     def _why_ended(self) -> Said | None:
         """The answer about a job that has ended; `None` if nothing is known of it.

@@ -146,7 +146,7 @@ def _left(data: bytes) -> Said | None:
         if not said.get("run"):
             return None
         texts.has_ended(said)
-        texts.why(said["why"], "")
+        texts.why(said["why"])
         names = said["run"]["run_id"], said["state"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None

@@ -82,8 +82,10 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     return title + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
 
 
-def why(ends: Sequence[Said], held: str) -> str:
-    return "\n".join([*filter(None, [held]), *map(_end, ends)]) or "no workers have ended so far"
+def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
+    """Why workers ended; `earlier` is how many ends there were before those."""
+    more = f"{counted(earlier, 'earlier end')} not shown: add -n {earlier + len(ends)}" if earlier else ""
+    return "\n".join(filter(None, [held, *map(_end, ends), more])) or "no workers have ended so far"
 
 
 def _end(end: Said) -> str:
