@@ -143,7 +143,7 @@ def tells_why(block: Block) -> None:
     decision = RestartPolicy(9).decide(End(cause_of(failure), failure, 1, ledger, now=1.0, seats=8, hosts=8))
     end = GenerationEnd(7, 0.0, 1860.0, "failure", wording.text_of(decision), failure, 4120, decision=decision)
     now = datetime(2026, 1, 2, 9, 14, 2, tzinfo=UTC)
-    assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), held='')}\n"
+    assert block.text == f"$ aelastic why\n{why(describe_ends([end], 1860.0, now), earlier=6)}\n"
 
 
 def tells_what_was_spent(block: Block) -> None:

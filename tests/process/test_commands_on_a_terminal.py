@@ -108,7 +108,7 @@ def test_states_are_green_or_red_on_a_terminal_and_say_the_same_without_colour(l
         code, screen = terminal.run(command, columns=columns)
         assert code == 0 and (GREEN, b"running") in SGR.findall(screen.written), screen.story
         rows = screen.rows
-        assert all(any("running" in row for row in rows) for row in rows[-1:]), screen.story
+        assert any("running" in row for row in rows), screen.story
         for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
             code, plain = terminal.run(command, columns=columns, env=env)
             assert code == 0 and b"\x1b" not in plain.written
@@ -122,8 +122,9 @@ def without_numbers(screen: Screen) -> list[str]:
     return re.sub(r"\d+", "…", " ".join(screen.rows)).split()
 
 
-def without_times(rows: list[str]) -> list[str]:
-    return [" ".join(re.sub(r"\d+ (ms|s|min|%)", "…", row).split()) for row in rows]
+def without_times(rows: list[str]) -> str:
+    """All of it, also where the terminal has wrapped a row."""
+    return "".join("".join(re.sub(r"\d+ (ms|s|min|%)", "…", row).split()) for row in rows)
 
 
 @WIDTHS

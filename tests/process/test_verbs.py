@@ -74,11 +74,12 @@ def test_one_job_is_asked_everything_and_stopped_and_says_afterwards_why(
     (run_id,) = [each["run"]["run_id"] for each in told(here, "ps")["jobs"]]
     wait_for("both run", lambda: told(here, "status")["nodes"][0]["phase"] == "running")
     code, out, _ = verb(here, "status")
-    head, columns, node = out.splitlines()
+    head, program, columns, node, star = out.splitlines()
     assert code == 0 and head.startswith(f"{run_id}  running  ") and columns.split() == [
         "NODE", "STATE", "RANKS", "SINCE", "NOTE",
     ]  # fmt: skip
     assert node.split()[1:4] == ["*", "running", "0-1"]
+    assert re.fullmatch(r".*worker\.py in /.*", program) and star.startswith("* the leader: ")
     code, out, _ = verb(here, "stacks")
     assert code == 0 and out.count("--- rank ") == 2 and "worker.py" in out
     assert verb(here, "stacks", "1").out.count("--- rank 1") == 1 and "--- rank 0" not in verb(here, "stacks", "1").out
@@ -196,7 +197,10 @@ def test_one_job_whose_id_begins_that_of_another_is_stopped_once_all_have_saved_
         job.wait_line("start")
     assert verb(launch.folder, "status", "exp").out.startswith("exp  ")
     said = verb(launch.folder, "status", "ex")
-    assert said.code == 2 and "2 jobs run on this machine; name one: exp, exp2 (as in aelastic status exp" in said.err
+    words = (
+        r"aelastic: 2 jobs run on this machine; name one, as in aelastic status exp2?: exp \(.* in /.*\), exp2 \(.*\)"
+    )
+    assert said.code == 2 and re.fullmatch(words, said.err), said
     for argv, words in MISTAKEN:
         said = verb(launch.folder, *argv)
         assert said.code == 2 and said.err.startswith(f"aelastic: error: {words} (see aelastic "), said

@@ -142,10 +142,10 @@ class _Asking:
         if args.more:
             parser.error(f"unrecognized arguments: {' '.join(args.more)}")
 
-    def _answer(self) -> Said:
-        """The answer of an agent of the job to this query."""
-        door, _ = self._jobs.meant()[0]
-        return self._jobs.answer(door, verb=self._verb)
+    def _answer(self) -> tuple[Said, Said]:
+        """What an agent of the job answers to this query, and what it says of itself."""
+        door, here = self._jobs.meant()[0]
+        return self._jobs.answer(door, verb=self._verb), here
 
     def _conclude(self, said: Said, text: str = "", *, painted: str = "", about: str = "") -> int:
         """Prints the answer, as JSON or as text, and returns the exit code.
@@ -173,14 +173,14 @@ class _Asking:
         return self._conclude({"code": "ok", "jobs": jobs}, painted=texts.jobs(jobs, paint_for(sys.stdout)))
 
     def status(self) -> int:
-        said = self._answer()
+        said, here = self._answer()
         nodes, silent, refused = said.get("nodes", ()), [*said.get("silent", ())], said.get("refused", {})
         if missing := said.get("missing", 0):
             silent.append(counted(missing, "more node"))
-        return self._conclude(said, painted=texts.status(nodes, silent, refused, paint_for(sys.stdout)))
+        return self._conclude(said, painted=texts.status(nodes, silent, refused, here, paint_for(sys.stdout)))
 
     def stacks(self) -> int:
-        said = self._answer()
+        said, _ = self._answer()
         found, ranks = said.get("stacks", {}), {str(int(rank)) for rank in self._args.ranks}
         if said["code"] == "ok" and (unknown := ranks - found.keys()):
             there = f"; there are {texts.ranks(found)}" if found else ": no worker is running"
@@ -190,7 +190,7 @@ class _Asking:
 
     def why(self) -> int:
         try:
-            said = self._answer()
+            said, _ = self._answer()
         except NoAnswerError as error:
             found = self._why_ended() if error.code == EXIT_NO_JOB else None
             if found is None:

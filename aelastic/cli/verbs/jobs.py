@@ -103,9 +103,11 @@ class Jobs:
         """
         agents = self.named()
         here = [said["run"]["run_id"] for _, said in agents if _is_this_folder(said.get("folder", ""))]
-        if len(jobs := sorted({said["run"]["run_id"] for _, said in agents})) > 1:
-            example = self._command(here[0] if here else jobs[0])
-            text = f"{len(jobs)} jobs run on this machine; name one: {', '.join(jobs)} (as in {example})"
+        jobs = {said["run"]["run_id"]: texts.briefly(said) for _, said in agents}
+        if len(jobs) > 1:
+            example = self._command(here[0] if here else min(jobs))
+            listed = ", ".join(jobs[job] for job in sorted(jobs))
+            text = f"{len(jobs)} jobs run on this machine; name one, as in {example}: {listed}"
             raise NoAnswerError(text, EXIT_INPUT)
         (job,) = jobs
         if self._verb in OF_THE_JOB and not self._job and not here:  # perhaps that of another who uses this account
@@ -116,7 +118,9 @@ class Jobs:
 
     def _command(self, job: str) -> str:
         """This command, with the job's name."""
-        name = ["--job", job] if self._verb in {*OF_RANKS, *OF_NODES} else [job]
+        name = [texts.short(job)]
+        if self._verb in {*OF_RANKS, *OF_NODES}:
+            name = ["--job", *name]
         return shlex.join(["aelastic", self._verb, *name, *self._argv[1:]])
 
     # Jobs that have ended.

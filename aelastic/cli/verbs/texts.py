@@ -22,20 +22,34 @@ COLOURS = {"running": Colour.GOOD, "held": Colour.BAD, "silent": Colour.BAD, "cl
 
 def jobs(agents: Sequence[Said], paint: Paint = plain) -> str:
     rows = [
-        (each["run"]["run_id"], each["phase"], _since(each, each["run"]["began"]), str(each["run"]["pid"]))
+        (
+            each["run"]["run_id"], each["phase"], _since(each, each["run"]["began"]), str(each["run"]["pid"]),
+            each["run"]["entrypoint"], each["folder"],
+        )
         for each in agents
-    ]
-    return _table([("JOB", "STATE", "SINCE", "AGENT"), *rows], paint)
+    ]  # fmt: skip
+    return _table([("JOB", "STATE", "SINCE", "AGENT", "SCRIPT", "FOLDER"), *rows], paint)
+
+
+def program(agent: Said) -> str:
+    """What a job runs and where, by which people know one that they gave no name."""
+    folder = agent.get("folder") or "a folder that is gone"
+    return f"{agent['run']['entrypoint']} in {folder}"
+
+
+def briefly(agent: Said) -> str:
+    """A job in a list: its name, and what it runs."""
+    return f"{short(agent['run']['run_id'])} ({program(agent)})"
 
 
 def ended(agents: Sequence[Said]) -> str:
     """The jobs that have ended within the last hour."""
-    names = [*dict.fromkeys(f"{_short(each['run']['run_id'])}, {each['state']}" for each in agents)]
+    names = [*dict.fromkeys(f"{short(each['run']['run_id'])}, {each['state']}" for each in agents)]
     more = f", and {len(names) - 3} more" * (len(names) > 3)
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}; see aelastic why)" if names else ""
 
 
-def _short(run_id: str) -> str:
+def short(run_id: str) -> str:
     """As much of a generated id as commands need."""
     return run_id[:8] if GENERATED.fullmatch(run_id) else run_id
 
@@ -47,8 +61,14 @@ def has_ended(agent: Said) -> str:
     return f"{run_id} ended {ago} ago: {how}" + (f"; see aelastic why {run_id}" if agent["why"] else "")
 
 
-def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str], paint: Paint = plain) -> str:
-    """A line about the job, and one for each node; `*` marks the leader's."""
+def status(
+    nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, str], agent: Said, paint: Paint = plain
+) -> str:
+    """Two lines about the job, and one for each node; `*` marks the leader's.
+
+    Args:
+        agent: the one that was asked; nodes elsewhere may have other folders.
+    """
     first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
     if first is None:
         return "no node has answered"
@@ -79,7 +99,11 @@ def status(nodes: Sequence[Said], silent: Iterable[str], refused: Mapping[str, s
     rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
     state = paint(printable(phase), COLOURS.get(phase))
     title = f"{printable(first['run']['run_id'])}  {state}  {printable('  '.join(head))}"
-    return title + "\n" + _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
+    table = _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
+    lines = [title, printable(program(agent)), table]
+    if any(each["coordinates"] for each in nodes):
+        lines.append("* the leader: its agent decides for the job")
+    return "\n".join(lines)
 
 
 def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
