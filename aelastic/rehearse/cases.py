@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aelastic.errors import EXIT_TRY_AGAIN
@@ -15,6 +15,10 @@ from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbe
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
 FROZEN_S = 3.0
+# Of how long a case takes, on average: agents end, workers start more than once, and make this share of the steps.
+EACH_S = 1.0
+STARTS = 1.5
+SHARE = 0.65
 WHOLE = "write each checkpoint under a temporary name, then os.replace it, so that no half-written file is loaded"
 NOTICE = "call notice.due() in each step on every rank, save when it is True, then call notice.saved()"
 WORLD = "read the world size from the environment and split the data by it, also after loading a checkpoint"
@@ -54,12 +58,16 @@ class Rehearsals:
         (least, most), nodes = script.nodes, script.played
         what, many = ("node", nodes) if script.is_several else ("worker", script.workers)
         more, fewer = partial(self._sized, many + 1, nodes < most), partial(self._sized, many - 1, nodes > least)
+        self._asks = False  # the script asks for notices
+        self._notices: dict[str, Callable[[], Judged]] = {
+            f"a notice of {NOTICE_S} s": partial(self._noticed, is_early=False),
+            "a notice before the first step": partial(self._noticed, is_early=True),
+        }
         self.cases: dict[str, Callable[[], Judged]] = {  # by the words for them
             "a rank killed": self._killed,
             "killed again within a step": self._killed_twice,
             "killed while it saves": self._killed_writing,
-            f"a notice of {NOTICE_S} s": partial(self._noticed, is_early=False),
-            "a notice before the first step": partial(self._noticed, is_early=True),
+            **self._notices,
             f"one {what} more": more,
             f"one {what} fewer": fewer,
             f"a {'node' if script.is_several else 'rank'} frozen for {FROZEN_S:g} s": self._frozen,
@@ -77,6 +85,7 @@ class Rehearsals:
             with self._play() as play:
                 play.wait(lambda: bool(play.first), max(self._for_s, SLACK_S))
                 code = play.wait_end(self._for_s)
+                self._asks = play.asks
         finally:
             self._clear()
         self._check(play, code)
@@ -116,6 +125,14 @@ class Rehearsals:
             why = f"the script changed {gone[0]}, which existed before: name the folder it saves to (--checkpoints)"
         if why:
             raise CannotError(why)
+
+    def takes_s(self, names: Sequence[str]) -> float:
+        """About how long some of `cases` take, once the undisturbed run is over."""
+        usual = self.usual
+        steps_s = (usual.last - usual.first + 1) * usual.step_s
+        notices = 0 if self._asks else len(self._notices.keys() & {*names})
+        waiting_s = notices * min(NOTICE_S, steps_s)
+        return len(names) * (EACH_S + STARTS * usual.start_s + SHARE * steps_s) + waiting_s
 
     def run(self, name: str) -> Judged:
         """One of `cases`."""

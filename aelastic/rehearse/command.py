@@ -10,13 +10,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.failures.failure import printable
-from aelastic.rehearse.cases import CannotError, Rehearsals
+from aelastic.observe.status_text import duration
+from aelastic.rehearse.cases import SHARE, CannotError, Rehearsals
 from aelastic.rehearse.files import FOLDER, RESULT, Files
 from aelastic.rehearse.judging import Judged
 from aelastic.rehearse.play import Play, Script
@@ -155,17 +156,19 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
         say(said if wanted.is_json else text)
         return EXIT_CODES[code]
 
+    say(_expected(len(names)), to)
     place.begin(1, len(names), names[0])
     try:
         tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
         return end("cannot", f"aelastic: {error}; logs: {apart}")
-    for number, name in enumerate(names[1:], 2):
-        place.begin(number, len(names), name)
-        judged = rehearsals.run(name)
-        tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
-    for row in _table(dict(zip(names[1:], found[1:], strict=True))):
-        say(row, to)
+    say(f"   about {duration(rehearsals.takes_s(names[1:]))} to go", to)
+    try:
+        _run_cases(rehearsals, names, place, tell)
+    finally:  # also if it is interrupted
+        place.line.clear()
+        if len(found) > 1:
+            say("\n".join(_table(dict(zip(names[1:], found[1:], strict=False)))), to)
     failed = [each for each in found if each.holds is False]
     untested = sum(each.holds is None for each in found)
     tested = len(names) - 1 - untested
@@ -176,6 +179,22 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
     text += f", {untested} not tested" if untested else ""
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
     return end("failed" if failed else "ok", "\n".join([text, *advice]))
+
+
+def _run_cases(
+    rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[Judged, str], None]
+) -> None:
+    """All but the undisturbed run, which is the first of the names."""
+    for number, name in enumerate(names[1:], 2):
+        place.begin(number, len(names), name)
+        judged = rehearsals.run(name)
+        tell(judged, "ok" if judged.holds else "skip" if judged.holds is None else "FAIL")
+
+
+def _expected(runs: int) -> str:
+    """How long it takes, as far as that can be said before the script has run."""
+    times = round(1 + SHARE * (runs - 1))
+    return f"{runs} runs of the script, most of them in part: about {times} times its own time, plus a few seconds each"
 
 
 def _table(found: Mapping[str, Judged]) -> Iterator[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import re
-from contextlib import nullcontext
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ import pytest
 from aelastic.cli import rehearsal
 from aelastic.cli.rehearsal import rehearse
 from aelastic.errors import InputError
+from aelastic.rehearse import command
 from aelastic.rehearse.cases import CannotError, Rehearsals
-from aelastic.rehearse.command import Wanted
+from aelastic.rehearse.command import Wanted, run_rehearsal
 from aelastic.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
-from aelastic.rehearse.judging import Undisturbed
+from aelastic.rehearse.judging import Judged, Undisturbed
 from aelastic.rehearse.play import Play, Script, Worker
 
 
@@ -230,3 +233,58 @@ def test_an_undisturbed_run_that_nothing_can_be_compared_with_is_told_apart(
         play._take(line, worker)
     with pytest.raises(CannotError, match=re.escape(why)) if why else nullcontext():
         Rehearsals(script, files, pattern, 9.0)._check(play, code)
+
+
+# How long a rehearsal takes, and what is told of one that is interrupted.
+
+
+def test_it_is_estimated_how_long_the_cases_take(tmp_path: Path) -> None:
+    script = Script((), ("train.py",), (1, 1), 2, re.compile(STEP), {})
+    rehearsals = Rehearsals(script, Files(tmp_path, tmp_path / "apart"), None, 9.0)
+    rehearsals.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
+    one_s = rehearsals.takes_s(["a rank killed"])
+    assert 65 < one_s < 100, "most of the 100 s, and two starts"
+    assert rehearsals.takes_s(["a rank killed", "one worker more"]) == 2 * one_s
+    assert rehearsals.takes_s(["a notice of 15 s"]) == one_s + 15, "it does not ask for notices"
+
+
+@contextmanager
+def keeping_signals() -> Iterator[None]:
+    """A rehearsal owns its process, and handles its signals."""
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for signum, handler in handlers.items():
+        signal.signal(signum, handler)
+
+
+class Interrupted(Rehearsals):
+    """Two cases are over when somebody presses Ctrl-C."""
+
+    def first(self) -> str:
+        self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
+        return "100 steps in 100 s"
+
+    def run(self, name: str) -> Judged:
+        if name.startswith("killed while"):
+            raise KeyboardInterrupt
+        return Judged(True, "resumed", lost=3, resumed_at=30)
+
+
+def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "Rehearsals", Interrupted)
+    monkeypatch.chdir(tmp_path)
+    script = Script((), ("train.py",), (1, 1), 2, re.compile(STEP), {})
+    with keeping_signals(), pytest.raises(KeyboardInterrupt):
+        run_rehearsal(script, Wanted(None, None, 9.0, "", None, False))
+    out, err = capsys.readouterr()
+    first, _, left, *_ = out.splitlines()
+    assert first == "9 runs of the script, most of them in part: about 6 times its own time, plus a few seconds each"
+    assert re.fullmatch(r"   about \d+ min \d+ s to go", left)
+    table = [line.split() for line in out.partition("holds ")[2].splitlines()[1:]]
+    assert table == [
+        ["a", "rank", "killed", "yes", "30", "3"],
+        ["killed", "again", "within", "a", "step", "yes", "30", "3"],
+    ]
+    assert err.startswith("interrupted; logs and saved files: ")
