@@ -135,7 +135,10 @@ async def run_sync(
         at = now()
         waits_since = at if waits_since is None else waits_since
         if 0 <= at - waits_since - TELL_AFTER_S < LOOK_AGAIN_S:
-            _log.warning("this host cannot start more threads (ulimit -u, pids.max): output may be late")
+            _log.warning(
+                "this host cannot start more threads (ulimit -u, pids.max): output may be late",
+                extra={"topic": "the-host-is-out-of-processes-or-memory"},
+            )
         await anyio.sleep(LOOK_AGAIN_S)
 
 

@@ -41,6 +41,24 @@ def messages() -> dict[str, list[str]]:
     return found
 
 
+def with_topics() -> dict[str, str]:
+    """The topic of each log line that has one."""
+    found = dict[str, str]()
+    for module in package():
+        for call, scope in _calls(module.tree):
+            if (topic := _topic_of(call)) is not None:
+                found |= dict.fromkeys(map(template, _texts(call.args[0], scope, module.tree)), topic)
+    return found
+
+
+def _topic_of(call: ast.Call) -> str | None:
+    for keyword in call.keywords:
+        match keyword:
+            case ast.keyword("extra", ast.Dict([ast.Constant("topic")], [ast.Constant(str(topic))])):
+                return topic
+    return None
+
+
 def sentences() -> set[str]:
     """Each text about a decision, or a part of one."""
     (module,) = (module for module in package() if module.name == WORDING)

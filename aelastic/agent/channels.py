@@ -54,7 +54,12 @@ class Door:
         try:
             self._listener = sockets.open_door(self._folder, self._name)
         except OSError as error:
-            _log.warning("no control socket, so aelastic status cannot reach this job: %s: %s", self._folder, error)
+            _log.warning(
+                "no control socket, so aelastic status cannot reach this job: %s: %s",
+                self._folder,
+                error,
+                extra={"topic": "no-control-socket"},
+            )
 
     async def run(self, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
         """Serves those that come.  Runs until cancelled."""

@@ -98,7 +98,11 @@ class HealthGate:
             trouble = str(error)
         if trouble and trouble not in self._warned:
             self._warned.add(trouble)
-            _log.warning("the health check failed to decide, so this node is treated as fit: %s", trouble)
+            _log.warning(
+                "the health check failed to decide, so this node is treated as fit: %s",
+                trouble,
+                extra={"topic": "the-node-is-unfit"},
+            )
         if code == UNFIT:
             return out.strip().partition("\n")[0][:200] or f"the health check exited with {UNFIT}"
         return ""

@@ -183,7 +183,12 @@ class StackDumps:
         rank, reason = next(iter(found.items()))
         if rank in self._group.exits.alive and reason != NOT_OURS:
             number = self._group.workers[rank].global_rank
-            _log.warning("hangs cannot be explained: the stack of rank %d cannot be read: %s", number, reason)
+            _log.warning(
+                "hangs cannot be explained: the stack of rank %d cannot be read: %s",
+                number,
+                reason,
+                extra={"topic": "stacks-cannot-be-taken"},
+            )
 
     async def _dump(self, found: dict[int, Stack | str], ranks_max: int | None = None) -> None:
         from aelastic.stacks.collect import Tools, find_py_spy, take

@@ -207,7 +207,10 @@ class _Exporter:
         result = self._inner.export(spans)
         if result is not SpanExportResult.SUCCESS and not self._has_warned:
             self._has_warned = True
-            _log.warning("traces cannot be sent to the OpenTelemetry collector; the job continues")
+            _log.warning(
+                "traces cannot be sent to the OpenTelemetry collector; the job continues",
+                extra={"topic": "traces-are-not-sent"},
+            )
         return result
 
     def shutdown(self) -> None:

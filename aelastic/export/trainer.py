@@ -54,10 +54,14 @@ def status_server(env: Mapping[str, str]) -> StatusServer | None:
         return None
     missing = next((name for name in (CA_CERT, TOKEN) if not env.get(name)), None)
     if missing is not None:
-        _log.warning("%s is set, but %s is not: progress is not posted", URL, missing)
+        _log.warning(
+            "%s is set, but %s is not: progress is not posted", URL, missing, extra={"topic": "progress-is-not-posted"}
+        )
         return None
     if urlsplit(url).scheme != "https" or not urlsplit(url).hostname:
-        _log.warning("%s=%s is not an https URL: progress is not posted", URL, url)
+        _log.warning(
+            "%s=%s is not an https URL: progress is not posted", URL, url, extra={"topic": "progress-is-not-posted"}
+        )
         return None
     return StatusServer(url, Path(env[CA_CERT]), Path(env[TOKEN]))
 
@@ -105,7 +109,7 @@ class TrainerStatus(Observer):
             if self._interval_s == INTERVAL_S:  # the first failure since a success
                 _log.warning(
                     "progress cannot be posted to the Trainer (%s); the job continues: check the "
-                    "KUBEFLOW_TRAINER_SERVER_ variables", error,
+                    "KUBEFLOW_TRAINER_SERVER_ variables", error, extra={"topic": "progress-is-not-posted"},
                 )  # fmt: skip
             self._interval_s = min(2 * self._interval_s, INTERVAL_MAX_S)
             self._news.set()  # what was not taken is posted later

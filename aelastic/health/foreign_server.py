@@ -105,7 +105,13 @@ async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> Non
         try:
             function()
         except BaseException as error:  # noqa: BLE001  a user's; the job is worth more
-            _log.warning("the health check server's %s failed: %s: %s", what, type(error).__name__, error)
+            _log.warning(
+                "the health check server's %s failed: %s: %s",
+                what,
+                type(error).__name__,
+                error,
+                extra={"topic": "a-health-check-server-failed"},
+            )
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(is_over.set)
 
@@ -114,7 +120,10 @@ async def _call(what: str, function: Callable[[], Any], timeout_s: float) -> Non
         await is_over.wait()
     if waited.cancelled_caught:
         _log.warning(
-            "the health check server's %s did not return within %g s; the job continues without it", what, timeout_s
+            "the health check server's %s did not return within %g s; the job continues without it",
+            what,
+            timeout_s,
+            extra={"topic": "a-health-check-server-failed"},
         )
 
 

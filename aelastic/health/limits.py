@@ -79,7 +79,11 @@ class ConnectionLimits:
             except OSError as error:
                 if not self._has_warned:
                     self._has_warned = True
-                    _log.warning("the health server cannot accept connections for now: %s", error.strerror)
+                    _log.warning(
+                        "the health server cannot accept connections for now: %s",
+                        error.strerror,
+                        extra={"topic": "the-health-server-cannot-answer"},
+                    )
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
                 continue
             if conn is not None:

@@ -93,10 +93,14 @@ class PatternSearch:
                     pattern,
                     limit_ms,
                     text,
+                    extra={"topic": "a-pattern-of-a-rule-is-too-slow"},
                 )
         for pattern in unsearched:
             _log.warning(
-                "the pattern %r could not be searched for and is treated as not matching: %s", pattern, trouble
+                "the pattern %r could not be searched for and is treated as not matching: %s",
+                pattern,
+                trouble,
+                extra={"topic": "a-pattern-of-a-rule-is-too-slow"},
             )
         return frozenset(pattern for pattern, answer in zip(searched, answers, strict=True) if answer == FOUND)
 

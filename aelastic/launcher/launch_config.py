@@ -311,7 +311,11 @@ def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
     run_id = config.run_id or None
     if run_id is None and config.max_nodes > 1:
         run_id = str(int.from_bytes(os.urandom(16)))
-        _log.warning("config has no run_id, and no other node can join under the random one, %s: set run_id", run_id)
+        _log.warning(
+            "config has no run_id, and no other node can join under the random one, %s: set run_id",
+            run_id,
+            extra={"topic": "the-config-has-no-run-id"},
+        )
     if backend == "c10d" and config.max_nodes == 1 and endpoint in PRIVATE_ENDPOINTS:
         return {"master_addr": config.local_addr or "localhost", "run_id": run_id}
     more = {name: value for name, value in config.rdzv_configs.items() if value is not None}

@@ -166,7 +166,11 @@ class RunLogs:
                 opener.abandon()
         self._opened = opened
         if attempt == 0 and not all(each.follower.can_free for each in opened.shown):
-            _log.warning("the file system of %s cannot free parts of files: --keep-log-size has no effect", self.root)
+            _log.warning(
+                "the file system of %s cannot free parts of files: --keep-log-size has no effect",
+                self.root,
+                extra={"topic": "log-files-cannot-be-shortened"},
+            )
         for each in opened.shown:
             if each.unnamed is None:
                 self._show(each)

@@ -207,7 +207,7 @@ class CoordinatorServer(Incoming[ev.Event]):
         rival, self._rival = self._rival, None
         seen = None if stand_back_s else self._record
         if stand_back_s:
-            _log.warning(STANDING_BACK, stand_back_s)
+            _log.warning(STANDING_BACK, stand_back_s, extra={"topic": "this-node-lost-all-others"})
             until = aio.now() + stand_back_s
             await self._resign(self._record.seats)
             await anyio.sleep_until(until)

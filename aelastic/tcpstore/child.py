@@ -318,6 +318,11 @@ class StoreProcess:
             await wait_ended(popen.pid)
         if proc_table.is_alive(popen.pid):
             popen.kill()  # it need not have been killed before
-            _log.warning("process %d, which %s, survived SIGKILL", popen.pid, self._purpose)
+            _log.warning(
+                "process %d, which %s, survived SIGKILL",
+                popen.pid,
+                self._purpose,
+                extra={"topic": "a-process-survived-sigkill"},
+            )
         waited_for.discard(popen.pid)
         return popen.poll()

@@ -222,7 +222,12 @@ class StoreHost:
             return
         # Workers that connect later are refused at once, instead of waiting for minutes.
         self._close_port()
-        _log.warning("%s; no store is served until the next round: %d starts have failed", what, self._losses)
+        _log.warning(
+            "%s; no store is served until the next round: %d starts have failed",
+            what,
+            self._losses,
+            extra={"topic": "the-store-of-the-workers-cannot-be-served"},
+        )
 
     def _hand_over(self) -> None:
         if self._listeners:
@@ -244,6 +249,7 @@ class StoreHost:
                 "the workers' store cannot be served (exit code %s): check that %s can import torch",
                 death.code,
                 sys.executable,
+                extra={"topic": "torch-is-not-installed"},
             )
         else:
             self._on_loss("")  # the quick way to load torch has failed; the careful one is tried next

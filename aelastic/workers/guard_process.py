@@ -107,6 +107,7 @@ class GuardProcess:
         _log.warning(
             "the guard process died %d times; if the agent is killed now, its workers may be left running",
             GUARD_DEATHS_MAX,
+            extra={"topic": "the-guard-process-died"},
         )
 
     def _replace(self) -> None:
@@ -117,7 +118,9 @@ class GuardProcess:
                 self._is_told = True
                 reason = shortage_of(error) or error
                 _log.warning(
-                    "no guard process (%s); if the agent is killed now, its workers may be left running", reason
+                    "no guard process (%s); if the agent is killed now, its workers may be left running",
+                    reason,
+                    extra={"topic": "the-guard-process-died"},
                 )
 
     def tell(self, sign: str, session: int) -> None:

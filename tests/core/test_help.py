@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import shlex
 import sys
@@ -18,10 +19,11 @@ from aelastic.cli.options import GROUPS, LAUNCH_GROUPS, OPTIONS
 from aelastic.cli.parser import ALIASES, COMMANDS, read_options
 from aelastic.cli.verbs import asking
 from aelastic.cli.verbs.jobs import EXIT_NO_ANSWER, EXIT_NO_JOB
-from aelastic.errors import EXIT_INPUT, InputError
+from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError
 from aelastic.manual import table
 from aelastic.manual.parsing import parser_of
 from aelastic.manual.rows import Command
+from aelastic.manual.topics import HelpfulFormatter
 from aelastic.rdzv.restart_rules import parse as rules_in
 
 WIDTH, LINES_MAX, GROUP_MAX = 80, 40, 9
@@ -71,6 +73,28 @@ def test_the_short_help_fits_a_screen_and_names_the_commands_and_the_options_use
     assert [f"  {example.command}" for example in table.RUN.examples] == lines[-2:]
     assert "--help-all" in short_help() and "--help)" in short_help()
     assert "--use-env" in short_help(LAUNCH_GROUPS) and "--use-env" not in short_help()
+
+
+@pytest.mark.parametrize(
+    "values, extra, end",
+    [
+        ((), {"topic": "no-control-socket"}, " (help: no-control-socket)"),
+        (
+            (RendezvousConnectionError("no answer"),), {"topic": "no-control-socket"},
+            " no answer (help: no-control-socket)",
+        ),
+        ((RendezvousConnectionError("no answer"),), {}, " no answer (help: no-answer-from-the-endpoint)"),
+        ((OSError("no room"),), {}, " no room"),
+        ((), {}, ""),
+    ],
+)  # fmt: skip
+def test_a_log_line_ends_with_its_topic_or_that_of_the_error_in_it(
+    values: tuple[object, ...], extra: dict[str, str], end: str
+) -> None:
+    record = logging.getLogger("aelastic.x").makeRecord(
+        "aelastic.x", logging.WARNING, "x.py", 1, "it says" + " %s" * len(values), values, None, extra=extra
+    )
+    assert HelpfulFormatter("%(message)s").format(record) == f"it says{end}"
 
 
 def test_help_explains_the_topic_that_a_message_names(capsys: pytest.CaptureFixture[str]) -> None:

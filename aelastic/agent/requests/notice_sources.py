@@ -72,7 +72,13 @@ class NoticeSources:
             if text != before:
                 said = Asked(None) if text is None else said_by(text) or Asked(DEADLINE_S)
                 if text is not None and text.strip() and said_by(text) is None:
-                    _log.warning("notice file %s: %.80r is not a notice; draining within %g s", path, text, DEADLINE_S)
+                    _log.warning(
+                        "notice file %s: %.80r is not a notice; draining within %g s",
+                        path,
+                        text,
+                        DEADLINE_S,
+                        extra={"topic": "a-drain-notice-cannot-be-read"},
+                    )
                 self._on_said(said, "by the notice file")
                 before = text
             await anyio.sleep(FILE_INTERVAL_S)
@@ -114,7 +120,9 @@ class NoticeSources:
                 elif text.strip() and not has_warned:
                     has_warned = True
                     _log.warning(
-                        "notice command: %.80r is not a notice: print 'drain SECONDS REASON' or 'cancel'", text
+                        "notice command: %.80r is not a notice: print 'drain SECONDS REASON' or 'cancel'",
+                        text,
+                        extra={"topic": "a-drain-notice-cannot-be-read"},
                     )
             rest = rest[:TEXT_BYTES_MAX]  # a flood without a line's end
 

@@ -141,7 +141,7 @@ class C10dBoard(OneStoreBoard):
             _log.warning(
                 "the rendezvous endpoint %s is this host and others (%s), whose agents would form separate jobs: list "
                 "one endpoint for each host, separated by commas, or use --rdzv-conf endpoints=N",
-                self._store.endpoint, ", ".join(others),
+                self._store.endpoint, ", ".join(others), extra={"topic": "the-endpoint-name-belongs-to-several-hosts"},
             )  # fmt: skip
 
     def _listen(self) -> list[socket.socket] | None:

@@ -167,7 +167,11 @@ class EtcdBoard(Board):
         except RendezvousStateError:
             if not self._has_led:
                 raise
-            _log.warning("%s: another program wrote over the record of this leader: registering it again", self._where)
+            _log.warning(
+                "%s: another program wrote over the record of this leader: registering it again",
+                self._where,
+                extra={"topic": "the-store-was-restarted"},
+            )
             return entry, None
 
     @property

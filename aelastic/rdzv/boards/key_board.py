@@ -165,7 +165,11 @@ class KeyBoard(Board):
         except RendezvousStateError:
             if not self._has_led:
                 raise
-            _log.warning("%s: another program wrote over the record of this leader: registering it again", self._where)
+            _log.warning(
+                "%s: another program wrote over the record of this leader: registering it again",
+                self._where,
+                extra={"topic": "the-store-was-restarted"},
+            )
             return KeyState(text, is_foreign=True)
 
     def _state_of(self, text: bytes) -> KeyState:

@@ -205,6 +205,7 @@ class TcpStore:
                 self.endpoint,
                 silence_s,
                 self._read_timeout_s,
+                extra={"topic": "another-program-answers-at-the-endpoint"},
             )
 
     def _no_store(self, why: str) -> NoStoreError:

@@ -71,7 +71,12 @@ class Writing:
                 self._foreign, self._since = text, now
             if now - self._told_at >= TELL_INTERVAL_S:
                 self._told_at = now
-                _log.warning("ignoring %s: %s; is --secret-file the same on every node?", where, error)
+                _log.warning(
+                    "ignoring %s: %s; is --secret-file the same on every node?",
+                    where,
+                    error,
+                    extra={"topic": "the-record-has-another-secret"},
+                )
             return None
 
     def stand_by(self, text: bytes, where: str, read: Callable[[bytes], LeaderRecord | None]) -> None:

@@ -68,7 +68,11 @@ class SecretFile:
         except (OSError, InputError) as error:
             trouble = str(error)
         if trouble and trouble != self._trouble:
-            _log.warning("the secret changed and cannot be read; the previous one is still used: %s", trouble)
+            _log.warning(
+                "the secret changed and cannot be read; the previous one is still used: %s",
+                trouble,
+                extra={"topic": "the-secret-file-cannot-be-used"},
+            )
         self._trouble = trouble
 
     def _read(self) -> tuple[list[Key], tuple[int, ...]]:

@@ -169,10 +169,15 @@ def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> No
     except AttributeError:
         _log.warning(
             "could not empty the workers' store, so restarted workers may fail: the TCPStore of this torch cannot list "
-            "its keys: use torch 2.13 or newer"
+            "its keys: use torch 2.13 or newer",
+            extra={"topic": "the-job-runs-through-the-rendezvous-of-torch"},
         )
     except RuntimeError as error:
-        _log.warning("could not empty the workers' store, so restarted workers may fail: %s", error)
+        _log.warning(
+            "could not empty the workers' store, so restarted workers may fail: %s",
+            error,
+            extra={"topic": "the-job-runs-through-the-rendezvous-of-torch"},
+        )
 
 
 class NotAdmitted(RendezvousError):

@@ -43,4 +43,4 @@ class Proofs:
         """Says once that another host is talked to, and nothing is proved."""
         if self._secret is None and not self._has_warned and peer and not is_loopback(plain_address(peer)):
             self._has_warned = True
-            _log.warning(OPEN, plain_address(peer))
+            _log.warning(OPEN, plain_address(peer), extra={"topic": "the-job-has-no-secret"})
