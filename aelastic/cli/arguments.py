@@ -29,6 +29,7 @@ from aelastic.cli.spec_fields import (
 )
 from aelastic.core.record import Record
 from aelastic.errors import InputError
+from aelastic.failures.failure import printable
 from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -186,10 +187,37 @@ def check_command(chosen: Settings, environ: Mapping[str, str]) -> None:
     if not chosen["module"]:
         if not script.startswith("-"):  # `-` and, after `--`, `-c` are for python itself
             check_script(script)
+            _check_is_python(script)
     elif python == sys.executable:  # another Python may see other modules
         if script.startswith(".") or os.sep in script:
             raise InputError(f"{script} is not a module name: use package.module, or leave out -m for a path")
         check_module(script, environ)
+
+
+def _check_is_python(script: str) -> None:
+    """Refuses a compiled program and a shell script, of which Python would report a syntax error."""
+    if not os.path.isfile(script):
+        return  # a folder, or a pipe that can be read once
+    with open(script, "rb") as file:
+        begin = file.read(4)
+        source = begin + file.read() if begin.startswith(b"#!") else b""
+    first = printable(source.partition(b"\n")[0].decode(errors="replace"))
+    if begin == b"\x7fELF":
+        first = "ELF"
+    elif not source or "python" in first or _compiles(source):
+        return
+    program = script if os.sep in script else f"./{script}"
+    raise InputError(
+        f"script {script} is not a Python file (it begins with {first}): run it with --no-python {program}"
+    )
+
+
+def _compiles(source: bytes) -> bool:
+    try:
+        compile(source, "script", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 def _check_program(program: str, environ: Mapping[str, str], source: str) -> None:

@@ -23,6 +23,8 @@ OPTIONS = [
     ("missing.py", "script missing.py not found"),
     ("empty", "a folder without __main__.py"),
     ("--run-path missing.py", "script missing.py not found"),
+    ("run.sh", "script run.sh is not a Python file (it begins with #!/bin/sh): run it with --no-python ./run.sh"),
+    ("./program", "script ./program is not a Python file (it begins with ELF): run it with --no-python ./program"),
     ("statsu", "there is no script or command statsu: did you mean status?"),
     ("verison", "there is no script or command verison: did you mean version?"),
     ("train", "there is no script or command train: did you mean train.py?"),
@@ -170,6 +172,8 @@ VARIABLES = [
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The working folder, with what the command lines name; the environment, and our logger, as a command finds them."""
     (tmp_path / "train.py").touch()
+    (tmp_path / "run.sh").write_text('#!/bin/sh\nexec echo "$RANK"\n')
+    (tmp_path / "program").write_bytes(b"\x7fELF\x02\0")
     (tmp_path / "empty").mkdir()
     (tmp_path / "a-file").touch()
     monkeypatch.chdir(tmp_path)
@@ -280,6 +284,13 @@ def test_an_endpoint_that_does_not_answer_is_told_with_its_variable(
     assert _stderr.finish()
     line = f"aelastic: error: cannot resolve n:1{said} (help: no-answer-from-the-endpoint)\n"
     assert capsys.readouterr().err == line
+
+
+@pytest.mark.parametrize("second", ["'''exec' python \"$0\" \"$@\"\n' '''", "print()"])
+def test_python_is_taken_whatever_program_its_first_line_names(tmp_path: Path, second: str) -> None:
+    script = tmp_path / "train"
+    script.write_text(f"#!/bin/sh\n{second}\n")
+    assert parse([str(script)], {}).spec.args[-1] == str(script)
 
 
 def test_a_python_that_is_not_there_is_named(
