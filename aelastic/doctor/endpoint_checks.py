@@ -81,7 +81,7 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
         found = dict.fromkeys((family, str(sockaddr[0])) for family, sockaddr in await addresses_of(endpoint))
         own = await local_address_of(endpoint)
     except AelasticError as error:
-        return Finding("error", subject, f"{error}: check the name (getent hosts {endpoint.host})")
+        return Finding("error", subject, str(error))
     where = f"{', '.join(address for _, address in found)}, {'another host' if own is None else 'this host'}"
     finding = None if own is None else _check_own(endpoint, own, subject, where, settings)
     finding = finding or await _ask_store(store, subject, where)

@@ -216,7 +216,8 @@ async def addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) 
     except OSError as error:
         reason = error.strerror or str(error)
     raise RendezvousConnectionError(
-        f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}",
+        f"cannot resolve the host of the rendezvous endpoint {endpoint}: {reason}: "
+        f"check the name (getent hosts {endpoint.host})",
         reason=reason,
         topic="the-name-of-the-endpoint-cannot-be-resolved",
     )
