@@ -372,7 +372,8 @@ class Run:
         group = self._group
         if group.state is WorkerState.SUCCEEDED and len(self._observers.state.ends) == 1:
             # There is no more to say, and what describes a run takes 40 ms to import.
-            run, time = {"run_id": self._settings.run_id}, datetime.now(UTC).isoformat(timespec="milliseconds")
+            began, time = self._observers.state.began, datetime.now(UTC).isoformat(timespec="milliseconds")
+            run = {"run_id": self._settings.run_id, "entrypoint": "" if began is None else began.entrypoint}
             reason = wording.text_of(group.reason)
             return {"time": time, "run": run, "state": group.state.value, "reason": reason, "why": []}
         try:

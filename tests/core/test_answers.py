@@ -61,3 +61,10 @@ def test_of_several_jobs_each_is_listed_with_what_it_runs_and_where(
         f"2 jobs run on this machine; name one, as in {example}: "
         "717526a9 (train.py in /home/ada/717526), resnet (train.py in /home/ada/resnet)"
     )
+
+
+def test_a_list_of_ended_jobs_says_what_each_ran() -> None:
+    left = [agent(GENERATED, state="FAILED"), agent(state="STOPPED")]
+    assert texts.ended(left) == (
+        " (ended in the last hour: 717526a9 (train.py), FAILED; resnet (train.py), STOPPED; see aelastic why)"
+    )

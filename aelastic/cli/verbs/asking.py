@@ -220,7 +220,8 @@ class _Asking:
             return None
         last, ids = wanted[0], {each["run"]["run_id"] for each in wanted}
         if len(ids) > 1 and not job:
-            self._complain(f"aelastic: about {last['run']['run_id']}, the last of {len(ids)} jobs that have ended")
+            name = f"{last['run']['run_id']} ({last['run']['entrypoint']})"
+            self._complain(f"aelastic: about {name}, the last of {len(ids)} jobs that have ended")
         return {"code": "ok", "why": last["why"], "ended": texts.has_ended(last)}
 
     def logs(self) -> int:

@@ -151,7 +151,7 @@ def _left(data: bytes) -> Said | None:
             return None
         texts.has_ended(said)
         texts.why(said["why"])
-        names = said["run"]["run_id"], said["state"]
+        names = said["run"]["run_id"], said["run"]["entrypoint"], said["state"]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
     are_texts = all(isinstance(each, str) for each in names)

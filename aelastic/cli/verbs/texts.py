@@ -44,7 +44,11 @@ def briefly(agent: Said) -> str:
 
 def ended(agents: Sequence[Said]) -> str:
     """The jobs that have ended within the last hour."""
-    names = [*dict.fromkeys(f"{short(each['run']['run_id'])}, {each['state']}" for each in agents)]
+    names = [
+        *dict.fromkeys(
+            f"{short(each['run']['run_id'])} ({each['run']['entrypoint']}), {each['state']}" for each in agents
+        )
+    ]
     more = f", and {len(names) - 3} more" * (len(names) > 3)
     return f" (ended in the last hour: {'; '.join(names[:3])}{more}; see aelastic why)" if names else ""
 
