@@ -24,7 +24,9 @@ def parser_of(name: str, prog: str = "") -> Parser:
     parser = Parser(prog=prog, allow_abbrev=False)
     parser.help_text = lambda: help_of(command, prog)
     if command.subcommand:
-        parser.add_argument("subcommand", metavar=command.subcommand, choices=[command.subcommand])
+        added = parser.add_argument("subcommand", metavar=command.subcommand, choices=[command.subcommand])
+        added.required = False
+        parser.remedies["subcommand"] = f"no subcommand given, as in {command.examples[0].command}"
     for argument in command.arguments:
         _add(parser, argument)
     return parser

@@ -36,7 +36,9 @@ _JOB_FIRST = Argument(
     ("first",), "run id of the job, or how it begins (default: the only job)", "JOB", nargs="?", default=""
 )
 _JOB = Argument(("--job",), "run id of the job, or how it begins", "JOB", default="")
-_NODE = Argument(("node",), "host name or id of the node", "NODE", read_node)
+_NODE = Argument(
+    ("node",), "host name or id of the node", "NODE", read_node, remedy="name a node that aelastic status lists"
+)
 _AT_SAVE = Argument(("--at-save",), "wait until all ranks have saved at the same step")
 _DEADLINE = Argument(("--deadline",), "seconds to save in", "SECONDS", read_seconds, "120")
 _REASON = Argument(("--reason",), "reason to log on all nodes, next to your user name", "TEXT", read_reason, "")
@@ -137,7 +139,9 @@ _COMMANDS = (
         ),
         _SHOWING,
         (
-            Argument(("rank",), "global rank of the worker", "RANK"),
+            Argument(
+                ("rank",), "global rank of the worker", "RANK", remedy="name a worker, as in aelastic logs 0",
+            ),
             _JOB,
             Argument(("-f", "--follow"), "keep printing until the job is over"),
             Argument(("-n",), "start with the last N lines", "N", read_count, "20"),

@@ -282,6 +282,6 @@ def _refusing(make: Callable[[], T], port: int) -> T:
             ) from None
         reason = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(
-            f"port {port} cannot be opened for the workers' store ({reason}): choose another",
+            f"port {port} cannot be opened for the workers' store ({reason}): choose another --master-port",
             topic="the-store-of-the-workers-cannot-be-served",
         ) from None

@@ -36,13 +36,31 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**how)
         self.remedies: dict[str, str] = {}  # for missing arguments, by the name in the namespace
 
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> argparse.Namespace:  # type: ignore[override]
+        found, more = self.parse_known_args(args, namespace)
+        if more:
+            self.refuse(more)
+        return found
+
+    def refuse(self, more: Sequence[str]) -> NoReturn:
+        """Refuses words that the command does not take; of a misspelled option, names the one that is meant."""
+        name = next((word for word in more if word.startswith("-")), "").partition("=")[0]
+        if not name:
+            self.error(f"unrecognized arguments: {' '.join(more)}")
+        from difflib import get_close_matches  # only a misspelled command line pays for it
+
+        known = [spelling for action in self._actions for spelling in action.option_strings]
+        close = get_close_matches(name, known, n=1)
+        self.error(f"unknown option {name}" + (f": did you mean {close[0]}?" if close else ""))
+
     # One signature for all three of argparse's: commands pass no namespace of their own.
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         found, more = super().parse_known_args(args, namespace)
+        is_misspelled = any(word.startswith("-") for word in more)  # which the caller refuses
         for name, remedy in self.remedies.items():
-            if getattr(found, name) is None:
+            if getattr(found, name) is None and not is_misspelled:
                 self.error(remedy)
         return found, more
 

@@ -214,7 +214,8 @@ def test_an_example_that_is_wrong_would_be_found(wrong: str) -> None:
         ("help xyz", "help: there is no command or topic xyz"),
         ("version now", "version: unrecognized arguments: now"),
         ("policy logs", "policy: argument explain: invalid choice: 'logs'"),
-        ("policy", "policy: the following arguments are required: explain"),
+        ("policy", "policy: no subcommand given, as in aelastic policy explain logs"),
+        ("timeline logs --outptu=x", "timeline: unknown option --outptu: did you mean --output?"),
         ("policy explain", "policy: no EVENTS given: name the --log-dir that the job ran with, as in aelastic policy"),
         ("doctor --nnode-s 2", "unknown option --nnode-s: did you mean --nnodes?"),
         ("timeline -o x", "timeline: no LOGDIR given: name the --log-dir that the job ran with"),
@@ -225,6 +226,21 @@ def test_wrong_usage_of_a_command_is_one_line(argv: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
         run_command(argv.split(), {}, GROUPS, print)
     assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        ("logs -f", "logs: no RANK given: name a worker, as in aelastic logs 0"),
+        ("cordon", "cordon: no NODE given: name a node that aelastic status lists"),
+        ("logs --flolow", "logs: unknown option --flolow: did you mean --follow?"),
+        ("status --jbo x", "status: unknown option --jbo: did you mean --job?"),
+    ],
+)
+def test_wrong_usage_of_a_command_about_a_job_is_one_line(argv: str, words: str) -> None:
+    said = list[str]()
+    assert run_command(argv.split(), {}, GROUPS, said.append) == EXIT_INPUT
+    assert said == [f"aelastic: error: {words} (see aelastic {argv.split(maxsplit=1)[0]} --help)"]
 
 
 def test_a_file_that_has_the_name_of_a_command_is_pointed_out(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

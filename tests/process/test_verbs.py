@@ -143,7 +143,7 @@ CANNOT = [
     (("drain", "--deadline", "1e9"), 2, "use at most 1,000,000 seconds"),
     (("restart", "--deadline", "soon"), 2, "use seconds, at least 1"),
     (("why", "-n", "0"), 2, "use a number, at least 1"),
-    (("stop", "--nonsense"), 2, "unrecognized arguments: --nonsense"),
+    (("stop", "--nonsense"), 2, "unknown option --nonsense"),
 ]
 
 

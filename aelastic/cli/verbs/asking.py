@@ -92,7 +92,7 @@ def _read(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"{first} and --job {args.job} are two jobs: name one")
     args.job = args.job or first
     if any(each.startswith("-") for each in more):
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        parser.refuse(more)
     return args
 
 
@@ -140,7 +140,7 @@ class _Asking:
         if wrong:
             parser.error(f"{wrong[0]!r} is not a rank: use a number")
         if args.more:
-            parser.error(f"unrecognized arguments: {' '.join(args.more)}")
+            parser.refuse(args.more)
 
     def _answer(self) -> tuple[Said, Said]:
         """What an agent of the job answers to this query, and what it says of itself."""
