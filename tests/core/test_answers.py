@@ -48,13 +48,16 @@ def test_a_list_of_jobs_says_what_each_runs_and_where() -> None:
         (["status"], "aelastic status 717526a9"),
         (["logs", "3", "-f"], "aelastic logs --job 717526a9 3 -f"),
         (["stop", "--now"], "aelastic stop 717526a9 --now"),
+        (["status", "beginning", "-w"], "aelastic status 717526a9 -w"),
+        (["why", "--job", "beginning", "-n", "2"], "aelastic why 717526a9 -n 2"),
+        (["logs", "--job=beginning", "3"], "aelastic logs --job 717526a9 3"),
     ],
 )
 def test_of_several_jobs_each_is_listed_with_what_it_runs_and_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], example: str
 ) -> None:
-    jobs = Jobs(tmp_path, argv, "")
-    monkeypatch.setattr(jobs, "agents", lambda: [("1", agent(GENERATED)), ("2", agent()), ("3", agent())])
+    jobs = Jobs(tmp_path, argv, "beginning" if "beginning" in " ".join(argv) else "")
+    monkeypatch.setattr(jobs, "named", lambda: [("1", agent(GENERATED)), ("2", agent()), ("3", agent())])
     with pytest.raises(NoAnswerError) as caught:
         jobs.meant()
     assert str(caught.value) == (

@@ -117,11 +117,19 @@ class Jobs:
         return agents
 
     def _command(self, job: str) -> str:
-        """This command, with the job's name."""
+        """This command, with the job's name instead of one that it may have."""
         name = [texts.short(job)]
         if self._verb in {*OF_RANKS, *OF_NODES}:
             name = ["--job", *name]
-        return shlex.join(["aelastic", self._verb, *name, *self._argv[1:]])
+        return shlex.join(["aelastic", self._verb, *name, *self._words_without_a_job()])
+
+    def _words_without_a_job(self) -> Iterator[str]:
+        words, may_be_first = iter(self._argv[1:]), self._verb not in {*OF_RANKS, *OF_NODES}
+        for word in words:
+            if word == "--job":
+                next(words, None)  # its value
+            elif not word.startswith("--job=") and not (may_be_first and word == self._job):
+                yield word
 
     # Jobs that have ended.
 
