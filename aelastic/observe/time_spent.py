@@ -89,7 +89,7 @@ class TimeSpent:
         elif get("round") in {None, self._round}:
             self._in_round(kind, get, at)
 
-    def _in_round(self, kind: str, get: Callable[[str], Any], at: float) -> None:  # noqa: C901, PLR0912  one case for each
+    def _in_round(self, kind: str, get: Callable[[str], Any], at: float) -> None:  # noqa: C901, PLR0912, PLR0915  one case for each
         match kind:
             case "workers_started":
                 if not self._started:  # what was told until now is of the round before
