@@ -253,8 +253,9 @@ class Roster:
 
     @property
     def have_all_opted_in(self) -> bool:
-        """Whether all workers of the last round can leave it in place; those of lost nodes could."""
-        return bool(self.participants) and self.participants.keys() <= self.opted_in and not self.has_finished
+        """Whether all workers of the last round can leave it in place, but for those of lost nodes, which are gone."""
+        connected = self.connected_participants()
+        return bool(connected) and self.opted_in.issuperset(connected) and not self.has_finished
 
     def note_loss(self, host: str, reason: str) -> None:
         """A host of the last round is lost, before its workers had finished."""

@@ -1,0 +1,171 @@
+"""Recovery in place over several agents: workers without torch that say what the library would.
+
+A worker enters each round that its agent begins, and tells of it as a start of its own; it does not end when a peer does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from kit.agents import FAIL, FINISH, TOLD, Round, Team, c10d, team_of
+from kit.launching import Launcher, alive
+from kit.verbs import verb
+from kit.waiting import wait_for
+
+pytestmark = pytest.mark.usefixtures("warm_stores")
+
+WORKER = f"""
+import os, signal, socket, sys
+from aelastic.training import messages
+
+def fail(*_):
+    sys.stderr.write("ValueError: batch is empty\\n")
+    os._exit(7)
+
+def finish(*_):
+    link.send(messages.encode("done", round=entered))
+
+def tell_start():
+    names = {(*TOLD, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")!r}
+    words = ["start", str(os.getpid()), *(os.environ[name] for name in names)]
+    os.write(1, (" ".join(words) + "\\n").encode())
+
+link, entered = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), -1
+signal.signal({int(FAIL)}, fail)
+signal.signal({int(FINISH)}, finish)
+if os.environ["GROUP_RANK"] == os.environ.get("OPTS_OUT"):
+    tell_start()
+    while True:
+        signal.pause()
+link.connect(messages.socket_path(os.environ[messages.SOCKET_VARIABLE]))
+link.send(messages.encode("ready", round=-1, step=-1))
+while packet := link.recv(messages.MAX_PACKET):
+    message = messages.decode(packet)
+    if message["kind"] == "begin":
+        os.environ.update({{name: value for name, value in message["env"].items() if value is not None}})
+        entered = message["round"]
+        assert entered == int(os.environ["AELASTIC_ROUND"])
+        tell_start()
+        link.send(messages.encode("shared", round=entered, step=17, source=0))
+    elif message["kind"] == "over" and not os.path.exists(os.environ["STAR"] + "/stays-" + str(os.getpid())):
+        link.send(messages.encode("ready", round=message["round"], step=17))
+    elif message["kind"] == "end":
+        sys.exit(0)
+"""
+
+
+def in_place_team(launch: Launcher, nnodes: str, **more: Any) -> Any:
+    conf = {"last_call_timeout": 1, "settle_time": 0.1}
+    return team_of(launch, c10d(), nnodes, worker=WORKER, nproc=2, **{"conf": conf, **more})
+
+
+def started(team: Team, nodes: int) -> Round:
+    """All workers are in a round."""
+    return team.wait_round(team.start_many(nodes))
+
+
+def test_the_others_keep_their_processes_when_a_worker_of_one_node_is_lost(launch: Launcher) -> None:
+    with in_place_team(launch, "2") as team:
+        first = started(team, 2)
+        lost = first.starts[1]
+        os.kill(lost.pid, signal.SIGKILL)
+        second = team.wait_round(team.agents, after=first)
+
+        assert first.pids - second.pids == {lost.pid}, team.story
+        assert (second.restart, second.starts[1].rank) == (1, 1)
+        for agent in team.agents:
+            agent.wait_said(r"recovering in place: rank 1 failed")
+            agent.wait_said(r"continues in place: [12] of 2 workers kept, state of step 17 from rank 0")
+        team.finish(second)
+
+
+def test_a_node_that_is_lost_and_one_that_joins_leave_the_others_their_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "1:2") as team:
+        first = started(team, 2)
+        last = max(team.agents, key=lambda agent: agent is not team.coordinator)
+        (rest,) = [agent for agent in team.agents if agent is not last]
+        kept = {start.pid for start in rest.starts}
+        last.crash()
+        second = team.wait_round([rest], after=first)
+        assert (second.pids, second.restart, len(second.starts)) == (kept, 0, 2), team.story
+
+        third = team.wait_round([rest, team.start()], after=second)
+        assert kept < third.pids and third.restart == 0 and len(third.starts) == 4, team.story
+        team.finish(third)
+
+
+def test_the_leaders_node_is_lost_and_the_others_keep_their_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "2:3", conf={"last_call_timeout": 1, "settle_time": 0.1, "lease": 1.5}) as team:
+        first = started(team, 3)
+        leader = team.coordinator
+        rest = [agent for agent in team.agents if agent is not leader]
+        kept = {start.pid for agent in rest for start in agent.starts}
+        leader.crash()
+        second = team.wait_round(rest, after=first)
+        assert second.pids == kept, team.story
+        team.finish(second)
+
+
+def test_where_the_workers_of_one_node_have_not_opted_in_all_restart(launch: Launcher) -> None:
+    with in_place_team(launch, "2", env={"OPTS_OUT": "0"}) as team:
+        first = started(team, 2)
+        os.kill(first.starts[-1].pid, signal.SIGKILL)
+        second = team.wait_round(team.agents, after=first)
+        assert not first.pids & second.pids and second.restart == 1, team.story
+
+
+def test_two_workers_of_two_nodes_are_lost_at_once(launch: Launcher) -> None:
+    with in_place_team(launch, "2") as team:
+        first = started(team, 2)
+        lost = {first.starts[0].pid, first.starts[3].pid}
+        for pid in lost:
+            os.kill(pid, signal.SIGKILL)
+
+        def recovered() -> Round | None:
+            round_ = team.wait_round(team.agents, after=first)
+            return None if lost & round_.pids or not all(map(alive, round_.pids)) else round_
+
+        last: Round = wait_for("both are replaced", recovered)
+        assert first.pids - last.pids == lost, team.story
+        team.finish(last)
+
+
+def test_a_survivor_that_does_not_leave_its_round_is_killed_and_replaced(launch: Launcher) -> None:
+    wrapper = "from aelastic.group import worker_group\nworker_group.GRACE_S = 0.5\n"
+    with in_place_team(launch, "2", wrapper=wrapper) as team:
+        first = started(team, 2)
+        stays, lost = first.starts[2], first.starts[0]
+        (launch.folder / "star" / f"stays-{stays.pid}").touch()
+        os.kill(lost.pid, signal.SIGKILL)
+        second = team.wait_round(team.agents, after=first)
+        assert first.pids - second.pids == {stays.pid, lost.pid} and second.restart == 1, team.story
+        team.finish(second)
+
+
+def test_a_restart_that_is_requested_ends_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "2") as team:
+        first = started(team, 2)
+        assert verb(team.agents[0].folder, "restart").code == 0
+        second = team.wait_round(team.agents, after=first)
+        assert not first.pids & second.pids and second.restart == 0, team.story
+        team.finish(second)
+
+
+def test_the_person_who_runs_a_job_may_turn_it_off(launch: Launcher) -> None:
+    with in_place_team(launch, "1", options=("--recovery", "restart", "--max-restarts", "0")) as team:
+        assert team.start().wait() == 1
+        assert "KeyError: 'AELASTIC_IN_PLACE'" in team.story  # such a worker runs as under torchrun
+
+
+def test_workers_that_are_done_are_called_again_when_another_is_lost(launch: Launcher) -> None:
+    with in_place_team(launch, "1") as team:
+        first = started(team, 1)
+        done, lost = first.starts
+        os.kill(done.pid, FINISH)
+        os.kill(lost.pid, FAIL)
+        second = team.wait_round(team.agents, after=first)
+        assert first.pids - second.pids == {lost.pid}, team.story
+        team.finish(second)
