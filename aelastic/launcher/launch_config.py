@@ -33,6 +33,7 @@ from aelastic.settings import (
     STR,
     TEXTS,
     Preload,
+    Recovery,
     RestartGrace,
     Rule,
     in_words,
@@ -94,6 +95,8 @@ class LaunchConfig:
         preload: modules that a template process imports once, so that workers start with them imported, or `"auto"`.
         restart_grace: seconds that workers get to end before a restart, or `"shutdown-timeout"`; `None`: while waiting
             can help.
+        recovery: `"in-place"`: when a worker is lost, the others keep their processes, if every worker has opted in
+            with `aelastic.in_place`; `"restart"`: all workers start again.
         progress: regular expression that finds progress in the workers' output, same as `--progress`.
 
     Raises:
@@ -126,6 +129,7 @@ class LaunchConfig:
     cache_dir: Path | None = None
     preload: Preload = ()
     restart_grace: RestartGrace = None
+    recovery: Recovery = "in-place"
     progress: str | None = None
 
     def __post_init__(self) -> None:

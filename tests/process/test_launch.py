@@ -85,7 +85,7 @@ def test_the_config_has_the_fields_and_defaults_of_torchs() -> None:
 
     known = {each.name for each in dataclasses.fields(torchs)}
     later = [each.name for each in dataclasses.fields(LaunchConfig) if each.name not in known]
-    assert set(later) - {*SINCE, "numa_options"} == {"cache_dir", "preload", "progress", "restart_grace"}
+    assert set(later) - {*SINCE, "numa_options"} == {"cache_dir", "preload", "progress", "recovery", "restart_grace"}
     assert [each for each in described(LaunchConfig) if each[0] in known] == described(torchs)
     assert isinstance(one_node().logs_specs, DefaultLogsSpecs)
     assert type(one_node(torchs).logs_specs).__name__ == "DefaultLogsSpecs"
@@ -106,7 +106,7 @@ def test_the_shutdown_timeout_comes_from_its_variable(monkeypatch: pytest.Monkey
 
 
 def test_warm_starts_caches_and_the_grace_of_a_restart_are_as_the_spec_has_them(tmp_path: Path) -> None:
-    ours = {"cache_dir": tmp_path, "preload": ("colorsys",), "restart_grace": 3.0}
+    ours = {"cache_dir": tmp_path, "preload": ("colorsys",), "restart_grace": 3.0, "recovery": "restart"}
     spec = worker_spec(one_node(**ours), "true", [], os.environ)
     assert {name: getattr(spec, name) for name in ours} == ours
     with pytest.raises(ValueError, match="restart_grace is 'soon': use seconds"):
