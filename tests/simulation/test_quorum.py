@@ -25,6 +25,11 @@ def test_no_store_forgets_once_all_is_calm() -> None:
     simulate(44000264)
 
 
+def test_no_store_forgets_that_only_a_vote_older_than_the_chosen_one_can_spare() -> None:
+    """The older one came late to a store that it had taken in: to forget one more then is a majority that has forgotten."""
+    simulate(50000271)
+
+
 @pytest.mark.all
 def test_the_worlds_are_bad_enough() -> None:
     worlds = [simulate(seed) for seed in range(20)]

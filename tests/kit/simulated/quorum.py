@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from aelastic.rdzv.quorum import register_events as ev
-from aelastic.rdzv.quorum.cells import Cell
+from aelastic.rdzv.quorum.cells import Cell, Vote
 from aelastic.rdzv.quorum.register import Register
 from kit.simulated import world
 from kit.simulated.linearizability import Op, is_linearizable
@@ -36,21 +36,38 @@ class Store:
         self.is_down = False
 
 
-def remembering(stores: Sequence[Store]) -> set[int] | None:
-    """The stores that know what was chosen; `None` if nothing was."""
+def chosen_by(stores: Sequence[Store]) -> Vote | None:
+    """The vote that a majority has."""
+    votes = [store.cell.vote for store in stores if store.cell and store.cell.vote]
+    return next((vote for vote in votes if votes.count(vote) > len(stores) // 2), None)
+
+
+def remembering(stores: Sequence[Store], chosen: Vote | None) -> set[int] | None:
+    """The stores that know what was chosen; `None` if nothing was, or too few know it.
+
+    An older vote counts for nothing then: it may have been late, and be in no store but one that it took in.
+
+    Args:
+        stores: all of them.
+        chosen: the last vote that a majority had.
+    """
     votes = {cell.vote.ballot: cell.vote for store in stores if (cell := store.cell) and cell.vote}
-    for _, vote in sorted(votes.items(), reverse=True):
+    newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
+    for vote in newest:
+        if chosen is not None and vote.ballot < chosen.ballot:
+            return None
         members = {i for i, store in enumerate(stores) if store.cell and store.cell.life == vote.members[i]}
         if len(members) > len(stores) // 2:
             return members
     return None
 
 
-def may_forget(stores: Sequence[Store], index: int) -> bool:
+def may_forget(stores: Sequence[Store], index: int, chosen: Vote | None) -> bool:
     """Whether a majority remembers if this one forgets: a vote that this one alone has does not count then."""
-    if remembering(stores) is None:
+    if remembering(stores, chosen) is None:
         return stores[index].cell is None
-    return remembering([Store() if i == index else store for i, store in enumerate(stores)]) is not None
+    without = [Store() if i == index else store for i, store in enumerate(stores)]
+    return remembering(without, chosen) is not None
 
 
 class World(world.World):
@@ -61,6 +78,7 @@ class World(world.World):
         self.stores = [Store() for _ in range(self.size)]
         self.unheard: set[tuple[int, int]] = set()  # client, store
         self.unanswered: set[tuple[int, int]] = set()
+        self.chosen: Vote | None = None  # the last that a majority had
         self.history: list[Op] = []
         self.log: list[str] = []
         self.calm_at = math.inf
@@ -108,6 +126,7 @@ class World(world.World):
                 is_done = store.cell == expected
                 if is_done:
                     store.cell = cell
+                    self.chosen = chosen_by(self.stores) or self.chosen
                 answer = ev.Written(step, index, is_done)
         if way not in self.unanswered:
             for _ in range(2 if not self.is_calm and self.random.random() < self.twice else 1):
@@ -141,7 +160,7 @@ class World(world.World):
         if self.is_calm:
             return
         index = self.random.randrange(self.size)
-        store, is_safe = self.stores[index], may_forget(self.stores, index)
+        store, is_safe = self.stores[index], may_forget(self.stores, index, self.chosen)
         if not is_safe:
             if not self.may_lose:
                 return

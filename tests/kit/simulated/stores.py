@@ -14,6 +14,7 @@ from aelastic.rdzv.boards.encoding import state_of
 from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
+from aelastic.rdzv.quorum.cells import Vote
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
@@ -43,6 +44,7 @@ class Stores(Board):
         super().__init__(world, None, hosts)
         self.stores = [Store(host) for host in hosts]
         self._clients = 0
+        self._chosen: Vote | None = None  # the last that a majority had
         self._newest = b""
 
     @property
@@ -52,7 +54,7 @@ class Stores(Board):
         A candidate may have died with a first vote half made.  Or a store that had come back was just taken in, a second one
         forgot, and a try that had begun before took the first in anew, under a life that no vote names.
         """
-        is_known = self._newest and quorum.remembering(self.stores) is not None
+        is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts
 
     def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
@@ -107,7 +109,8 @@ class Stores(Board):
     def _forget(self, store: Store) -> bool:
         """If a majority is up without it, and remembers."""
         up = [other for other in self.stores if other is not store and not other.is_down]
-        may_forget = len(up) > len(self.stores) // 2 and quorum.may_forget(self.stores, self.stores.index(store))
+        is_majority_up = len(up) > len(self.stores) // 2
+        may_forget = is_majority_up and quorum.may_forget(self.stores, self.stores.index(store), self._chosen)
         if may_forget:
             self._world.note(f"store of {store.host}", "forgets")
             store.cell = None
@@ -127,11 +130,11 @@ class Stores(Board):
 
     def _look(self) -> None:
         """Notes what a majority says, when it says something else than before."""
-        votes = [store.cell.vote for i, store in enumerate(self.stores) if store.cell and store.cell.vote]
-        held = [vote for vote in votes if votes.count(vote) > len(self.stores) // 2]
-        if not held or held[0].text == self._newest:
+        chosen = quorum.chosen_by(self.stores)
+        self._chosen = chosen or self._chosen
+        if chosen is None or chosen.text == self._newest:
             return
-        self._newest, before = held[0].text, self._record
+        self._newest, before = chosen.text, self._record
         record = self._record = state_of(self._newest).record
         if record is None:
             return
