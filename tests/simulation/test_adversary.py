@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
 from kit.simulated.adversary import BOARDS, Fault, Path, attack, everywhere, of_two
-from kit.simulated.checks import BrokenPromiseError
+from kit.simulated.checks import BrokenPromiseError, ForgottenError
 from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
 from kit.stories.files import Story, read
@@ -122,6 +122,22 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
     broke_at, left_at = 3.9263456382799813, 4.165436448074513
     faults = ((broke_at, Fault("break", "node1")), (left_at, Fault("leave", "node1", seconds=0.3)))
     Path(48001493, size, faults).run()
+
+
+def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
+    """Two sides of a cut, each with a round of its own: one's job fails, and its leader knows of nobody who should read that."""
+    size = Size(nodes=2, min_nodes=1, max_nodes=2, max_restarts=0, is_leased=True)
+    begins_again_at = 11.52
+    faults = (
+        (1.9820184643006309, Fault("cut", "node0", "node1", 12.0)),
+        (3.245811507625041, Fault("crash", "node0", seconds=2.0)),
+        (11.28066291725111, Fault("fail", "node0")),
+        (begins_again_at + 1.0, Fault("freeze", "node1", seconds=0.3)),
+    )
+    path = Path(50001172, size, faults)
+    path.run()
+    with pytest.raises(ForgottenError):
+        path.played()
 
 
 def test_an_attack_can_be_played_again_and_shrunk() -> None:

@@ -17,6 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -38,6 +39,7 @@ CANDIDATES = 6
 BEST_SHARE = 0.8  # how often the worst of them comes about, and not just any
 AFTERMATH_S = 10.0  # after the last fault, before all stop
 BEGIN_S = 4.0
+OVER = (ForgottenError, DeadVotersError)  # a run ends there, and has broken no promise
 ENDS_WITH = {"crash": FIN, "crash RST": RST, "dark": "dark"}
 
 
@@ -104,7 +106,8 @@ class Path:
         Raises:
             AssertionError: a promise was broken.
         """
-        end(self.played())
+        with suppress(*OVER):
+            end(self.played())
 
     def played(self) -> Simulation:
         """The job after the last of its faults."""
@@ -170,13 +173,10 @@ def begin(path: Path) -> Simulation:
 
 def end(job: Simulation) -> None:
     """What the last fault leads to; then all stop, and the job has to agree and end."""
-    try:
-        job.world.run(lambda: False, job.world.now + AFTERMATH_S)
-        job.calm_down()
-        job.agree()
-        job.finish()
-    except (ForgottenError, DeadVotersError) as error:
-        job.world.note("END", error)
+    job.world.run(lambda: False, job.world.now + AFTERMATH_S)
+    job.calm_down()
+    job.agree()
+    job.finish()
 
 
 def ahead(path: Path, ahead_s: float) -> float:
@@ -185,6 +185,8 @@ def ahead(path: Path, ahead_s: float) -> float:
         job = path.played()
         job.world.run(lambda: False, job.world.now + ahead_s)
         return unrest(job)
+    except OVER:
+        return 0.0
     except Exception:  # noqa: BLE001  whatever it is, it was found
         return float("inf")
 
@@ -241,29 +243,30 @@ def attack(seed: int, board: str) -> Path:
     path = Path(seed, size_of(dice, board))
     job = begin(path)
     at = dice.uniform(0.5, BEGIN_S)
-    for _ in range(dice.randint(2, 4)):
-        job.world.run(lambda: False, at)
-        tried = [any_fault(dice, job.hosts) for _ in range(CANDIDATES)]
-        ahead_s = dice.choice(AHEAD_S)
-        if dice.random() < BEST_SHARE:
-            found = {fault: ahead(path.with_(at, fault), ahead_s) for fault in tried}
-            fault = max(tried, key=lambda each: (found[each], dice.random()))
-        else:
-            fault = tried[0]
-        path = path.with_(at, fault)
-        try:
-            fault.apply(job)
-            at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
-            job.world.run(lambda: False, at)
-        except Exception as error:
-            error.add_note(_told(path.shrunk()))
-            raise
     try:
-        end(job)
+        with suppress(*OVER):
+            for _ in range(dice.randint(2, 4)):
+                job.world.run(lambda: False, at)
+                fault = _worst(dice, job, path, at)
+                path = path.with_(at, fault)
+                fault.apply(job)
+                at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
+                job.world.run(lambda: False, at)
+            end(job)
     except Exception as error:
         error.add_note(_told(path.shrunk()))
         raise
     return path
+
+
+def _worst(dice: random.Random, job: Simulation, path: Path, at: float) -> Fault:
+    """Of some faults that which makes nodes disagree most, mostly."""
+    tried = [any_fault(dice, job.hosts) for _ in range(CANDIDATES)]
+    ahead_s = dice.choice(AHEAD_S)
+    if dice.random() >= BEST_SHARE:
+        return tried[0]
+    found = {fault: ahead(path.with_(at, fault), ahead_s) for fault in tried}
+    return max(tried, key=lambda each: (found[each], dice.random()))
 
 
 def everywhere(size: Size, faults: Sequence[Fault], until_s: float) -> Iterator[tuple[float, Fault, bool]]:
@@ -283,7 +286,8 @@ def _is_kept(size: Size, steps: int, fault: Fault) -> bool:
         job.world.step()
     try:
         fault.apply(job)
-        end(job)
+        with suppress(*OVER):
+            end(job)
     except Exception:  # noqa: BLE001  whatever it is, it was found
         return False
     return True
