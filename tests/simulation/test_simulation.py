@@ -1002,6 +1002,10 @@ def test_an_agent_that_was_frozen_may_hear_of_a_round_and_of_the_verdict_at_once
     simulate(46301590)
 
 
+def test_the_last_round_of_the_leader_is_the_newest_though_a_frozen_node_runs_an_earlier_one_of_other_nodes() -> None:
+    simulate(50004074)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)

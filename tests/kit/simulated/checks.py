@@ -569,6 +569,8 @@ class Checks:
         if newest is None or newest.token not in self._elected:
             return newest
         token = self._board.elections[-1][1].candidate.token
+        if newest.token == token:
+            return newest  # nobody has displaced its leader
         displacing = [each for each in rounds if each.token == token and each.first is not newest.first]
         return max(displacing, key=_FENCE, default=newest)
 
