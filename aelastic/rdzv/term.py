@@ -37,7 +37,7 @@ def begin_term(
     electorate.on_board_knows(record.seats)
     if electorate.rounds:
         coordinator.forming.await_confirmation()  # their nodes are to be heard first
-    token, epoch = record.candidate.token, record.epoch
-    sessions = Sessions(terms, token, epoch, has_fixed_ranks=has_fixed_ranks, electorate=electorate)
+    token, epoch, looks_s = record.candidate.token, record.epoch, coordinator.rules.join_timeout_s
+    sessions = Sessions(terms, token, epoch, looks_s, has_fixed_ranks=has_fixed_ranks, electorate=electorate)
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease, is_replaceable)

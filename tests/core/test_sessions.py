@@ -305,6 +305,37 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     assert back.leader.has_told_all
 
 
+@pytest.mark.parametrize("how", ["silent", "reset", "hung up", "ended", "left", "back"])
+def test_the_verdict_stays_on_the_board_for_a_node_that_was_lost_in_an_earlier_round_and_may_look_for_it(
+    how: str,
+) -> None:
+    term = running("abc", nodes=(2, 3), join_timeout_s=60.0, max_restarts=0)
+    lose(term, "reset" if how == "back" else how)
+    until = term.now + LEASE_S + 60.0
+    if term.leader.lease.is_asked:
+        term.tell(RENEWED)
+    term.say("a", ready("a"))
+    term.say("b", ready("b"))
+    term.live_until(term.now + 2 * RETURN_S, "c")  # it is not awaited any more
+    assert term.coordinator.round == 2
+    if how == "back":
+        term.join("c")
+    term.say("b", m.Failed("b", 2, FAILURE))
+    term.live_until(term.now + 2 * GRACE_S)
+    assert term.coordinator.is_closed
+    told = of_kind(term.tell(ev.Published(True)), m.Ended)
+    for name in sorted(term.conns.keys() - ({"c"} if how != "back" else set())):
+        term.close(name)
+    assert told and term.leader.sessions.is_empty
+    may_look = how in {"silent", "reset", "hung up"}
+    assert term.leader.has_told_all is not may_look
+    term.conns.clear()
+    term.live_until(until - 1.0)
+    assert term.leader.has_told_all is not may_look
+    term.live_until(until + 2 * LEASE_S)
+    assert term.leader.has_told_all, "it has given up"
+
+
 def lose(term: Term, how: str) -> None:
     """Node c is gone."""
     match how:

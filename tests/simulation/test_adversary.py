@@ -6,7 +6,7 @@ from pathlib import Path as FilePath
 
 import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
-from kit.simulated.adversary import BOARDS, Fault, Path, attack, everywhere, of_two
+from kit.simulated.adversary import BOARDS, Fault, Path, attack, end, everywhere, of_two
 from kit.simulated.checks import BrokenPromiseError, ForgottenError
 from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
@@ -122,6 +122,35 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
     broke_at, left_at = 3.9263456382799813, 4.165436448074513
     faults = ((broke_at, Fault("break", "node1")), (left_at, Fault("leave", "node1", seconds=0.3)))
     Path(48001493, size, faults).run()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        Path(
+            50000741,
+            Size(max_nodes=2, max_restarts=0, endpoints=3),
+            (
+                (3.605110504402603, Fault("cut one way", "node1", "node0", 12.0)),
+                (8.7644956359032, Fault("isolate", "node2", "board", 2.0)),
+                (8.765896916944211, Fault("freeze", "node1", seconds=2.0)),
+                (14.638320245580786, Fault("fail", "node2")),
+            ),
+        ),
+        Path(
+            50001441,
+            Size(nodes=2, max_nodes=2, max_restarts=0, is_leased=True),
+            (
+                (2.720850625484418, Fault("isolate", "node0", "", 0.5)),
+                (10.717656062083355, Fault("reset", "node0", "node1", 12.0)),
+                (17.509266928597544, Fault("fail", "node0")),
+            ),
+        ),
+    ],
+    ids=["three endpoints", "leased"],
+)
+def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job_ended(path: Path) -> None:
+    end(path.played())
 
 
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:

@@ -91,9 +91,10 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def has_told_all(self) -> bool:
-        """Whether every node that is known has heard how the job ended."""
-        is_lost = self.coordinator.roster.lost_hosts or self.sessions.electorate.unmet
-        return self.verdict.is_released and self.sessions.is_empty and not is_lost
+        """Whether every node that is known has heard how the job ended, or has ended before."""
+        sessions = self.sessions
+        is_lost = self.coordinator.roster.lost_hosts or sessions.electorate.unmet or sessions.absent.may_look
+        return self.verdict.is_released and sessions.is_empty and not is_lost
 
     @property
     def deadline(self) -> float | None:

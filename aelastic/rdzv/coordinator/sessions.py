@@ -42,12 +42,14 @@ class Sessions:
         terms: what each agent must have been told.
         token: what each agent must have read on the board.
         epoch: of our leadership.
+        looks_s: for how long an agent looks for a leader before it gives up.
         has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
     """
 
     terms: m.Terms
     token: str
     epoch: int
+    looks_s: float
     has_fixed_ranks: bool = False
     is_over: bool = False  # every node is told the verdict
     inbox: Inbox = field(default_factory=Inbox)
@@ -64,7 +66,7 @@ class Sessions:
     newest_epoch: int = 0  # the newest that one of them knows
 
     def __post_init__(self) -> None:
-        self.absent = Absent(self.terms.lease_s)
+        self.absent = Absent(self.terms.lease_s, self.looks_s)
 
     @property
     def is_empty(self) -> bool:

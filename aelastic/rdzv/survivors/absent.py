@@ -3,6 +3,8 @@
 While the job runs, a coordinator that has lost all others at once may be the one that is cut off.  When the job is
 over, its agent stays until they are back and have heard so, for about a lease: a board that is served by agents goes
 with them.  A process that has ended closes its connection in order, and is not waited for.
+
+One that was lost long ago may still look for a leader, and read on the board how the job ended.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from itertools import takewhile
 
 # After a lease in which a lost agent may come back: for its next look at the board, and to connect.
 RETURN_S = 1.0
+# Agents come and go all the time: so many of those that were lost last are remembered for longer.
+LOOKING_MAX = 16
 
 
 def awaited_s(lease_s: float) -> float:
@@ -25,24 +29,29 @@ class Absent:
 
     Args:
         lease_s: the silence after which an agent is lost.
+        looks_s: for how long an agent looks for a leader before it gives up.
     """
 
     lease_s: float
+    looks_s: float
     _lost_at: dict[str, float] = field(default_factory=dict[str, float])  # the first that was lost is the first
     # Of those that were lost within a lease, the ones that may not hear this agent either.
     _unheard: dict[str, float] = field(default_factory=dict[str, float])
+    _looking: dict[str, float] = field(default_factory=dict[str, float])  # those that may not have given up
 
     def on_lost(self, node_id: str, now: float, *, is_unheard: bool) -> None:
         self.on_back(node_id)
-        self._lost_at[node_id] = now
+        self._lost_at[node_id] = self._looking[node_id] = now
         if is_unheard:
             self._unheard[node_id] = now
+        if len(self._looking) > LOOKING_MAX:
+            del self._looking[next(iter(self._looking))]
         self.on_time(now)
 
     def on_back(self, node_id: str) -> None:
         """It is connected, or another agent has its place."""
-        self._lost_at.pop(node_id, None)
-        self._unheard.pop(node_id, None)
+        for lost_at in (self._lost_at, self._unheard, self._looking):
+            lost_at.pop(node_id, None)
 
     def count_unheard(self, own_node_id: str) -> int:
         """How many other nodes may not hear this agent, of those that were lost within a lease."""
@@ -53,11 +62,19 @@ class Absent:
         for node_id, _ in list(takewhile(lambda each: each[1] < now - self.lease_s, self._unheard.items())):
             del self._unheard[node_id]
         for node_id, _ in list(takewhile(lambda each: self._until(each[1]) <= now, self._lost_at.items())):
-            self.on_back(node_id)
+            del self._lost_at[node_id]
+        looks_s = self.lease_s + self.looks_s  # it may be lost here before it has lost the leader
+        for node_id, _ in list(takewhile(lambda each: each[1] < now - looks_s, self._looking.items())):
+            del self._looking[node_id]
 
     @property
     def node_ids(self) -> list[str]:
         return list(self._lost_at)
+
+    @property
+    def may_look(self) -> bool:
+        """Whether one of them, however long ago it was lost, may still look for a leader."""
+        return bool(self._looking)
 
     @property
     def until(self) -> float:
@@ -66,8 +83,9 @@ class Absent:
         return 0.0 if last is None else self._until(last)
 
     def validate(self) -> None:
-        for lost_at in (self._lost_at.values(), self._unheard.values()):
-            assert list(lost_at) == sorted(lost_at), "nodes are in the order in which they were lost"
+        for lost_at in (self._lost_at, self._unheard, self._looking):
+            times = list(lost_at.values())
+            assert times == sorted(times), "nodes are in the order in which they were lost"
         assert self._unheard.items() <= self._lost_at.items(), "a node that may not hear this agent is lost"
 
     def _until(self, lost_at: float) -> float:
