@@ -34,6 +34,11 @@ def test_a_leader_that_is_out_of_reach_is_not_doubted_for_a_refusal_in_its_name_
     simulate(48001874, endpoints=3)
 
 
+def test_a_leader_that_was_replaced_may_tell_the_only_node_of_a_round_that_it_had_ended_without_it() -> None:
+    """The node was frozen; the round ended while the leader was certain, and nobody was there to hear it."""
+    simulate(50002905, endpoints=3)
+
+
 def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)

@@ -112,8 +112,11 @@ class Checks:
                 is_told_again = (
                     round_ := self._round_that_ends(leader, node_id, message.round)
                 ) and round_.ended_at < 1e9
-                is_news = not (is_told_again or message.went_on)
-                begins_none = leader.is_blocked or message.decision.cause.kind in CUT_OFF  # a round
+                kind = message.decision.cause.kind
+                # It had ended before: nobody was there to hear it, and now one returns.
+                is_told_late = kind is CauseKind.ROUND_ENDED
+                is_news = not (is_told_again or is_told_late or message.went_on)
+                begins_none = leader.is_blocked or kind in CUT_OFF  # a round
                 if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
