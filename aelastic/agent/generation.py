@@ -82,6 +82,13 @@ class Generation:
 
     async def run(self) -> None:
         """Starts the workers, unless that is cancelled first: none may start once the group has given up on them."""
+        try:
+            await self._run()
+        except BaseException:
+            self._links.close()
+            raise
+
+    async def _run(self) -> None:
         held, local_ranks = self._resources, range(self._settings.spec.local_world_size)
         await held.progress.end()
         await held.logs.end_attempt()
@@ -106,6 +113,7 @@ class Generation:
             self._links.close()
             self._post(ev.SpawnCancelled(self.number))
         elif self._group.is_done:  # it gave up on a back end that could not be cancelled
+            self._links.close()
             for start in starts:
                 held.backend.stop(start.local_rank, signal.SIGKILL)
         else:

@@ -90,7 +90,7 @@ class _Link:
     ) -> None:
         self._path, self._post = path, post
         self._key = generation, local_rank, process
-        self._is_closed = self._has_path = False
+        self._is_running = self._is_closed = self._has_path = False
         self._running = anyio.CancelScope()
         with suppress(FileNotFoundError):
             os.unlink(path)  # of the rank's last process, if that never connected
@@ -102,11 +102,11 @@ class _Link:
             self._socket.listen(1)
         except BaseException:
             self.close()
-            self._socket.close()
             raise
 
     async def run(self) -> None:
         """Waits for the process, then posts what it says, until it ends or the socket is closed."""
+        self._is_running = True
         try:
             with self._running:
                 await anyio.wait_readable(self._socket)
@@ -163,10 +163,12 @@ class _Link:
             self._socket.send(packet)
 
     def close(self) -> None:
-        """Ends `run`, which closes the socket."""
+        """Closes the socket; `run` does it where it runs, since the loop may wait for that socket."""
         self._is_closed = True
         self._running.cancel()
         self._remove_path()
+        if not self._is_running:
+            self._socket.close()
 
     def _remove_path(self) -> None:
         if self._has_path:
