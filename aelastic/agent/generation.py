@@ -33,7 +33,7 @@ from aelastic.group.in_place import Standing
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
-from aelastic.notice.page import PAGE_VARIABLE
+from aelastic.notice.page import NONE, PAGE_VARIABLE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol.messages import Interrupted
 
@@ -195,6 +195,7 @@ class Generation:
         if action.assigned is not self._assigned:
             self._assigned = action.assigned
             self._stuck = None  # what was found in the last round says nothing about this one
+            self._resources.pages.set_phase(NONE)
             await self._listen_for_workers()
             if self._serves_store:
                 self._resources.store.serve()

@@ -15,6 +15,8 @@ from kit.launching import Launcher, alive
 from kit.verbs import verb
 from kit.waiting import wait_for
 
+from aelastic.errors import EXIT_TRY_AGAIN
+
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 WORKER = f"""
@@ -168,4 +170,17 @@ def test_workers_that_are_done_are_called_again_when_another_is_lost(launch: Lau
         os.kill(lost.pid, FAIL)
         second = team.wait_round(team.agents, after=first)
         assert first.pids - second.pids == {lost.pid}, team.story
+        team.finish(second)
+
+
+def test_a_drained_node_leaves_and_the_others_keep_their_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "1:2") as team:
+        first = started(team, 2)
+        asker, leaver = team.agents
+        kept = {start.pid for start in asker.starts}
+        told = verb(leaver.folder, "drain", "--deadline", "60")
+        assert told.code == 0, told
+        second = team.wait_round([asker], after=first)
+        assert (second.pids, second.restart) == (kept, 0), team.story
+        assert leaver.wait() == EXIT_TRY_AGAIN, team.story
         team.finish(second)

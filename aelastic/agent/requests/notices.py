@@ -87,7 +87,8 @@ class Notices:
                 pages.set_phase(FROZEN, kill_at=kill_at)
                 calls = await self._settled()
                 most = max(calls.values(), default=0)
-                self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at))
+                can_leave = self._group.in_place.can_leave
+                self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at, can_leave))
                 await anyio.sleep_until(kill_at)  # no coordinator has said more: the round has ended, or will
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:

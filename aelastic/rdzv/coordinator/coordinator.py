@@ -310,7 +310,7 @@ class Coordinator(Machine[ev.Event, Send]):
             return self.drain.let_go(self.roster.members, now) + self._close(verdict)
         if self.drain.leaving:
             self.forming.await_replacement(now)
-        return self._end_round(now, cause, in_place=False)
+        return self._end_round(now, cause, in_place=self.drain.is_in_place)
 
     def _end_round(self, now: float, cause: Cause | None = None, *, in_place: bool = True) -> list[Send]:
         """Ends the round, for a cause that costs nothing, or for what is known about its end.

@@ -52,6 +52,7 @@ class Frozen(Record):
     calls: int  # the most of a rank
     pages: int  # ranks that have called it
     save_at: int  # the call that was named before, if ranks may stand at it; 0: none
+    has_opted_in: bool = False  # its workers can leave the round in place
 
 
 class Saved(Record):

@@ -8,6 +8,7 @@ No rank asks another: agents do, beside the training.
 2. **Freeze.**  Each agent holds its ranks at their next call, and says how far the foremost has come.
 3. **Save.**  The call after the foremost is named; ranks go on, and each saves when it comes to that call, and waits.
    Where no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal get it.
+   Where no rank has called it, and all workers recover in place, nothing is saved: those that stay have the state.
 4. Once all nodes have saved, or the time is over, the round **ends** on all of them at once; nodes that go leave.
 
 A coordinator that takes over is asked again by the node that asked, and freezes again: a call that was named before is
@@ -128,6 +129,7 @@ class Drain(Generic[T]):
     outcome: Cause | None = None  # of the last one that is over: why, and how
     late: How = _NOT_ASKED  # why that was not all ranks' save
     is_signalled: bool = False
+    is_in_place: bool = False  # workers of nodes that stay keep their processes, and nothing was saved
     _how: How = _NOT_ASKED  # the last one was over
     _round: int = 0
     _nodes: tuple[str, ...] = ()  # that take part in it
@@ -335,6 +337,7 @@ class Drain(Generic[T]):
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}
             self.notice_id, self.is_signalled, self.late = self._next_id(crew), False, _NOT_ASKED
+            self.is_in_place = False
             self.deadline = min(now + FREEZE_S, self._first.end_at)
             return told + self._tell(Stage.FREEZE, now)
         if self.deadline is None or self.deadline <= self._first.end_at:
@@ -348,11 +351,23 @@ class Drain(Generic[T]):
             self._end(How(SaveOutcome.ALL))
             return []
         frozen = self._frozen.values()
+        if self._can_end_in_place:
+            self.is_in_place = True
+            self._end(_NOT_ASKED)
+            return []
         before = max((each.save_at for each in frozen), default=0)
         is_ahead = all(each.calls < before or each.calls == before == each.save_at for each in frozen)
         self.save_at = before if before and is_ahead else max((each.calls for each in frozen), default=0) + 1
         self.is_signalled = not any(each.pages for each in frozen)
         return self._save(now)
+
+    @property
+    def _can_end_in_place(self) -> bool:
+        """Whether nodes stay that have the state, and no script waits for its call."""
+        stay = self._frozen.keys() - self.leaving.keys()
+        is_asked = any(each.pages for each in self._frozen.values())
+        have_opted_in = all(each.has_opted_in for each in self._frozen.values())
+        return bool(stay) and self.aim is None and have_opted_in and not is_asked
 
     def _save(self, now: float) -> list[T]:
         self.step, self._awaited, self.deadline = Step.SAVING, {*self._nodes}, self._first.end_at
