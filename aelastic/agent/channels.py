@@ -20,7 +20,20 @@ from aelastic import aio
 from aelastic.aio import RareWarnings, described
 from aelastic.group.worker_env import CONTROL_SOCKET_VARIABLE
 from aelastic.host import sockets
-from aelastic.notice.page import BYTES, CALLS, FORM, FORM_1, FROZEN, NONE, PHASE, PID, SAVE, SAVE_AT, SAVED_AT, STEP
+from aelastic.training.notice.page import (
+    BYTES,
+    CALLS,
+    FORM,
+    FORM_1,
+    FROZEN,
+    NONE,
+    PHASE,
+    PID,
+    SAVE,
+    SAVE_AT,
+    SAVED_AT,
+    STEP,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from string import Template
 from typing import Any
 
 from aelastic.errors import InputError
-from aelastic.notice.page import PAGE_VARIABLE
 from aelastic.rdzv.protocol.messages import Assigned
 from aelastic.spec import WorkerSpec
+from aelastic.training.notice.page import PAGE_VARIABLE
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 # Ours: it rises with each round, so that a script can refuse what a worker of an earlier round writes.

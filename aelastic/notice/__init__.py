@@ -1,23 +1,11 @@
-"""An announced interruption, in the training script: `due()` is True on every rank at the same call, or on none.
-
-    from aelastic import notice
-
-    for step, batch in enumerate(loader):
-        train(batch)
-        if notice.due():  # no collective: a look at 64 bytes of memory that this process shares with its agent
-            save(step)
-            notice.saved()
-
-The agents hold all ranks at their next call, take the largest count, name a call that no rank has come to, and let them
-go on (`rdzv/requests/drain.py`).  Under torchrun, or plain Python, `due()` is False.
-"""
+"""Announced interruptions, under their first name: see `aelastic.training.notice`."""
 
 from __future__ import annotations
 
-from aelastic.notice.page import due as due
-from aelastic.notice.page import saved as saved
+from aelastic.training.notice.page import due as due
+from aelastic.training.notice.page import saved as saved
 
-__all__ = ["due", "lightning_callback", "page", "saved", "trainer_callback"]
+__all__ = ["due", "lightning_callback", "saved", "trainer_callback"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,18 +13,14 @@ if TYPE_CHECKING:
 
 
 def trainer_callback() -> Any:
-    """A callback for Hugging Face's `Trainer`: all ranks save a checkpoint at one step, and wait."""
-    from aelastic.notice.callbacks import trainer_callback
+    """See `aelastic.training.notice.trainer_callback`."""
+    from aelastic.training.notice.callbacks import trainer_callback
 
     return trainer_callback()
 
 
 def lightning_callback(path: str) -> Any:
-    """A callback for Lightning's `Trainer`: all ranks save to `path` after one batch, and wait.
-
-    Args:
-        path: of the checkpoint, to be given as `ckpt_path` when the training goes on.
-    """
-    from aelastic.notice.callbacks import lightning_callback
+    """See `aelastic.training.notice.lightning_callback`."""
+    from aelastic.training.notice.callbacks import lightning_callback
 
     return lightning_callback(path)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from aelastic.host import proc_table
-from aelastic.notice.page import CALLS
 from aelastic.rehearse.files import Change, Files, Stamp, changes
+from aelastic.training.notice.page import CALLS
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_S = 0.005

@@ -18,7 +18,7 @@ _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib(64)?/python3(\.\d+)?/|/ael
 _COLLECTIVES = re.compile(
     r"/torch/distributed/(distributed_c10d|_functional_collectives|rendezvous|nn/functional)\.py$"
     r"|/horovod/.*mpi_ops\.py$"
-    r"|/aelastic/notice/page\.py$"  # a rank that has saved for a drain waits for the others
+    r"|/aelastic/training/notice/page\.py$"  # a rank that has saved for a drain waits for the others
 )
 _BACKWARD = "_engine_run_backward"
 # A thread that waits, as the kernel has it (`Place.state`).

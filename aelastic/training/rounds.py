@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from aelastic.notice import page
 from aelastic.training import link as links
 from aelastic.training import messages, sharing, torch_private
 from aelastic.training.consequence import is_consequence
@@ -23,6 +22,7 @@ from aelastic.training.forming import Forming
 from aelastic.training.kept import Kept
 from aelastic.training.late import Late
 from aelastic.training.link import Link
+from aelastic.training.notice import page
 from aelastic.training.sockets import GroupSockets
 
 _ROUND_VARIABLE = "AELASTIC_ROUND"

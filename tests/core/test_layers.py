@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parents[2] / "aelastic"
 # From the ground up.  A module may import from its own folder, and from the floors below its own.  A name is a folder, or
 # a module that stands on another floor than the rest of its folder.
 FLOORS = (
-    ("core.record", "host.files", "host.signals"),
+    ("core.record", "host.files", "host.signals", "training"),
     ("host", "failures", "health_check_server"),
     ("aio",),
     ("errors",),

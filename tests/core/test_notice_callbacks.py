@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from aelastic import notice
-from aelastic.notice import callbacks
+from aelastic.training.notice import callbacks
 
 
 @pytest.fixture

@@ -104,7 +104,9 @@ def test_a_stack_in_a_collective_is_at_the_users_call_of_it() -> None:
 
 
 def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_is_odd() -> None:
-    has_saved = folded(Frame("/x/aelastic/notice/page.py", 72, "saved"), Frame("/home/me/train.py", 20, "<module>"))
+    has_saved = folded(
+        Frame("/x/aelastic/training/notice/page.py", 72, "saved"), Frame("/home/me/train.py", 20, "<module>")
+    )
     assert has_saved.group == "saved (train.py:20)"
     reads = folded(Frame("/home/me/data.py", 30, "read")).replace(rank=1)
     assert compare([has_saved, reads], 60.0).odd == (1,)

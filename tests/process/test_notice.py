@@ -14,7 +14,7 @@ from kit.launching import ran
 from kit.waiting import DEADLINE_S
 
 from aelastic.agent.channels import NoticePages
-from aelastic.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
+from aelastic.training.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SAVE, attach
 
 LOOP = """
 import os, sys
@@ -208,4 +208,5 @@ def test_training_scripts_do_not_pay_for_it() -> None:
     code = "import sys; from aelastic import notice; print(*sorted(sys.modules))"
     loaded = ran(sys.executable, "-c", code, check=True).stdout.split()
     assert not {"torch", "asyncio", "anyio", "aiohttp", "typing", "dataclasses"} & {*loaded}
-    assert {name for name in loaded if name.startswith("aelastic.")} == {"aelastic.notice", "aelastic.notice.page"}
+    ours = {"notice", "training", "training.decorator", "training.late", "training.notice", "training.notice.page"}
+    assert {name for name in loaded if name.startswith("aelastic.")} == {f"aelastic.{name}" for name in ours}

@@ -22,9 +22,9 @@ from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
 from aelastic.group.phases import Exits, Phase
-from aelastic.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
+from aelastic.training.notice.page import CALLS, FROZEN, NONE, SAVE, SAVED_AT, attach
 
 CAUSE = decided.drain("n1", 60.0, "")
 

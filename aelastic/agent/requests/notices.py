@@ -17,9 +17,9 @@ from aelastic.decisions import wording
 from aelastic.group import events as ev
 from aelastic.group.phases import Phase
 from aelastic.host import proc_table
-from aelastic.notice.page import FROZEN, NONE, SAVE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol import requests as r
+from aelastic.training.notice.page import FROZEN, NONE, SAVE
 
 # What a processor has written is seen by all others long before.
 SETTLE_S = 0.005

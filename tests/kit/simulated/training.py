@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aelastic.group import events as g
-from aelastic.notice.page import FROZEN, NONE, SAVE
 from aelastic.rdzv.protocol import requests as r
+from aelastic.training.notice.page import FROZEN, NONE, SAVE
 from kit.simulated.world import World
 
 if TYPE_CHECKING:
