@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 OF_THE_ROOT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 FENCED = re.compile(r"(^ *(`{3,}).*?^ *\2$)", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"(?<![\[`])`((?:deploy|examples|benchmarks/results)/[^`\s]+)`(?![\]`])")
+OPTION = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
 # How a page ranks in the search: guides first, then the reference, and the reasons and the changes last.
 BOOSTS = {"how-to/": 3.0, "tutorials/": 2.0, "adr/": 0.2, "development/": 0.2, "CHANGELOG": 0.1}
 
@@ -89,12 +90,17 @@ def on_page_content(html: str, **_: Any) -> str:
 
 
 def _with_options(block: re.Match[str]) -> str:
-    return re.sub(r"(?<![\w-])--[a-z][\w-]*", r'<span class="option">\g<0></span>', block[0])
+    return OPTION.sub(r'<span class="option">\g<0></span>', block[0])
 
 
 def _readable(table: re.Match[str]) -> str:
-    broken = re.sub(r"<code>[^<]*</code>", lambda code: code[0].replace("_", "_<wbr>"), table[0])
-    return _with_columns(broken)
+    return _with_columns(re.sub(r"<code>[^<]*</code>", _readable_code, table[0]))
+
+
+def _readable_code(code: re.Match[str]) -> str:
+    """Code in a cell: a bar was escaped, for the table; names break behind an underscore, options nowhere."""
+    text = code[0].replace("\\|", "|").replace("_", "_<wbr>")
+    return text if text.startswith("<code>--") else OPTION.sub(r'<span class="option">\g<0></span>', text)
 
 
 def _with_columns(table: str) -> str:

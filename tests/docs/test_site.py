@@ -122,6 +122,18 @@ def test_commands_wrap_before_their_options(site: Path) -> None:
     assert '<div class="language-console highlight">' in page and '<span class="option">--hang-timeout</span>' in page
 
 
+@pytest.mark.ci
+@pytest.mark.all
+def test_code_in_a_cell_has_its_bars_and_does_not_break_inside_an_option(site: Path) -> None:
+    page = (site / "how-to/speak.html").read_text()
+    assert '<code>aelastic why [JOB | LOGS] [<span class="option">-n</span> N]</code>' in page
+    assert '[<span class="option">--at-save</span> | <span class="option">--now</span>]' in page
+    pages = [path for path in site.glob("**/*.html") if "adr" not in path.parts]
+    assert [
+        path.name for path in pages if re.search(r"<td[^>]*>(?:(?!</td>).)*<code>[^<]*\\\|", path.read_text())
+    ] == []
+
+
 @pytest.mark.all  # a second build
 def test_a_dead_link_or_anchor_fails_the_build(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
