@@ -87,6 +87,15 @@ class InPlace:
     def are_all(self, standing: Standing) -> bool:
         return all(each is standing for each in self.standing.values())
 
+    @property
+    def may_be_released(self) -> bool:
+        """Whether a function has returned, and no worker runs that its process would have to wait for.
+
+        Called while no worker has failed: those that are lost have ended by themselves, without or within a function.
+        """
+        standings = set(self.standing.values())
+        return not self.is_released and Standing.DONE in standings and standings <= {Standing.DONE, Standing.LOST}
+
     def those(self, standing: Standing) -> tuple[int, ...]:
         return tuple(rank for rank, each in self.standing.items() if each is standing)
 

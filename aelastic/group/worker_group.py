@@ -239,7 +239,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._fail(event.local_rank, event.failure, at, now, in_place=can_recover)
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
-                return []
+                return self._release()
             case Phase.LEAVING if was_starting:  # the replacement fails, so all start in new processes
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 reason = "a replacement ended before it was ready"
@@ -329,10 +329,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stop(Rejoin(), WorkerState.STOPPED, reason, now)
             case ev.Done():
                 self.in_place.on_done(event.local_rank)
-                if self.in_place.is_released or not self.in_place.are_all(Standing.DONE):
-                    return []  # told twice, or it waits for the others
-                self.in_place.release()
-                return [ev.Release(self.generation)]
+                return self._release()
             case _:
                 assert_never(event)
 
@@ -467,6 +464,13 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.deadline, self._ready_by = now + GRACE_S, now + LIMIT_S
         self._has_joined, self._next = False, None
         return [ev.Leave(self.generation, self.in_place.leave(), self.assigned.fence, reason)]
+
+    def _release(self) -> list[ev.Action]:
+        """Workers whose functions have returned may end, if none is left that they have to wait for."""
+        if not self.in_place.may_be_released:
+            return []
+        self.in_place.release()
+        return [ev.Release(self.generation)]
 
     def _replace(self, local_rank: int) -> list[ev.Action]:
         self.exits.replace(local_rank)
