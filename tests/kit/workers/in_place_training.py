@@ -150,6 +150,8 @@ def train(round):
         say("end", f"loss {loss.item():.15f} weights {weights:.15f} lr {optimizer.param_groups[0]['lr']:.15f}",
             f"scale {scaler.get_scale()}")
     on_end(round)
+    # Before the group: without recovery in place, the destructor of DDP hangs now and then where it holds the last one.
+    del ddp
     dist.destroy_process_group()
 
 
