@@ -1,0 +1,212 @@
+"""What recovery in place cannot keep: each case ends as the page says, and as the undisturbed training, bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.workers.in_place_training import FAULT_AT, course, script, start
+
+pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
+
+# The agent's, instead of 5 s.
+SHORT_GRACE = """
+from aelastic.group import worker_group
+
+worker_group.GRACE_S = 1.0
+"""
+
+# What keeps rank 2 from its safe point.
+STUCK = {
+    "in Python": "time.sleep(100)",
+    "in C": "ctypes.CDLL(None).usleep(100_000_000)",
+    "in C with the GIL held": "ctypes.PyDLL(None).usleep(100_000_000)",
+}
+
+
+@pytest.mark.parametrize("where", STUCK)
+def test_a_survivor_that_does_not_come_is_killed_after_the_grace_and_replaced(
+    launch: Launcher, undisturbed: str, where: str
+) -> None:
+    case = f"""
+def on_batch(step):
+    if is_fault(step, 2):
+        {STUCK[where]}
+    if is_fault(step, 1):
+        die()
+"""
+    job = start(launch, script(case), wrapper=SHORT_GRACE)
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 3}, FAULT_AT), job.story
+    assert found.end == undisturbed, job.story
+
+
+def test_a_script_that_catches_everything_around_its_loop_is_killed_after_the_grace(
+    launch: Launcher, undisturbed: str
+) -> None:
+    case = """
+def guarded(function):
+    def call(round):
+        while True:
+            try:
+                return function(round)
+            except BaseException:
+                if restarts() or os.environ["RANK"] != "2":
+                    raise
+
+    return call
+"""
+    job = start(launch, script(case), wrapper=SHORT_GRACE)
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 3}, FAULT_AT), job.story
+    assert found.end == undisturbed, job.story
+
+
+def test_a_script_that_catches_everything_and_returns_keeps_its_process(launch: Launcher, undisturbed: str) -> None:
+    case = """
+def guarded(function):
+    def call(round):
+        try:
+            return function(round)
+        except BaseException:
+            pass
+
+    return call
+"""
+    job = start(launch, script(case))
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT), job.story
+    assert found.end == undisturbed, job.story
+
+
+def test_a_survivor_that_is_out_of_memory_is_replaced(launch: Launcher, undisturbed: str) -> None:
+    """Its error comes from the error of a collective, but its process can do no more with its device."""
+    case = """
+honest = gradients
+
+
+def gradients(ddp, x, step):
+    try:
+        return honest(ddp, x, step)
+    except RuntimeError as error:
+        if dist.get_rank() == 2:
+            raise torch.OutOfMemoryError("no memory left on the device") from error
+        raise
+"""
+    job = start(launch, script(case))
+    found = course(job)
+    last = found.restarts
+    assert (found.kept(0, last), found.step(last)) == ({0, 3}, FAULT_AT), job.story
+    assert found.end == undisturbed, job.story
+
+
+def test_only_what_is_shared_is_kept_by_a_replacement(launch: Launcher) -> None:
+    """A value in a global is lost with its process; one that is shared is not."""
+    case = """
+seen, count = Value(0), 0
+state += [seen]
+
+
+def after_update(round, step):
+    global count
+    seen.value += 1
+    count += 1
+
+
+def on_end(round):
+    say("counted", dist.get_rank(), seen.value, count)
+"""
+    job = start(launch, script(case), ranks=2)
+    found = course(job)
+    assert found.kept(0, 1) == {0}, job.story
+    assert sorted(line for line in job.lines if line.startswith("counted")) == ["counted 0 40 40", "counted 1 40 20"]
+
+
+# Sharded models.  Each part of the state is in one rank, or, with replicas, in two.
+
+SHARDED = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from aelastic import in_place
+
+STEPS = 12
+torch.set_num_threads(1)
+
+
+def path(step):
+    return f"step{step}-rank{os.environ['RANK']}"
+
+
+@in_place
+def train(round):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", SHAPE, mesh_dim_names=("replicate", "shard")[-len(SHAPE):])
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    for layer in model[0], model[2]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def load():
+        if not os.path.exists(path(4)):
+            return None
+        saved = torch.load(path(4), weights_only=False)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        return 4
+
+    replicas = mesh["replicate"].get_group() if len(SHAPE) == 2 else dist.new_subgroups(1)[0]
+    start = round.share(model, optimizer, load=load if HAS_CHECKPOINT else None, replicas=replicas)
+    say("shared", restart_count(), rank, os.getpid(), start)
+    for step in round.steps(start, STEPS):
+        generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
+        x = torch.randn(16, 32, generator=generator)
+        if restart_count() == 0 and step == 6 and rank in LOST:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = nn.functional.mse_loss(model(x), x[:, :1])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if HAS_CHECKPOINT and step == 3 and restart_count() == 0:
+            torch.save([model.state_dict(), optimizer.state_dict()], path(4))
+            dist.barrier()
+    weights = sum(each.full_tensor().double().sum() for each in model.parameters()).item()
+    if rank == 0:
+        say("end", f"loss {loss.item():.15f} weights {weights:.15f}")
+    del model, optimizer
+    dist.destroy_process_group()
+
+
+def restart_count():
+    return int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+
+train()
+"""
+
+
+def sharded(shape: tuple[int, ...], lost: tuple[int, ...], *, has_checkpoint: bool) -> str:
+    return f"SHAPE, LOST, HAS_CHECKPOINT = {shape}, {lost}, {has_checkpoint}\n{SHARDED}"
+
+
+@pytest.mark.parametrize("shape, lost, has_checkpoint, kept, step", [
+    ((2, 2), (1,), False, {0, 2, 3}, 6),
+    ((2, 2), (1, 3), True, {0, 2}, 4),
+    ((2, 2), (1, 3), False, set(), 0),
+    ((2,), (1,), True, {0}, 4),
+    ((2,), (1,), False, set(), 0),
+], ids=["one replica", "both, checkpoint", "both", "no replicas, checkpoint", "no replicas"])  # fmt: skip
+def test_a_shard_is_kept_while_one_of_its_replicas_lives(
+    launch: Launcher, shape: tuple[int, ...], lost: tuple[int, ...], *, has_checkpoint: bool, kept: set[int], step: int
+) -> None:
+    ranks = 4 if len(shape) == 2 else 2
+    undisturbed = course(start(launch, sharded(shape, (), has_checkpoint=False), ranks=ranks, name="undisturbed"))
+    job = start(launch, sharded(shape, lost, has_checkpoint=has_checkpoint), ranks=ranks)
+    found = course(job)
+    last = found.restarts
+    assert (found.kept(0, last), found.step(last)) == (kept, step), job.story
+    assert found.end == undisturbed.end, job.story
