@@ -1,6 +1,7 @@
 """A checksum over parameters and optimizers, which are equal in all ranks of a replica group.
 
-Buffers are left out: those of batch normalization differ from rank to rank, and DDP sends rank 0's to all.
+Buffers are left out: those of batch normalization differ from rank to rank, and DDP sends rank 0's to all.  So is what
+a `Late` stands for: a replacement has its state before it has the object.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aelastic.training.kept import made, modules_of
+from aelastic.training.kept import modules_of
 from aelastic.training.state import State, local
 
 _PIECE = 16 << 20  # bytes, copied from a device at a time
@@ -26,7 +27,7 @@ def size(objects: Sequence[Any]) -> int:
 
 def fingerprint(objects: Sequence[Any]) -> int:
     total = 0
-    for each in made(objects):
+    for each in objects:
         if isinstance(each, torch.nn.Module):
             tensors = [local(parameter) for parameter in each.parameters()]
         elif isinstance(each, torch.optim.Optimizer):
