@@ -33,9 +33,9 @@ from aelastic.group.in_place import Standing
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
-from aelastic.training.notice.page import NONE, PAGE_VARIABLE
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol.messages import Interrupted
+from aelastic.training.notice.page import NONE, PAGE_VARIABLE
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch

@@ -361,9 +361,7 @@ def test_a_rank_that_is_lost_after_the_last_step_repeats_none(launch: Launcher, 
 
 
 @pytest.mark.parametrize("where", ["form", "share"])
-def test_kills_while_groups_are_formed_or_the_state_is_shared(
-    launch: Launcher, undisturbed: str, where: str
-) -> None:
+def test_kills_while_groups_are_formed_or_the_state_is_shared(launch: Launcher, undisturbed: str, where: str) -> None:
     """Two such kills in a row, then a round that trains: three in a row would be the script's own fault."""
     case = f"""
 form_all, share_all = form, share

@@ -74,7 +74,9 @@ class Told(texts.Told):
         match verb:
             case "holds":
                 calls = int(options["at"])
-                request = Frozen(name, notice_id, calls, int(calls > 0), int(options.get("save", 0)), "opted-in" in line)
+                request = Frozen(
+                    name, notice_id, calls, int(calls > 0), int(options.get("save", 0)), "opted-in" in line
+                )
             case "saved":
                 request = Saved(name, notice_id)
             case _:

@@ -14,7 +14,9 @@ STEPS = 40
 FAULT_AT = 20  # the step of the first round in which the fault comes
 RANKS = 4
 
-_FUNCTIONS = f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n" + """
+_FUNCTIONS = (
+    f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n"
+    + """
 import ctypes, random, threading
 
 import torch
@@ -124,6 +126,7 @@ def guarded(function):
 
 
 """
+)
 
 _TRAINING = """
 
