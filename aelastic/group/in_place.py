@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from aelastic.rdzv.protocol.messages import Assigned
+
 # A survivor leaves a round within milliseconds, unless it is in Python or C code that does not return.
 GRACE_S = 5.0
 # From the end of a round until all workers are ready for the next one: a replacement that starts cold imports first.
@@ -51,6 +53,11 @@ class InPlace:
     warm: frozenset[int] = frozenset()  # those whose process was started warm
     sharing: set[int] = field(default_factory=set[int])  # those that do not have the state of this round yet
     unshared_rounds: int = 0  # rounds in a row that ended before all workers had the state
+    # While workers leave a round: by when all are to be ready for the next one; whether the rendezvous knows that this
+    # node is; and that round, if it is complete before a replacement is ready.
+    ready_by: float = 0.0
+    has_joined: bool = False
+    next: Assigned | None = None
     is_released: bool = False  # all were done, and may end
     is_state_lost: bool = False  # no rank has a whole state
 
@@ -61,6 +68,7 @@ class InPlace:
         self.kept, self.sharing = set(), set(self.standing)
         self.unshared_rounds, self.is_released, self.is_state_lost = 0, False, False
         self.warm = frozenset()
+        self.drop_next()
 
     # Questions.
 
@@ -83,6 +91,10 @@ class InPlace:
     def can_lose_one(self) -> bool:
         """Whether the others may keep their processes if a worker is lost now."""
         return self.can_leave and len(self.standing) > 1
+
+    def is_next(self, round_: int) -> bool:
+        """Whether it is the round that waits for a replacement of this node."""
+        return self.next is not None and self.next.round == round_
 
     def are_all(self, standing: Standing) -> bool:
         return all(each is standing for each in self.standing.values())
@@ -111,6 +123,7 @@ class InPlace:
         """All workers enter the next round."""
         self.standing = dict.fromkeys(self.standing, Standing.RUNNING)
         self.sharing = set(self.standing)
+        self.drop_next()
 
     def on_shared(self, local_rank: int) -> None:
         self.sharing.discard(local_rank)
@@ -124,8 +137,10 @@ class InPlace:
     def on_done(self, local_rank: int) -> None:
         self.standing[local_rank] = Standing.DONE
 
-    def leave(self) -> tuple[int, ...]:
+    def leave(self, now: float) -> tuple[int, ...]:
         """The round is over; gives those that have to leave it."""
+        self.ready_by = now + LIMIT_S
+        self.drop_next()
         leaving = tuple(rank for rank, each in self.standing.items() if each in _IN_ROUND)
         self.standing |= dict.fromkeys(leaving, Standing.LEAVING)
         self.kept = set(leaving)
@@ -145,6 +160,18 @@ class InPlace:
     def on_started(self, local_ranks: frozenset[int], *, warm: frozenset[int]) -> None:
         """Processes have been started."""
         self.warm = (self.warm - local_ranks) | warm
+
+    def join(self) -> None:
+        """This node is ready for the next round."""
+        self.has_joined = True
+
+    def keep_next(self, assigned: Assigned) -> None:
+        """The next round is complete, and a worker is not ready for it."""
+        self.next = assigned
+
+    def drop_next(self) -> None:
+        """This node takes part in no round to come."""
+        self.has_joined, self.next = False, None
 
     def release(self) -> None:
         """All are done, and may end."""

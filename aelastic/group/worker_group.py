@@ -52,9 +52,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     verdict: Ended | None = None
     is_drained: bool = False  # its node has left since it was about to go
     _wish: Wish = field(default_factory=Rejoin)
-    _ready_by: float = 0.0  # while workers leave a round in place: all are to be ready for the next one
-    _has_joined: bool = False  # meanwhile: the rendezvous knows that this node is ready
-    _next: Assigned | None = None  # meanwhile: the round that this node takes part in once its workers are ready
     _story: Story = field(default_factory=Story)
 
     @property
@@ -133,10 +130,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._spawn(event)
             case Phase.FORMING:  # workers enter the round
                 return self._enter(event)
-            case Phase.LEAVING if self._has_joined:  # they will, once the replacement of another one is ready
-                self._next = event
+            case Phase.LEAVING if self.in_place.has_joined:  # they will, once the replacement of another one is ready
+                self.in_place.keep_next(event)
                 return []
-            case Phase.STOPPING if self._has_joined:
+            case Phase.STOPPING if self.in_place.has_joined:
                 return []  # the round completed when our workers had to be stopped after all
             case Phase.DONE:
                 return []  # the round completed while we were leaving
@@ -148,9 +145,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     def _on_interrupted(self, event: Interrupted, now: float) -> list[ev.Action]:  # noqa: C901  a case for each phase
-        if self._next is not None and event.round == self._next.round:  # over before our workers were ready for it
-            self._next, self._has_joined = None, False
-            return []
+        if self.in_place.is_next(event.round):
+            self.in_place.drop_next()
+            return []  # over before our workers were ready for it
         if self.assigned is None or event.round != self.assigned.round:
             return []  # of another round
         match self.phase:
@@ -461,9 +458,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         """Workers leave the round and keep their processes."""
         assert self.assigned is not None
         self.phase, self.state, self.reason, self._wish = Phase.LEAVING, state, reason, wish
-        self.deadline, self._ready_by = now + GRACE_S, now + LIMIT_S
-        self._has_joined, self._next = False, None
-        return [ev.Leave(self.generation, self.in_place.leave(), self.assigned.fence, reason)]
+        self.deadline = now + GRACE_S
+        return [ev.Leave(self.generation, self.in_place.leave(now), self.assigned.fence, reason)]
 
     def _release(self) -> list[ev.Action]:
         """Workers whose functions have returned may end, if none is left that they have to wait for."""
@@ -480,26 +476,25 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if not self.in_place.kept:
             return self._stop(self._wish, WorkerState.STOPPED, "no worker of this node has survived", now)
         if self.phase is Phase.FORMING:
-            self.phase, self.deadline = Phase.LEAVING, self._ready_by
+            self.phase, self.deadline = Phase.LEAVING, self.in_place.ready_by
         return []
 
     def _form(self) -> list[ev.Action]:
         """Joins the next round, if all workers are ready for it."""
         if not self.in_place.are_all(Standing.READY) or isinstance(self._wish, Await):
             return []
-        if self._next is not None:
-            return self._enter(self._next)
+        if self.in_place.next is not None:
+            return self._enter(self.in_place.next)
         self.phase, self.deadline = Phase.FORMING, None
-        if self._has_joined:
+        if self.in_place.has_joined:
             return []
-        self._has_joined = True
+        self.in_place.join()
         return [ev.Join()]
 
     def _enter(self, assigned: Assigned) -> list[ev.Action]:
         """All workers enter a round that is complete."""
         self.assigned, self.phase, self.deadline = assigned, Phase.RUNNING, None
         self.state, self.reason, self._wish = WorkerState.HEALTHY, "", Rejoin()
-        self._has_joined, self._next = False, None
         self.workers = tuple(ev.worker_of(assigned.ranks, each.local_rank).replace(id=each.id) for each in self.workers)
         self.in_place.begin_round()
         local_ranks = tuple(self.in_place.standing)
@@ -507,10 +502,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _on_late(self, now: float) -> list[ev.Action]:
         """Workers are not ready in time."""
-        if now >= self._ready_by:
+        if now >= self.in_place.ready_by:
             reason = f"not all workers were ready {LIMIT_S:g} s after the end of the round"
             return self._stop(self._wish, WorkerState.STOPPED, reason, now)
-        self.deadline = self._ready_by
+        self.deadline = self.in_place.ready_by
         leaving = {*self.in_place.those(Standing.LEAVING), *self.in_place.those(Standing.LOST)}
         late = tuple(sorted(leaving & self.exits.alive))
         return [ev.Stop(self.generation, late, signal.SIGKILL)] if late else []
@@ -524,7 +519,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _spawn(self, assigned: Assigned) -> list[ev.Action]:
         self.generation, self.assigned = self.generation + 1, assigned
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
-        self._wish, self.exits, self._has_joined = Rejoin(), Exits(), False
+        self._wish, self.exits = Rejoin(), Exits()
         self.in_place.start(range(self.spec.local_world_size))
         self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
         return [ev.Spawn(self.generation, assigned)]

@@ -27,7 +27,7 @@ FLOORS = (
     ("settings",),
     ("spec",),
     ("logs_specs",),
-    ("training.messages",),
+    ("training",),
     ("rdzv.protocol", "workers.numa", "notice"),
     ("rdzv.board",),
     ("rdzv.survivors", "rdzv.requests"),
@@ -49,7 +49,6 @@ FLOORS = (
     ("launcher",),
     ("launch", "run", "__main__", "elastic_agent"),
     ("under",),
-    ("training",),
 )
 FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in places}
 

@@ -83,7 +83,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case m.OptedIn(node_id, round_):
                 if round_ == self.round and node_id in self.roster.participants:
                     self.roster.opt_in(node_id)
-                return []
+                return []  # what follows from it is said when the round ends
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
