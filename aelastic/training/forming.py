@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import distributed as dist
@@ -17,7 +16,6 @@ from aelastic.training.link import Link, RoundOver
 
 # One try to reach the store.  torch asks the name server about each address, which takes 10 s if that does not answer.
 _TRY_S = 20.0
-_OVER_S = 0.2
 
 
 class Forming:
@@ -51,7 +49,8 @@ class Forming:
     def _make_store(self, rendezvous: torch_private.Make) -> torch_private.Make:
         def make_store(*args: Any, **kwargs: Any) -> Iterator[Any]:
             with self._link.sockets.opened():
-                made = self._unless_over(lambda: self._connect(rendezvous, args, kwargs))
+                # Once the agent has ended the store, a call that is left behind tries to reach it in vain.
+                made = self._link.unless_over(self._number, lambda: self._connect(rendezvous, args, kwargs))
             self._check()
             yield made
 
@@ -70,33 +69,6 @@ class Forming:
             except RuntimeError:
                 if self._link.is_over(self._number) or left_s <= _TRY_S:
                     raise
-
-    def _unless_over(self, connect: Callable[[], Any]) -> Any:
-        """The connection to the store, made in a thread of its own.
-
-        If the round ends first, it is waited for a little longer: mostly it is about to be there, and once the agent
-        has ended the store, the thread would try to reach it in vain.
-
-        Raises:
-            RoundOver: the round ended first.
-        """
-        made: list[Any] = []
-        errors: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                made.append(connect())
-            except BaseException as error:  # noqa: BLE001  raised in the main thread
-                errors.append(error)
-            self._link.wake()
-
-        threading.Thread(target=run, name="aelastic-store", daemon=True).start()
-        self._link.wait_unless_over(self._number, lambda: bool(made or errors), _OVER_S)
-        if errors:
-            raise errors[0]
-        if not made:
-            raise RoundOver
-        return made[0]
 
     def _check(self) -> None:
         if self._link.is_over(self._number):

@@ -23,6 +23,7 @@ from aelastic.training.sockets import GroupSockets
 _CONNECT_S = 5.0  # an agent that is not stopped accepts within milliseconds
 _AGAIN_S = 0.01  # between two cuts, where groups were being made as the round ended
 _FLUSH_S = 1.0
+_LONGER_S = 0.2
 _PEER_S = 1.0  # from a peer's closed socket to the agent's message
 
 
@@ -93,16 +94,35 @@ class Link:
         with self._changed:
             return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
-    def wait_unless_over(self, number: int, condition: Callable[[], bool], longer_s: float) -> None:
-        """Returns when the condition holds, after `wake`, or when the round has been over for some time."""
-        with self._changed:
-            self._changed.wait_for(lambda: condition() or self.is_over(number))
-            self._changed.wait_for(condition, longer_s)
+    def unless_over(self, number: int, call: Callable[[], Any]) -> Any:
+        """The value of the call, which is made in a thread, since nothing else can interrupt it.
 
-    def wake(self) -> None:
-        """The condition of `wait_unless_over` may hold now."""
+        If the round ends first, it is waited for a little longer: mostly it ends by itself.  Otherwise the thread is
+        left behind.
+
+        Raises:
+            RoundOver: the round ended first.
+        """
+        values: list[Any] = []
+        errors: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                values.append(call())
+            except BaseException as error:  # noqa: BLE001  raised in the main thread
+                errors.append(error)
+            with self._changed:
+                self._changed.notify_all()
+
+        threading.Thread(target=run, name="aelastic-call", daemon=True).start()
         with self._changed:
-            self._changed.notify_all()
+            self._changed.wait_for(lambda: bool(values or errors) or self.is_over(number))
+            self._changed.wait_for(lambda: bool(values or errors), _LONGER_S)
+        if errors:
+            raise errors[0]
+        if not values:
+            raise RoundOver
+        return values[0]
 
     def is_over(self, number: int) -> bool:
         return self._over >= number

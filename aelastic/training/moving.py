@@ -7,53 +7,49 @@ can be moved.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed as dist
 
-from aelastic.training import torch_private
 from aelastic.training.state import Received, State
+from aelastic.training.wire import Wire
 
-PIECE = 16 << 20  # bytes; larger ones are not faster (gloo, loopback)
+PIECE = 4 << 20  # bytes; larger ones are not faster (gloo, loopback)
 _HEAD = 64 << 10  # bytes that are sent before it is known how long the tree is: most trees are shorter
 _LENGTH = 8
 
 
-def send(state: State, target: int, group: Any) -> None:
-    """Sends the state to a rank of the group, which calls `receive`."""
-    device = torch_private.device_of(group)
+def send(state: State, target: int, wire: Wire) -> None:
+    """Sends the state to a rank, which calls `receive`."""
     tree = state.packed()
     head = len(tree).to_bytes(_LENGTH, "little") + tree[: _HEAD - _LENGTH]
-    _send_bytes(head.ljust(_HEAD, b"\0"), target, group, device)
+    wire.send_bytes(head.ljust(_HEAD, b"\0"), target)
     for start in range(_HEAD - _LENGTH, len(tree), PIECE):
-        _send_bytes(tree[start : start + PIECE], target, group, device)
+        wire.send_bytes(tree[start : start + PIECE], target)
     current = _Bytes(-1, torch.empty(0))
     with torch.no_grad():
-        for piece, buffer in _buffered(state.tensors, device):
+        for piece, buffer in _buffered(state.tensors, wire.device):
             for part in piece:
                 if current.tensor != part.tensor:
                     current = _Bytes(part.tensor, state.tensors[part.tensor])
                 part.of(buffer).copy_(current.bytes[part.start : part.start + part.length])
-            dist.send(buffer, target, group)
+            wire.send(buffer, target)
 
 
-def receive(objects: Sequence[Any], source: int, group: Any) -> None:
+def receive(objects: Sequence[Any], source: int, wire: Wire) -> None:
     """Loads into the objects the state that the rank `source` sends."""
-    device = torch_private.device_of(group)
-    head = _receive_bytes(_HEAD, source, group, device)
+    head = wire.receive_bytes(_HEAD, source)
     length = int.from_bytes(head[:_LENGTH], "little")
     tree = head[_LENGTH : _LENGTH + length]
     while len(tree) < length:
-        tree += _receive_bytes(min(PIECE, length - len(tree)), source, group, device)
+        tree += wire.receive_bytes(min(PIECE, length - len(tree)), source)
     received = Received(tree, objects)
     current = _Bytes(-1, torch.empty(0))
     with torch.no_grad():
-        for piece, buffer in _buffered(received.tensors, device):
-            dist.recv(buffer, source, group)
+        for piece, buffer in _buffered(received.tensors, wire.device):
+            wire.receive(buffer, source)
             for part in piece:
                 if current.tensor != part.tensor:
                     current.put_back()
@@ -61,17 +57,6 @@ def receive(objects: Sequence[Any], source: int, group: Any) -> None:
                 current.bytes[part.start : part.start + part.length].copy_(part.of(buffer))
         current.put_back()
     received.load()
-
-
-def _send_bytes(data: bytes, target: int, group: Any, device: torch.device) -> None:
-    dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device), target, group)
-
-
-def _receive_bytes(length: int, source: int, group: Any, device: torch.device) -> bytes:
-    buffer = torch.empty(length, dtype=torch.uint8, device=device)
-    dist.recv(buffer, source, group)
-    received = buffer.cpu()
-    return ctypes.string_at(received.data_ptr(), length)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch import distributed as dist
 
 from aelastic.training import link as links
 from aelastic.training import messages, sharing, torch_private
@@ -24,6 +25,7 @@ from aelastic.training.late import Late
 from aelastic.training.link import Link
 from aelastic.training.notice import page
 from aelastic.training.sockets import GroupSockets
+from aelastic.training.wire import Wire
 
 _ROUND_VARIABLE = "AELASTIC_ROUND"
 _STOP_S = 60.0  # an agent ends workers whose state is lost within moments
@@ -85,7 +87,9 @@ class RoundInPlace(Round):
         if not state:
             raise ValueError("share: name the objects that hold the state, such as the model and the optimizer")
         try:
-            shared = sharing.share(self._kept, state, load, replicas)
+            everyone = Wire(dist.group.WORLD, self._link, self.number)
+            group = everyone if replicas is None else Wire(replicas, self._link, self.number)
+            shared = sharing.share(self._kept, state, load, group, everyone)
         except sharing.LostStateError:
             self._wait_for_fresh_processes()
         self._kept.adopt(state, shared.step)

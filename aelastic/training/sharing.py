@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
 from torch import distributed as dist
 
-from aelastic.training import moving, torch_private
+from aelastic.training import moving
 from aelastic.training.fingerprint import fingerprint, size
 from aelastic.training.kept import NO_STEP, Kept
 from aelastic.training.state import State, move
+from aelastic.training.wire import Wire
 
 Load = Callable[[], int | None]
 
@@ -59,31 +59,38 @@ class Shared:
     source: int  # the rank that this one has the state from, which may be itself; -1: from a checkpoint, or it is new
 
 
-def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Any) -> Shared:
+def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> Shared:
     """Brings this rank to the newest whole step.  Every rank of the job calls it.
+
+    Args:
+        kept: what this rank has.
+        objects: that are to have the state.
+        load: as `Round.share` has it.
+        replicas: the ranks that hold the same shard.
+        everyone: all ranks.
 
     Raises:
         LostStateError: see there; every rank raises it.
         DifferentStatesError: see there.
     """
-    group = dist.group.WORLD if replicas is None else replicas
     if not kept.check_versions():
         print(_CHANGED, file=sys.stderr, flush=True)
     if kept.is_whole:
         kept.rewind()
         _check_objects(kept.objects, objects)
-    claims = _exchange(kept, kept.whole_step, objects, group)
+    claims = _exchange(kept, kept.whole_step, objects, replicas, everyone)
     step = newest_common_step([(each.step, each.group) for each in claims])
     if step != NO_STEP:
-        source = _transfer(kept, step, claims, objects, group)
-        if _is_compared(claims) and not _are_equal(objects, group):
-            ranks = dist.get_process_group_ranks(group)
-            raise DifferentStatesError(f"share: ranks {ranks} should have equal states of step {step}, but differ")
+        source = _transfer(kept, step, claims, objects, replicas)
+        if _is_compared(claims) and not _are_equal(objects, replicas):
+            raise DifferentStatesError(
+                f"share: ranks {replicas.ranks} should have equal states of step {step}, but differ"
+            )
         kept.fingerprints += 1
         return Shared(step, source)
     if load is None and any(not each.is_fresh for each in claims):
         raise LostStateError
-    return Shared(_begin(kept, objects, load, group), -1)
+    return Shared(_begin(kept, objects, load, replicas, everyone), -1)
 
 
 def newest_common_step(claims: Sequence[tuple[int, int]]) -> int:
@@ -100,66 +107,57 @@ def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
         raise ValueError(f"share: the objects were {before} in the last round, and are {now} in this one")
 
 
-def _exchange(kept: Kept, step: int, objects: Sequence[Any], group: Any) -> list[_Claim]:
-    lowest = min(dist.get_process_group_ranks(group))
-    mine = _Claim(step, lowest, kept.is_fresh, kept.fingerprints, size(objects))
+def _exchange(kept: Kept, step: int, objects: Sequence[Any], replicas: Wire, everyone: Wire) -> list[_Claim]:
+    mine = _Claim(step, min(replicas.ranks), kept.is_fresh, kept.fingerprints, size(objects))
     claims = []
-    for claimed, of, is_fresh, fingerprints, its_size in _gather(astuple(mine), dist.group.WORLD):
+    for claimed, of, is_fresh, fingerprints, its_size in everyone.gather(astuple(mine)):
         claims.append(_Claim(claimed, of, bool(is_fresh), fingerprints, its_size))
     return claims
 
 
-def _gather(numbers: Sequence[int], group: Any) -> list[list[int]]:
-    """The numbers of each rank of the group."""
-    mine = torch.tensor(numbers, dtype=torch.int64, device=torch_private.device_of(group))
-    all_of_them = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(all_of_them, mine, group)
-    return [each.tolist() for each in all_of_them]
-
-
-def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any], group: Any) -> int:
+def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any], replicas: Wire) -> int:
     """Gives every rank of the group the state of this step; returns the rank that this one has it from."""
     is_kept = kept.whole_step == step
     if is_kept and kept.holds_other_than(objects):
         move(State(kept.objects), objects)
-    ranks = dist.get_process_group_ranks(group)
-    return _spread(kept, [rank for rank in ranks if claims[rank].step == step], objects, group)
+    return _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
 
 
-def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], group: Any) -> int:
+def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], replicas: Wire) -> int:
     """Sends the state of the holders to the other ranks of the group; each rank sends it to two others at most."""
-    others = [rank for rank in dist.get_process_group_ranks(group) if rank not in holders]
+    others = [rank for rank in replicas.ranks if rank not in holders]
     senders = [*holders, *others]
     source = rank = dist.get_rank()
     if rank in others:
         source = senders[others.index(rank) // 2]
         if not kept.holds_other_than(objects):
             kept.tear()  # from here on, the state is partly that of another rank
-        moving.receive(objects, source, group)
+        moving.receive(objects, source, replicas)
     targets = [other for index, other in enumerate(others) if senders[index // 2] == rank]
     if targets:
         state = State(objects)
         for target in targets:
-            moving.send(state, target, group)
+            moving.send(state, target, replicas)
     return source
 
 
-def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, group: Any) -> int:
+def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> int:
     """All ranks load the newest checkpoint, or begin with what the script has made."""
     loaded = (load() if load is not None else None) or NO_STEP  # some return 0 where there is no checkpoint
     if loaded != NO_STEP:
         kept.tear()
-    claims = _exchange(kept, loaded, objects, group)
+    claims = _exchange(kept, loaded, objects, replicas, everyone)
     steps = {each.step for each in claims}
     if steps == {NO_STEP} and not all(each.is_fresh for each in claims):
         raise LostStateError
     step = newest_common_step([(each.step, each.group) for each in claims])
     if step == NO_STEP and steps != {NO_STEP}:
         raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
-    ranks = dist.get_process_group_ranks(group)
-    _spread(kept, [rank for rank in ranks if claims[rank].step == step], objects, group)
-    if _is_compared(claims) and not _are_equal(objects, group):
-        _spread(kept, ranks[:1], objects, group)  # a script may leave it to DDP to give all ranks the same parameters
+    _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
+    if _is_compared(claims) and not _are_equal(objects, replicas):
+        _spread(
+            kept, replicas.ranks[:1], objects, replicas
+        )  # a script may leave it to DDP to give all ranks the same parameters
     kept.fingerprints += 1
     return max(step, 0)
 
@@ -169,5 +167,5 @@ def _is_compared(claims: list[_Claim]) -> bool:
     return largest <= _COMPARED_ALWAYS or max(each.fingerprints for each in claims) < _COMPARED_FIRST
 
 
-def _are_equal(objects: Sequence[Any], group: Any) -> bool:
-    return len({tuple(each) for each in _gather([fingerprint(objects)], group)}) == 1
+def _are_equal(objects: Sequence[Any], replicas: Wire) -> bool:
+    return len({tuple(each) for each in replicas.gather([fingerprint(objects)])}) == 1
