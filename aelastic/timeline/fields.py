@@ -13,7 +13,7 @@ _INTEGERS = frozenset(
     ("absent", "count", "exitcode", "first_rank", "generation", "group_rank", "group_world_size", "late",
      "local_rank", "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "most", "nodes",
      "number", "parked", "pid", "place", "pss_bytes", "rank", "restart_count", "round", "save_at", "seats", "signum",
-     "step", "timestamp_s", "total", "world_size")
+     "source_rank", "step", "timestamp_s", "total", "workers_kept", "workers_replaced", "world_size")
 )  # fmt: skip
 _NUMBERS = frozenset(("delay_s", "duration_s", "for_s", "remaining_s", "silent_s", "steps_per_s", "within_s"))
 _TEXTS = frozenset(
@@ -22,7 +22,9 @@ _TEXTS = frozenset(
      "rdzv_backend", "reason", "role", "rule", "run_id", "saved", "stack", "state", "text", "time", "traceback",
      "trouble", "verb", "what", "why")
 )  # fmt: skip
-_FLAGS = frozenset(("is_early", "is_final", "is_last", "is_loss", "is_signalled", "is_stopped", "is_usage_error"))
+_FLAGS = frozenset(
+    ("in_place", "is_early", "is_final", "is_last", "is_loss", "is_signalled", "is_stopped", "is_usage_error")
+)
 
 
 def check(record: Mapping[str, Any]) -> None:

@@ -62,6 +62,8 @@ SAMPLES: Sequence[ev.RunEvent] = (
     ev.PhaseTook("detect", 0.001, 1),
     ev.Killed(3, (0,), "not ended after 30 s"),
     ev.Restarting("failure", decided.restart(3, 3, decided.failed(5)), 3),
+    ev.Recovered(4, 3, 1, 1, 1234, 0, 0.061),
+    ev.NotRecovered(3, "no worker of this node has survived"),
     ev.EndpointChanged("node1:29400", "connection refused"),
     ev.StopAsked(15),
     ev.RendezvousLost("the store is gone"),
