@@ -257,6 +257,17 @@ group = SimpleNamespace(phase=Phase.BARRIER, assigned=SimpleNamespace(round=3))
 self, told, ev = SimpleNamespace(_phase=Phase.RUNNING), [], SimpleNamespace(NodeFinished=int)""",
     "assert told == [3]",
 )
+IN_PLACE = (
+    """import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+STEPS, load = 3, lambda: None
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+def compute_loss(ddp, step):
+    return ddp(torch.ones(2)).sum()""",
+    "assert scheduler.last_epoch == 3",
+)
 BLOCKS: dict[str, list[Run | Checked]] = {
     "README.md": [
         Run(),
@@ -289,6 +300,10 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Checked("asks a job that hangs; the tutorial has one", asks_where_it_hangs),
         Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
         Run(), Checked("lines of a log", said), Checked("lines of a log", said),
+    ],
+    "docs/how-to/in-place.md": [
+        Run(*IN_PLACE), Run(), Checked("lines of a log", said),
+        Run("", "assert Late().state_dict() is Value().state_dict() is None"),
     ],
     "docs/how-to/install.md": [Run(), Run()],
     "docs/how-to/jupyter.md": [

@@ -37,7 +37,9 @@ def shown_command(script: str) -> list[str]:
     return [*command, script]
 
 
-def start(launch: Launcher, name: str, command: list[str], *, kill: Example | None = None, python: str = "") -> Job:
+def start(
+    launch: Launcher, name: str, command: list[str], *, kill: Example | InPlaceExample | None = None, python: str = ""
+) -> Job:
     """Runs a command in a copy of the examples: with workers forked by the tests, unless `python` is given."""
     folder = launch.folder / name
     copy_examples(folder)
@@ -109,28 +111,65 @@ def test_an_example_resumes_on_another_number_of_workers(
     assert losses_of(more), more.story
 
 
-IN_PLACE = Example("in_place/train.py", ("--steps", "400", "--save-every", "100"), 250, "")
+class InPlaceExample(NamedTuple):
+    script: str
+    options: tuple[str, ...]
+    killed_at: int  # the step of the optimizer
+    tolerance: float = 0.001  # of a loss: DDP adds in another order in its first step
 
 
-@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
-def test_an_example_recovers_in_place_from_a_kill_with_the_losses_of_an_undisturbed_run(launch: Launcher) -> None:
-    command = [*shown_command(IN_PLACE.script), *IN_PLACE.options]
-    undisturbed = start(launch, "undisturbed", command, python=sys.executable)
+IN_PLACE = InPlaceExample("in_place/train.py", ("--steps", "400", "--save-every", "100"), 250)
+IN_PLACE_FSDP2 = [
+    InPlaceExample("in_place/fsdp2.py", ("--steps", "80", "--save-every", "20", "--replicas", replicas), 50)
+    for replicas in ("2", "1")
+]
+IN_PLACE_OF_FRAMEWORKS = [
+    InPlaceExample("in_place/accelerate_loop.py", ("--steps", "400", "--log-every", "100"), 250),
+    InPlaceExample("in_place/lightning_trainer.py", ("--epochs", "4"), 150),
+    # The trainer prints means since the last line, or since the round began.
+    InPlaceExample("in_place/transformers_trainer.py", ("--steps", "80", "--log-every", "20"), 50, 0.05),
+]
+
+
+def check_recovers_in_place(launch: Launcher, example: InPlaceExample, python: str = sys.executable) -> None:
+    command = [*shown_command(example.script), *example.options]
+    undisturbed = start(launch, "undisturbed", command, python=python)
     assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
-    killed = start(launch, "killed", command, kill=IN_PLACE, python=sys.executable)
+    killed = start(launch, "killed", command, kill=example, python=python)
     assert killed.wait(LAUNCH_TIMEOUT_S) == 0, killed.story
     assert re.search(r"aelastic: W rank 1 failed on .*SIGKILL", killed.stderr), killed.story
-    assert "round 2 continues in place: 3 of 4 workers kept, state of step 2" in killed.stderr, killed.story
+    assert "round 2 continues in place: 3 of 4 workers kept, state of step " in killed.stderr, killed.story
     processes = re.findall(r"rank (\d) is process (\d+)", killed.stdout)
     assert len(processes) == 8 and len(set(processes)) == 5, killed.story
     losses, expected = numbers_in(losses_of(killed)), numbers_in(losses_of(undisturbed))
     assert len(expected) == 4, undisturbed.story
-    assert losses == pytest.approx(expected, abs=0.001), killed.story  # DDP adds in another order in its first step
+    assert losses == pytest.approx(expected, abs=example.tolerance), killed.story
     assert not killed.left(), killed.left_described()
 
 
 def numbers_in(losses: list[str]) -> list[float]:
     return [float(loss.rpartition(" ")[2]) for loss in losses]
+
+
+@pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.parametrize(
+    "example",
+    [IN_PLACE, *(pytest.param(each, marks=pytest.mark.all) for each in IN_PLACE_FSDP2)],
+    ids=["ddp", "fsdp2 with replicas", "fsdp2 without"],
+)
+def test_an_example_recovers_in_place_from_a_kill_with_the_losses_of_an_undisturbed_run(
+    launch: Launcher, example: InPlaceExample
+) -> None:
+    check_recovers_in_place(launch, example)
+
+
+@pytest.mark.all
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 3 * LAUNCH_TIMEOUT_S)
+@pytest.mark.parametrize("example", IN_PLACE_OF_FRAMEWORKS, ids=lambda example: example.script)
+def test_an_example_of_a_framework_recovers_in_place_from_a_kill_with_the_losses_of_an_undisturbed_run(
+    launch: Launcher, example: InPlaceExample, python: str
+) -> None:
+    check_recovers_in_place(launch, example, python)
 
 
 @pytest.mark.all
