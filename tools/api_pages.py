@@ -13,9 +13,10 @@ from sources import Source, fields_of, find, methods_of, source
 PAGE = "docs/reference/api.md"
 # Modules whose names programs import from there, with the names; none named: all that are public.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("aelastic.training", "Recovery in place, beside `in_place`", ("Round", "Late", "Value")),
     ("aelastic.observe.run_events", "Run events, which observers receive", ()),
     ("aelastic.rdzv.board", "Your own board, which stores the record that names the leader", ()),
-    ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("register", "names", "AgentContext")),
+    ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("AgentContext", "register", "names")),
     (
         "aelastic.logs_specs",
         "Where the output of workers goes, compatible with torch",
@@ -52,7 +53,7 @@ def pages() -> dict[str, str]:
     for name, title, wanted in MODULES:
         module = source(name)
         parts += [f"## `{name}`", f"{title}."]
-        parts += [_entry(module, made) for made in _definitions(module, wanted)]
+        parts += [_entry(home, made) for home, made in _definitions(module, wanted)]
     return {PAGE: lines(HEAD, *parts)}
 
 
@@ -78,12 +79,15 @@ def _place(module: Source) -> tuple[int, str]:
     return (FIRST.index(last) if last in FIRST else len(FIRST), module.name)
 
 
-def _definitions(module: Source, wanted: tuple[str, ...]) -> list[ast.stmt]:
-    found = [each for each in module.tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef)]
-    names = wanted or tuple(each.name for each in found if not each.name.startswith("_") and ast.get_docstring(each))
-    missing = set(names) - {each.name for each in found}
-    assert not missing, f"{module.name} has no {', '.join(sorted(missing))}"
-    return [each for each in found if each.name in names]
+def _definitions(module: Source, wanted: tuple[str, ...]) -> list[tuple[Source, ast.stmt]]:
+    """The definitions of these names, or of all that are public, in the module or where it has them from."""
+    own = [each for each in module.tree.body if isinstance(each, ast.ClassDef | ast.FunctionDef)]
+    if not wanted:
+        return [(module, each) for each in own if not each.name.startswith("_") and ast.get_docstring(each)]
+    found = {name: find(module, name) for name in wanted}
+    missing = [name for name, each in found.items() if each is None]
+    assert not missing, f"{module.name} has no {', '.join(missing)}"
+    return [each for each in found.values() if each is not None]
 
 
 def _entry(module: Source, made: ast.stmt) -> str:

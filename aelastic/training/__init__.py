@@ -9,4 +9,19 @@ from aelastic.training.decorator import in_place as in_place
 from aelastic.training.late import Late as Late
 from aelastic.training.late import Value as Value
 
-__all__ = ["Late", "Value", "decorator", "in_place", "messages"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from aelastic.training.rounds import Round
+
+__all__ = ["Late", "Round", "Value", "decorator", "in_place", "messages"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports `Round`, which needs torch, when it is first used."""
+    if name == "Round":
+        from aelastic.training.rounds import Round
+
+        return Round
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

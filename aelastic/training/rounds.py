@@ -33,7 +33,7 @@ _DROP_S = 1.0
 
 
 class Round:
-    """One call of the decorated function."""
+    """One call of the decorated function.  `number` is the value of `AELASTIC_ROUND`: it increases with each round."""
 
     def __init__(self) -> None:
         self.number = int(os.environ.get(_ROUND_VARIABLE, "0"))

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from aelastic import in_place
+from aelastic.training import Round
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 @in_place
-def train(round: Any, network: nn.Module, optimizer: Any, scheduler: Any, options: argparse.Namespace) -> None:
+def train(round: Round, network: nn.Module, optimizer: Any, scheduler: Any, options: argparse.Namespace) -> None:
     """Called in each round of the job.  What `prepare` makes belongs to the round; what it wraps does not."""
     # accelerate keeps its state in singletons, and would take the last round's process group for the present one.
     AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001  it has no other

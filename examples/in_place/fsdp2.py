@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from aelastic import in_place
+from aelastic.training import Round
 
 KEPT = 2  # checkpoints
 
@@ -44,7 +45,7 @@ def main() -> None:
 
 
 @in_place
-def train(round: Any, device: torch.device, options: argparse.Namespace) -> None:
+def train(round: Round, device: torch.device, options: argparse.Namespace) -> None:
     """Called in each round of the job.  Sharded modules belong to a mesh, so each round makes new ones."""
     dist.init_process_group()  # NCCL for GPUs, gloo for CPUs
     rank, world_size = dist.get_rank(), dist.get_world_size()

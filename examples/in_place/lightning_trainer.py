@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from aelastic import in_place
-from aelastic.training import Value
+from aelastic.training import Round, Value
 
 BATCH = 64
 
@@ -46,7 +46,7 @@ class Regression(lightning.LightningModule):
 class InPlace(lightning.Callback):
     """Shares the state when Lightning has made optimizers and DDP, and tells the round about each step."""
 
-    def __init__(self, round: Any, sampler: Sampler, loops: Value) -> None:
+    def __init__(self, round: Round, sampler: Sampler, loops: Value) -> None:
         self.round, self.sampler, self.loops = round, sampler, loops
         self.start = self.committed = 0
         self.is_at_end = False  # of an epoch
@@ -97,7 +97,7 @@ def main() -> None:
 
 
 @in_place
-def train(round: Any, module: Regression, loops: Value, options: argparse.Namespace) -> None:
+def train(round: Round, module: Regression, loops: Value, options: argparse.Namespace) -> None:
     """Called in each round of the job.  Trainer, strategy, sampler and loader belong to the round."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     data = make_data()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from aelastic import in_place
+from aelastic.training import Round
 
 
 def main() -> None:
@@ -43,7 +43,11 @@ def main() -> None:
 
 @in_place
 def train(
-    round: Any, network: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device, options: argparse.Namespace
+    round: Round,
+    network: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    options: argparse.Namespace,
 ) -> None:
     """Called in each round of the job.  What belongs to a process group is made here: the group itself, and DDP."""
     dist.init_process_group()  # NCCL for GPUs, gloo for CPUs

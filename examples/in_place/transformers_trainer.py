@@ -28,7 +28,7 @@ from transformers import (
 from transformers.utils import logging
 
 from aelastic import in_place
-from aelastic.training import Late, Value
+from aelastic.training import Late, Round, Value
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
@@ -50,7 +50,7 @@ class InPlaceTrainer(Trainer):
 class Commits(TrainerCallback):
     """Tells the round about each step, and prints the loss."""
 
-    def __init__(self, round: Any, optimizer: Late, scheduler: Late, progress: Value) -> None:
+    def __init__(self, round: Round, optimizer: Late, scheduler: Late, progress: Value) -> None:
         self.round, self.optimizer, self.scheduler, self.progress = round, optimizer, scheduler, progress
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
@@ -87,7 +87,7 @@ def main() -> None:
 
 @in_place
 def train(
-    round: Any, model: Any, optimizer: Late, scheduler: Late, progress: Value, options: argparse.Namespace
+    round: Round, model: Any, optimizer: Late, scheduler: Late, progress: Value, options: argparse.Namespace
 ) -> None:
     """Called in each round of the job.  Arguments and trainer belong to the round."""
     arguments = TrainingArguments(
