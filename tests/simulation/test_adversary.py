@@ -13,6 +13,7 @@ from kit.stories.coordinator import told
 from kit.stories.files import Story, read
 
 from aelastic.rdzv.coordinator.forming import Forming
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.contact import Contact
 
 pytestmark = pytest.mark.timeout(60.0 + 5 * ATTACKS + 200 * EVERYWHERE_S)
@@ -86,6 +87,28 @@ def test_a_new_job_that_goes_on_after_it_was_displaced_is_found(monkeypatch: pyt
     monkeypatch.setattr(Contact, "given_up", lambda *_: None)
     with pytest.raises(BrokenPromiseError, match="node0#4 has run round 1 of node0#4-1 beside a newer one"):
         DISPLACED.run()
+
+
+# As its host comes back, the endpoint is silent for 2 s: the question of the leader that the other nodes have elected is lost, and is given up
+# a lease later.
+NOT_DISPLACED_FOR_LONG = Path(
+    50002145,
+    Size(min_nodes=1, max_restarts=1, is_board_on_node0=True),
+    (
+        (3.1771554604625565, Fault("crash", "node0", seconds=0.3)),
+        (3.545084532208802, Fault("board down", "node2", seconds=2.0)),
+    ),
+)
+
+
+def test_a_new_job_is_displaced_once_the_leader_of_the_other_nodes_asks_the_endpoint_again() -> None:
+    NOT_DISPLACED_FOR_LONG.run()
+
+
+def test_a_leader_that_leaves_the_endpoint_to_a_new_job_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Leader, "_reclaim_if_needed", lambda *_: [])
+    with pytest.raises(BrokenPromiseError, match="has run round 2 of node1#2-1 beside a newer one"):
+        NOT_DISPLACED_FOR_LONG.run()
 
 
 def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of_a_break_beside_it() -> None:
