@@ -21,6 +21,7 @@ from aelastic.agent.requests.notice_sources import DEADLINE_S, NoticeSources
 from aelastic.agent.requests.notices import Notices
 from aelastic.agent.resources import Asked
 from aelastic.group import events as ev
+from aelastic.group.in_place import InPlace
 from aelastic.group.phases import Exits, Phase
 from aelastic.rdzv.protocol import requests as r
 from aelastic.spec import WorkerSpec
@@ -40,6 +41,7 @@ class Node:
                 assigned=SimpleNamespace(round=2),
                 phase=Phase.RUNNING,
                 exits=Exits(alive={0}, left={0}),
+                in_place=InPlace(),
                 workers=(),
                 spec=SimpleNamespace(drain_signal=15),
             ),

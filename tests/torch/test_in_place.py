@@ -112,10 +112,10 @@ def share(round):
     found = course(job)
     assert found.kept(0, 1) == {0}, job.story
     told = [line.split()[1:] for line in job.lines if line.startswith("env ")]
-    rounds = sorted({(int(each[0]), *each[1:]) for each in told})
+    rounds = sorted({tuple(each) for each in told}, key=lambda each: int(each[0]))
     assert [len(told), len(rounds)] == [4, 2], "all ranks of a round have the same"
     (first, count, *_), (second, next_count, *_) = rounds
-    assert (first < second, count, next_count) == (True, "0", "1")
+    assert int(first) < int(second) and (count, next_count) == ("0", "1")
     assert rounds[0][2:] == rounds[1][2:]
     ranks = sorted(line for line in job.lines if line.startswith("rank "))
     assert ranks == sorted(f"rank {each} {each} {each} {number}" for each in (0, 1) for number in (first, second))

@@ -16,7 +16,7 @@ RANKS = 4
 
 _FUNCTIONS = (
     f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n"
-    + """
+    """
 import ctypes, random, threading
 
 import torch
