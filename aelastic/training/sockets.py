@@ -139,7 +139,7 @@ class GroupSockets:
                 if _inode(copy) != inode:
                     continue  # the number belongs to another file by now
                 if not _listens(copy):
-                    # Not for writing: gloo forgets a message that it fails to send before it reads the end (torch 2.13)
+                    # Not for writing: gloo forgets a message that it fails to send before the end is read (torch 2.13).
                     _libc.shutdown(copy, socket.SHUT_RD)
                 elif is_opening and (descriptor, inode) not in self._answered:
                     _answer(copy, world_size)
