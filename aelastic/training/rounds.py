@@ -17,15 +17,16 @@ import torch
 from torch import distributed as dist
 
 from aelastic.training import link as links
-from aelastic.training import messages, sharing, torch_private
+from aelastic.training import messages, torch_private
 from aelastic.training.consequence import is_consequence
 from aelastic.training.forming import Forming
 from aelastic.training.kept import Kept
 from aelastic.training.late import Late
 from aelastic.training.link import Link
 from aelastic.training.notice import page
+from aelastic.training.shared_state import sharing
+from aelastic.training.shared_state.wire import Wire
 from aelastic.training.sockets import GroupSockets
-from aelastic.training.wire import Wire
 
 _ROUND_VARIABLE = "AELASTIC_ROUND"
 _STOP_S = 60.0  # an agent ends workers whose state is lost within moments

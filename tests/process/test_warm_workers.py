@@ -44,6 +44,7 @@ told.tell()
 
 # Named after a job, or drawn for each run.
 OF_A_RUN = (
+    "AELASTIC_IN_PLACE",
     "AELASTIC_NOTICE_PAGE",
     "AELASTIC_ROUND",
     "MASTER_PORT",

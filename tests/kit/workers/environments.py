@@ -82,6 +82,7 @@ OURS = {
     # torchrun sets none: `worker_main` of its control plane serves nothing there.
     "TORCH_WORKER_SERVER_SOCKET": r"/.+/aelastic_[0-9a-f]{8}/control_0_\d+",
     "AELASTIC_ROUND": r"\d+",
+    "AELASTIC_IN_PLACE": r"1:/.+/aelastic_[0-9a-f]{8}/in_place_\d+_\d+",
     "AELASTIC_NOTICE_PAGE": r"/.+/aelastic_[0-9a-f]{8}/notice_\d+_\d+",
 }
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from torch import distributed as dist
 
-from aelastic.training import moving
-from aelastic.training.fingerprint import fingerprint, size
 from aelastic.training.kept import NO_STEP, Kept
-from aelastic.training.state import State, move
-from aelastic.training.wire import Wire
+from aelastic.training.shared_state import moving
+from aelastic.training.shared_state.fingerprint import fingerprint, size
+from aelastic.training.shared_state.state import State, move
+from aelastic.training.shared_state.wire import Wire
 
 Load = Callable[[], int | None]
 

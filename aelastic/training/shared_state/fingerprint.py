@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aelastic.training.kept import modules_of
-from aelastic.training.state import State, local
+from aelastic.training.shared_state.state import State, local
 
 _PIECE = 16 << 20  # bytes, copied from a device at a time
 

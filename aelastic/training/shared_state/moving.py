@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from aelastic.training.state import Received, State
-from aelastic.training.wire import Wire
+from aelastic.training.shared_state.state import Received, State
+from aelastic.training.shared_state.wire import Wire
 
 PIECE = 4 << 20  # bytes; larger ones are not faster (gloo, loopback)
 _HEAD = 64 << 10  # bytes that are sent before it is known how long the tree is: most trees are shorter
