@@ -137,7 +137,7 @@ class Recovered(RunEvent):
     workers_replaced: int  # workers of this node that were replaced
     step: int  # of the state
     source_rank: int  # the rank that it came from; -1: it was loaded from a checkpoint or is new
-    duration_s: float  # since the first worker of this node ended, or this node heard of the end of the round
+    duration_s: float  # since this node's first worker ended or was found to hang, or it learned of the round's end
 
 
 class NotRecovered(RunEvent):

@@ -146,6 +146,7 @@ class RunEventSource:
             case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
                 local_rank, reason = event.local_rank, event.reason or event.failure.short_message
                 rank = group.workers[local_rank].global_rank
+                self._left_at = now
                 return [ev.Noticed(event.generation, local_rank, rank, event.by, reason, True, event.silent_s)]
             case Exited():
                 return self._ended_now(event, now)
