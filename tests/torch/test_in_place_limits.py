@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.ports import quiet_port
 from kit.workers.in_place_training import FAULT_AT, course, script, start
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
@@ -119,6 +120,45 @@ def on_end(round):
     found = course(job)
     assert found.kept(0, 1) == {0}, job.story
     assert sorted(line for line in job.lines if line.startswith("counted")) == ["counted 0 40 40", "counted 1 40 20"]
+
+
+def test_a_number_of_ranks_that_the_script_cannot_use_is_its_failure(launch: Launcher, undisturbed: str) -> None:
+    """A node is lost, and the script raises in the smaller round; when another node has come, the job ends well."""
+    case = """
+forming = form
+
+
+def form(round):
+    forming(round)
+    if dist.get_world_size() != 4:
+        say("refuses", dist.get_world_size())
+        raise ValueError("this mesh needs 4 ranks")
+
+
+def on_batch(step):
+    if is_fault(step, 0, 1, 2, 3):
+        say("there")
+        wait_for("go")
+"""
+    endpoint = f"127.0.0.1:{quiet_port()}"
+    meeting = [
+        "--nnodes=1:2",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        f"--rdzv-endpoint={endpoint}",
+        "--rdzv-conf=last_call_timeout=1",
+    ]
+    jobs = [start(launch, script(case), *meeting, ranks=2, name=name) for name in ("n0", "n1")]
+    for job in jobs:
+        job.wait_line("there", 2, LAUNCH_TIMEOUT_S)
+    jobs[1].process.kill()
+    jobs[0].go()
+    jobs[0].wait_line("refuses", limit_s=LAUNCH_TIMEOUT_S)
+    start(launch, script(case), *meeting, ranks=2, name="n2")
+    jobs[0].assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    assert "recovering in place" in jobs[0].stderr and "ValueError: this mesh needs 4 ranks" in jobs[0].stderr
+    ends = [line for job in launch.jobs for line in job.lines if line.startswith("end ")]
+    assert ends == [f"end {undisturbed}"]
 
 
 # Sharded models.  Each part of the state is in one rank, or, with replicas, in two.

@@ -34,6 +34,28 @@ def gradients(ddp, x, step):
     except Exception:
         return torch.zeros(())
 """,
+    "errors that are swallowed in the update": """
+honest, update_all = gradients, update
+
+
+def gradients(ddp, x, step):
+    try:
+        return honest(ddp, x, step)
+    except Exception:
+        return torch.zeros(())
+
+
+def update(step):
+    try:
+        update_all(step)
+    except Exception:
+        pass
+""",
+    "an error of the lost rank's own": """
+def on_batch(step):
+    if is_fault(step, 1):
+        raise ValueError("the script's own mistake")
+""",
     "an error that a framework has wrapped": """
 honest = gradients
 
@@ -182,6 +204,30 @@ class Batches(torch.utils.data.Dataset):
 
 def batches(start):
     return torch.utils.data.DataLoader(Batches(start), batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+
+def on_batch(step):
+    if is_fault(step, 1):
+        with open("loaders", "w") as file:
+            file.write(open(f"/proc/self/task/{os.getpid()}/children").read())
+        die()
+
+
+def lives(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+forming = form
+
+
+def form(round):
+    if restarts() == 1 and os.environ["RANK"] == "1":  # their copies of the lost rank's sockets would keep them open
+        loaders = open("loaders").read().split()
+        assert len(loaders) == 2 and not any(map(lives, loaders))
+    forming(round)
 """,
 }
 
@@ -547,3 +593,28 @@ def test_the_update_begins_with_the_optimizers_own(launch: Launcher, plain: str,
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT), job.story
     assert found.end == plain, job.story
+
+
+COMPILED = """
+model.compile(backend="aot_eager")
+"""
+
+
+def test_a_compiled_model_is_called_again(launch: Launcher) -> None:
+    undisturbed = course(start(launch, script(COMPILED + "def on_batch(step): pass\n"), name="undisturbed"))
+    job = start(launch, script(COMPILED))
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT), job.story
+    assert found.end == undisturbed.end, job.story
+
+
+def test_buckets_that_are_ordered_anew_add_gradients_in_another_order(launch: Launcher) -> None:
+    """Why all other trainings have `find_unused_parameters`: DDP sorts its buckets after the first step of a round."""
+    case = """
+def wrap():
+    return DistributedDataParallel(model)
+"""
+    undisturbed = course(start(launch, script(case + "def on_batch(step): pass\n"), name="undisturbed"))
+    found = course(start(launch, script(case)))
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT)
+    assert found.end != undisturbed.end

@@ -14,9 +14,7 @@ STEPS = 40
 FAULT_AT = 20  # the step of the first round in which the fault comes
 RANKS = 4
 
-_FUNCTIONS = (
-    f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n"
-    """
+_FUNCTIONS = """
 import ctypes, random, threading
 
 import torch
@@ -126,7 +124,6 @@ def guarded(function):
 
 
 """
-)
 
 _TRAINING = """
 
@@ -200,7 +197,8 @@ class Course:
 
 def script(case: str = "") -> str:
     """The training, of which the case replaces functions."""
-    return _FUNCTIONS + case + _TRAINING
+    numbers = f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n"
+    return numbers + _FUNCTIONS + case + _TRAINING
 
 
 def start(launch: Launcher, code: str, *options: str, ranks: int = RANKS, **more: Any) -> Job:
@@ -211,6 +209,7 @@ def start(launch: Launcher, code: str, *options: str, ranks: int = RANKS, **more
 def course(job: Job) -> Course:
     """Waits until the job has succeeded."""
     job.assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    assert not [path for path in job.folder.rglob("*") if path.is_socket()]
     shared = [Shared(*map(int, line.split()[1:])) for line in job.lines if line.startswith("shared ")]
     ends = {line.removeprefix("end ") for line in job.lines if line.startswith("end ")}
     assert len(ends) == 1, job.story
