@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aelastic.training import Late
-from aelastic.training.fingerprint import fingerprint
+from aelastic.training.shared_state.fingerprint import fingerprint
 
 
 def trained() -> tuple[torch.nn.Linear, torch.optim.Optimizer]:
