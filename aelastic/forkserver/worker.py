@@ -80,7 +80,7 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
     word, fds = _received(gate)  # from here on no other one is started, whatever becomes of this process
     gate.close()  # its number may be that of a descriptor of the worker's
     request |= word
-    for pipe in _become(request, fds, template):
+    for pipe in _become(request, fds):
         tell_imports(pipe)
     for name in [name for name in sys.modules if name.partition(".")[0] == "_forkserver"]:
         del sys.modules[name]
@@ -117,19 +117,23 @@ def _prepare(request: dict[str, Any], template: Template) -> None:
         _check_shadows(folder, template.baseline)
         sys.path.insert(0, folder)
     sys.path_importer_cache.clear()
+    if not request["is_helper"]:  # no signal to the whole process tree is for a helper
+        _restore_handlers(template)
 
 
-def _become(request: dict[str, Any], fds: list[int], template: Template) -> list[int]:
+def _restore_handlers(template: Template) -> None:
+    """The template ignores signals.  A worker may be sent one as soon as it is launched."""
+    for number, handler in template.handlers.items():
+        if handler is not None and signal.getsignal(number) != handler:
+            signal.signal(number, handler)
+
+
+def _become(request: dict[str, Any], fds: list[int]) -> list[int]:
     """Becomes a worker, or a helper; gives the descriptor for the names of imported modules, if there is one."""
     os.setsid()
     others = _put_in_place(fds, request["fds"])
     clone.rename(request["command"], request["env"])
     _set_up_interpreter(request)
-    if request["is_helper"]:
-        return others  # no signal to the whole process tree is for it
-    for number, handler in template.handlers.items():
-        if handler is not None and signal.getsignal(number) != handler:
-            signal.signal(number, handler)
     return others
 
 

@@ -9,9 +9,12 @@ import signal
 import sys
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import pytest
 from kit.effort import EFFORT
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, cmdline, run, stand_still
@@ -19,6 +22,8 @@ from kit.waiting import wait_for
 from kit.workers import entrypoints
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
+from aelastic.forkserver.command import PythonCommand
+from aelastic.forkserver.server_process import ServerProcess
 from aelastic.host import proc_table
 from aelastic.host.usage import usage_of
 
@@ -196,6 +201,24 @@ def test_a_warm_worker_that_is_code_on_the_command_line_prints_the_traceback_of_
         assert is_warm == str(name == "warm"), job.story
         tracebacks.append(traceback)
     assert tracebacks[0] == tracebacks[1]
+
+
+async def test_a_signal_that_comes_while_it_is_launched_ends_it() -> None:
+    command = PythonCommand(sys.executable, (), "code", "import time; time.sleep(600)", ("-c",))
+    server = ServerProcess(command, os.environ, (), is_learned=False)
+    server.start((), is_beside_workers=False)
+    try:
+        worker = server.fork()
+        await worker.prepare(command, os.environ)
+        os.kill(worker.pid, signal.SIGTERM)  # as early as it may come: the agent knows the pid once it is launched
+        with suppress(OSError):
+            worker.launch(command, {number: number for number in (0, 1, 2)})
+        _, status = await anyio.to_thread.run_sync(os.waitpid, worker.pid, 0)
+        assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
+        worker.let_go()
+    finally:
+        await server.take_status(is_importing=False)
+        server.close()
 
 
 def test_each_restart_finds_the_files_as_they_are_then(launch: Launcher) -> None:
