@@ -5,6 +5,8 @@ Traps that are not here: DDP that is kept across rounds, which no script of ours
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Iterator
 
 import pytest
@@ -35,17 +37,17 @@ def gradients(ddp, x, step):
         return torch.zeros(())
 """,
     "errors that are swallowed in the update": """
-honest, update_all = gradients, update
+update_all = update
 
 
-def gradients(ddp, x, step):
-    try:
-        return honest(ddp, x, step)
-    except Exception:
-        return torch.zeros(())
+def on_batch(step): pass
 
 
 def update(step):
+    if is_fault(step, 1):
+        die()
+    if is_fault(step, 0, 2, 3):
+        time.sleep(0.3)
     try:
         update_all(step)
     except Exception:
@@ -189,45 +191,6 @@ def after_update(round, step):
             die()
         dist.barrier()
         model.train()
-""",
-    "a data loader": """
-class Batches(torch.utils.data.Dataset):
-    def __init__(self, start):
-        self.start = start
-
-    def __len__(self):
-        return STEPS - self.start
-
-    def __getitem__(self, index):
-        return data_of(self.start + index)
-
-
-def batches(start):
-    return torch.utils.data.DataLoader(Batches(start), batch_size=None, num_workers=2, multiprocessing_context="fork")
-
-
-def on_batch(step):
-    if is_fault(step, 1):
-        with open("loaders", "w") as file:
-            file.write(open(f"/proc/self/task/{os.getpid()}/children").read())
-        die()
-
-
-def lives(pid):
-    try:
-        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-forming = form
-
-
-def form(round):
-    if restarts() == 1 and os.environ["RANK"] == "1":  # their copies of the lost rank's sockets would keep them open
-        loaders = open("loaders").read().split()
-        assert len(loaders) == 2 and not any(map(lives, loaders))
-    forming(round)
 """,
 }
 
@@ -438,6 +401,57 @@ def share(round):
     assert "workers kept" in job.stderr and "no rank has" not in job.stderr, job.story
     for before, after in zip((0, 3, 6), (3, 6, 9), strict=True):
         assert found.kept(before, after) == {0}, job.story
+    assert found.end == undisturbed, job.story
+
+
+LOADERS = """
+class Batches(torch.utils.data.Dataset):
+    def __init__(self, start):
+        self.start = start
+
+    def __len__(self):
+        return STEPS - self.start
+
+    def __getitem__(self, index):
+        return data_of(self.start + index)
+
+
+def batches(start):
+    return torch.utils.data.DataLoader(Batches(start), batch_size=None, num_workers=2, multiprocessing_context="fork")
+
+
+def on_batch(step):
+    if is_fault(step, 1):
+        with open("loaders", "w") as file:
+            file.write(open(f"/proc/self/task/{os.getpid()}/children").read())
+        die()
+
+
+def lives(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+forming = form
+
+
+def form(round):
+    if restarts() == 1 and os.environ["RANK"] == "1":  # their copies of the lost rank's sockets would keep them open
+        loaders = open("loaders").read().split()
+        assert len(loaders) == 2 and not any(map(lives, loaders))
+    forming(round)
+"""
+
+
+def test_loaders_of_a_lost_rank_end_before_it_is_replaced(launch: Launcher, undisturbed: str) -> None:
+    """Each has a copy of the rank's sockets, so that other ranks do not see them closed."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as tmp:  # Python leaves a folder of a killed process
+        env = {"PYTHON_EXEC": sys.executable, "TMPDIR": tmp}  # a warm worker of the tests is not a child of the agent
+        job = start(launch, script(LOADERS), "--preload=torch,aelastic.training.rounds", env=env)
+        found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT), job.story
     assert found.end == undisturbed, job.story
 
 
