@@ -22,7 +22,8 @@ def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
             for step in round.steps(start, STEPS):
                 ...
 
-    The function gets a `Round` before its other arguments.  Its value is returned once the job has ended everywhere.
+    The function gets a `Round` before its other arguments.  Its value is returned once all ranks of the node have
+    returned theirs.
     Under torchrun and plain Python it is called once; plain Python is a job of one rank.
     """
 
