@@ -28,10 +28,24 @@ def test_the_others_keep_process_and_state_when_a_rank_is_killed(launch: Launche
 )
 def test_a_second_rank_may_be_killed_while_the_job_recovers(launch: Launcher, undisturbed: str, after_s: float) -> None:
     case = f"""
+def follow():
+    wait_for("dead")
+    time.sleep({after_s})
+    die()
+
+
+forming = form
+
+
+def form(round):
+    if restarts() == 0 and os.environ["RANK"] == "2":
+        threading.Thread(target=follow, daemon=True).start()
+    forming(round)
+
+
 def on_batch(step):
-    if is_fault(step, 2):
-        die_after({after_s})
     if is_fault(step, 1):
+        open("dead", "w").close()
         die()
 """
     job = start(launch, script(case))

@@ -45,9 +45,10 @@ def on_batch(step): pass
 
 def update(step):
     if is_fault(step, 1):
+        time.sleep(0.2)
         die()
     if is_fault(step, 0, 2, 3):
-        time.sleep(0.3)
+        time.sleep(0.5)
     try:
         update_all(step)
     except Exception:
@@ -174,9 +175,10 @@ def on_batch(step): pass
 def update(step):
     scaler.unscale_(optimizer)
     if is_fault(step, 1):
+        time.sleep(0.2)
         die()
     if is_fault(step, 0, 2, 3):
-        time.sleep(0.3)
+        time.sleep(0.5)
     update_all(step)
 """,
     "an evaluation after the commit": """
@@ -188,6 +190,7 @@ def after_update(round, step):
         round.commit(step + 1)
         model.eval()
         if dist.get_rank() == 1:
+            time.sleep(0.3)
             die()
         dist.barrier()
         model.train()
@@ -212,6 +215,7 @@ def on_batch(step): pass
 
 def after_update(round, step):
     if is_fault(step, 1):
+        time.sleep(0.3)  # the others have made the update, too
         die()
     if is_fault(step, 0, 2, 3):
         dist.barrier()
@@ -255,9 +259,10 @@ def on_batch(step): pass
 
 def update(step):
     if is_fault(step, 1, at=16):
+        time.sleep(0.2)  # the others have the gradients, too
         die()
     if is_fault(step, 0, 2, 3, at=16):
-        time.sleep(0.3)
+        time.sleep(0.5)
     update_all(step)
 """,
 }
