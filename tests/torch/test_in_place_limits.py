@@ -33,6 +33,7 @@ def on_batch(step):
     if is_fault(step, 2):
         {STUCK[where]}
     if is_fault(step, 1):
+        time.sleep(0.3)  # rank 2 is there
         die()
 """
     job = start(launch, script(case), wrapper=SHORT_GRACE)
