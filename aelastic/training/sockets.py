@@ -40,14 +40,19 @@ class GroupSockets:
         self._watched: list[int] = []  # copies: gloo closes a socket that its peer has closed
 
     def begin(self) -> None:
-        """A round begins."""
+        """A round begins: all ranks have left the last one."""
         with self._lock:
             self._clear()
+            self._stop_watching()
             if os.environ.get(_LAZY_VARIABLE, "0") not in {"", "0"}:
                 self._openings.append(_open_sockets())
 
     def end(self) -> None:
-        """The round is left, and its sockets are closed by those who opened them."""
+        """The round is left, and its sockets are closed by those who opened them.
+
+        The copies stay, so that the connections end only when all ranks have left: gloo forgets a message that it is
+        about to send to a peer that has closed the connection, and its sender waits for good (torch 2.13).
+        """
         with self._lock:
             self._clear()
 
@@ -55,7 +60,6 @@ class GroupSockets:
         self._known.clear()
         self._openings.clear()
         self._answered.clear()
-        self._stop_watching()
 
     def _stop_watching(self) -> None:
         self._peers.close()
