@@ -254,6 +254,10 @@ class Generation:
 
         return GraceWatch(self._context)
 
+    def close(self) -> None:
+        """All workers have ended."""
+        self._links.close()
+
     def on_change(self) -> None:
         """Something has happened to the group."""
         changed, self._changed = self._changed, anyio.Event()

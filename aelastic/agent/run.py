@@ -182,6 +182,8 @@ class Run:
                 raise
             finally:
                 self._tasks = None
+                if self._generation is not None:
+                    self._generation.close()
                 try:
                     await self._close()
                 finally:
@@ -209,6 +211,8 @@ class Run:
                 self._join(tasks)
             case ev.Spawn(number):
                 context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
+                if self._generation is not None:
+                    self._generation.close()
                 self._generation = Generation(context, action, self._give_up)
                 tasks.start_soon(self._generation.run, name=f"spawn {number}")
             case ev.CancelSpawn():

@@ -16,6 +16,7 @@ from contextlib import suppress
 import anyio
 
 from aelastic.agent.channels import ControlSockets
+from aelastic.agent.kept_connections import KeptConnections
 from aelastic.group import events as ev
 from aelastic.training import messages
 
@@ -34,6 +35,7 @@ class WorkerLinks:
     def __init__(self, generation: int, sockets: ControlSockets, post: Callable[[ev.Event], None]) -> None:
         self._generation, self._sockets, self._post = generation, sockets, post
         self._links: dict[int, _Link] = {}
+        self._kept = KeptConnections()
 
     def listen(self, local_rank: int, process: int) -> dict[str, str]:
         """Opens the socket of a process that is about to be started; gives its variables.
@@ -42,7 +44,7 @@ class WorkerLinks:
         """
         path = self._sockets.in_place_path(self._generation - 1, local_rank)
         try:
-            self._links[local_rank] = _Link(path, self._generation, local_rank, process, self._post)
+            self._links[local_rank] = _Link(path, self._generation, local_rank, process, self._post, self._kept)
         except OSError as error:
             _log.warning("no recovery in place for local rank %d: %s cannot be opened (%s)", local_rank, path, error)
             return {}
@@ -59,7 +61,8 @@ class WorkerLinks:
             link.close()
 
     def begin(self, local_rank: int, round_: int, env: Mapping[str, str | None]) -> None:
-        """Has a worker enter a round."""
+        """Has a worker enter a round, after all of the job have left the last one."""
+        self._kept.end_before(round_)
         self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
@@ -80,15 +83,22 @@ class WorkerLinks:
     def close(self) -> None:
         for local_rank in [*self._links]:
             self.on_ended(local_rank)
+        self._kept.end()
 
 
 class _Link:
     """One socket: it listens, then it is the connection of the first process that comes."""
 
     def __init__(
-        self, path: str, generation: int, local_rank: int, process: int, post: Callable[[ev.Event], None]
+        self,
+        path: str,
+        generation: int,
+        local_rank: int,
+        process: int,
+        post: Callable[[ev.Event], None],
+        kept: KeptConnections,
     ) -> None:
-        self._path, self._post = path, post
+        self._path, self._post, self._kept = path, post, kept
         self._key = generation, local_rank, process
         self._is_running = self._is_closed = self._has_path = False
         self._running = anyio.CancelScope()
@@ -131,19 +141,32 @@ class _Link:
 
     def _receive(self) -> None:
         try:
-            packet = self._socket.recv(messages.MAX_PACKET + 1)
+            packet, copies, _, _ = socket.recv_fds(
+                self._socket, messages.MAX_PACKET + 1, messages.MAX_COPIES, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
-            return None
+            return
         except OSError:
-            packet = b""
+            packet, copies = b"", []
+        if not self._handle(packet, copies):
+            for copy in copies:
+                os.close(copy)
+
+    def _handle(self, packet: bytes, copies: list[int]) -> bool:
+        """Whether the copies are kept."""
         if not packet:
-            return self.close()  # the process is gone, and that is seen elsewhere
+            self.close()  # the process is gone, and that is seen elsewhere
+            return False
         try:
             message = messages.decode(packet)
         except ValueError as error:
             _, local_rank, _ = self._key
             _log.warning("closing the in-place socket of local rank %d: %s", local_rank, error)
-            return self.close()
+            self.close()
+            return False
+        if message["kind"] == messages.KEEP:
+            self._kept.add(message["round"], copies)
+            return True
         match message:
             case {"kind": messages.READY, "round": round_}:
                 self._post(ev.Ready(*self._key, round_))
@@ -155,7 +178,7 @@ class _Link:
                 self._post(ev.Done(*self._key, round_))
             case _:
                 pass  # a message of the agent's
-        return None
+        return False
 
     def send(self, packet: bytes) -> None:
         """Sends a packet.  A worker that does not read does not leave its round in time either, and is killed then."""

@@ -41,6 +41,7 @@ class Forming:
                 group, _ = made
                 if group is not dist.GroupMember.NON_GROUP_MEMBER:
                     self.groups.append(group)
+            self._link.keep_connections(self._number)
             self._check()
             return made
 

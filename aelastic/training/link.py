@@ -73,6 +73,18 @@ class Link:
             with contextlib.suppress(OSError):  # the agent is gone: the thread ends this process
                 self._connection.send(messages.encode(kind, **fields))
 
+    def keep_connections(self, number: int) -> None:
+        """Has the agent keep the connections of new groups until the round has ended everywhere.
+
+        Otherwise they would end at once if this process was killed, and a peer that is about to send may wait for good.
+        """
+        packet = messages.encode(messages.KEEP, round=number)
+        copies = self.sockets.new_connections()
+        for start in range(0, len(copies), messages.MAX_COPIES):
+            if not self._is_fork:
+                with contextlib.suppress(OSError):  # the agent is gone, or this user has too many on their way
+                    socket.send_fds(self._connection, [packet], copies[start : start + messages.MAX_COPIES])
+
     def wait_for_begin(self, last: int) -> dict[str, Any]:
         """The message that begins the round after `last`.  Signals have their default effect meanwhile."""
         self._wait_with_default_signals(lambda: self._begin is not None and self._begin["round"] > last)

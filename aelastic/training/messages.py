@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SOCKET_VARIABLE = "AELASTIC_IN_PLACE"
 VERSION = "1"
+MAX_COPIES = 250  # in one packet; the system's limit is 253
 MAX_PACKET = 65536  # bytes; an environment of a few hundred variables takes 20 KB
 
 # From the worker.
@@ -24,6 +25,7 @@ READY = "ready"  # at the safe point after `round` (-1: never in a round); holds
 SHARED = "shared"  # has the state of `step`, from the rank `source` (-1: from a checkpoint, or the state is new)
 LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
+KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
 BEGIN = "begin"  # enter `round`; `env`: variables to set, and those to remove, whose value is null
 OVER = "over"  # leave `round`; `why` is a sentence for people
@@ -35,6 +37,7 @@ _FIELDS = {
     SHARED: {"round": _INTEGER, "step": _INTEGER, "source": _INTEGER},
     LOST: {"round": _INTEGER},
     DONE: {"round": _INTEGER},
+    KEEP: {"round": _INTEGER},
     BEGIN: {"round": _INTEGER, "env": _ENVIRONMENT},
     OVER: {"round": _INTEGER, "why": _TEXT},
     END: {},

@@ -38,6 +38,7 @@ class GroupSockets:
         self._answered: set[tuple[int, int]] = set()
         self._peers = select.epoll()
         self._watched: list[int] = []  # copies: gloo closes a socket that its peer has closed
+        self._handed_over = 0  # of them
 
     def begin(self) -> None:
         """A round begins: all ranks have left the last one."""
@@ -67,6 +68,7 @@ class GroupSockets:
         for copy in self._watched:
             os.close(copy)
         self._watched.clear()
+        self._handed_over = 0
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
@@ -117,6 +119,13 @@ class GroupSockets:
         with self._lock:
             return bool(self._openings or self._known)
 
+    def new_connections(self) -> list[int]:
+        """Copies of the connections of groups that were made since the last call."""
+        with self._lock:
+            new = self._watched[self._handed_over :]
+            self._handed_over = len(self._watched)
+            return new
+
     def is_cut_by_peer(self) -> bool:
         """Whether a peer has closed one of its sockets; costs less than a microsecond."""
         return bool(self._peers.poll(0))
@@ -143,7 +152,7 @@ class GroupSockets:
                 if _inode(copy) != inode:
                     continue  # the number belongs to another file by now
                 if not _listens(copy):
-                    # Not for writing: gloo forgets a message that it fails to send before the end is read (torch 2.13).
+                    # Not for writing: gloo forgets a message that it fails to send (torch 2.13).
                     _libc.shutdown(copy, socket.SHUT_RD)
                 elif is_opening and (descriptor, inode) not in self._answered:
                     _answer(copy, world_size)

@@ -16,6 +16,7 @@ EXAMPLES: list[tuple[str, dict[str, Any]]] = [
     ("shared", {"round": 3, "step": 12, "source": 0}),
     ("lost", {"round": 3}),
     ("done", {"round": 3}),
+    ("keep", {"round": 3}),
     ("begin", {"round": 4, "env": {"RANK": "0", "TORCHELASTIC_ERROR_FILE": None, "PATH": "/caf\udce9"}}),
     ("over", {"round": 4, "why": "rank 2 (node n1) was lost"}),
     ("end", {}),

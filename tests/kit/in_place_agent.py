@@ -185,6 +185,8 @@ class InPlaceAgent:
             worker.is_heard = False
             return
         message = messages.decode(packet)
+        if message["kind"] == messages.KEEP:
+            return
         self.story.said.append({**message, "rank": worker.rank})
         worker.is_ready |= message["kind"] == messages.READY
         worker.is_done |= message["kind"] == messages.DONE and message["round"] == self.story.round
