@@ -113,6 +113,7 @@ bench: $(INSTALLED)  ## measure against torchrun, some fifteen minutes; figures 
 	@$(BIN)/python -m compileall -q aelastic  # as pip leaves an installed package; an editable one is not compiled
 	$(BIN)/python benchmarks/one_node.py $(ARGS)
 	$(BIN)/python benchmarks/many_nodes.py $(ARGS)
+	$(BIN)/python benchmarks/in_place.py
 	$(BIN)/python benchmarks/logs.py $(ARGS)
 	$(BIN)/python benchmarks/watching.py $(ARGS)
 
