@@ -224,7 +224,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
         _own("--admit", read_admit, "at-once", "WHEN",
             "when a new node may join: at-once; saved, once all ranks have saved at the same step, or after 120 s; "
             "saved:SECONDS"),
-        _own("--no-remote-verbs", read_flag, "0", "",
+        _own("--no-remote-requests", read_flag, "0", "",
             "ignore commands (such as aelastic restart) issued on other nodes, and report nothing to them"),
     ),
     "restart decisions (aelastic only)": (

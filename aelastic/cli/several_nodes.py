@@ -70,7 +70,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
             bind_all=chosen["bind_all"],
             drain_wait_s=chosen["drain_wait"],
             admit_s=chosen["admit"],
-            remote_verbs=not chosen["no_remote_verbs"],
+            remote_requests=not chosen["no_remote_requests"],
             endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):

@@ -104,7 +104,7 @@ def _static_node(chosen: Settings) -> dict[str, Any]:
         chosen.log_ignored("it needs --master-port and no --standalone", "master_addr")
         chosen.log_ignored("a single node has rank 0", "node_rank")
         return _single_node(chosen, run_id=_given_id(chosen))
-    of_several = "rdzv_conf", "local_addr", "secret_file", "bind_all", "drain_wait", "admit", "no_remote_verbs"
+    of_several = "rdzv_conf", "local_addr", "secret_file", "bind_all", "drain_wait", "admit", "no_remote_requests"
     chosen.log_ignored("a single node has no other nodes to wait for", *of_several)
     return {"master_addr": host, "master_port": port, "run_id": chosen["rdzv_id"] or None}
 

@@ -63,7 +63,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "node_rank": ((Integral, NoneType), "use an int, or None"),
     **dict.fromkeys(("drain_wait_s", "admit_s"), (Real, "use seconds, as a number")),
     "config": (Mapping, "use a dict"),
-    **dict.fromkeys(("bind_all", "remote_verbs"), (bool, "use a bool")),
+    **dict.fromkeys(("bind_all", "remote_requests"), (bool, "use a bool")),
 }
 # For a back end of another package, too: they are the agent's.
 _TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
@@ -129,7 +129,7 @@ class RendezvousSettings(Record):
         drain_wait_s: seconds that a round waits for nodes to replace drained ones.
         admit_s: seconds that a new node waits for all ranks to save at one step, before it interrupts a round; 0: it
             does not wait.
-        remote_verbs: whether other nodes may request a restart or other changes, and see the status of this one.
+        remote_requests: whether other nodes may request a restart or other changes, and see the status of this one.
         bind_all: listen at all addresses of this host, not only at the one that the other nodes use: for NAT and
             containers.
 
@@ -149,7 +149,7 @@ class RendezvousSettings(Record):
     bind_all: bool = False
     drain_wait_s: float = 0.0
     admit_s: float = 0.0
-    remote_verbs: bool = True
+    remote_requests: bool = True
 
     if not TYPE_CHECKING:  # type checkers check callers against the fields
 

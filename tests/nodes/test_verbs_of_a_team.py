@@ -121,10 +121,10 @@ def logs_of(agent: Agent, *agents: Agent) -> Said:
 
 
 def test_a_node_may_refuse_what_is_asked_for_on_others(launch: Launcher) -> None:
-    with trio(launch, "--no-remote-verbs", nnodes="2", nodes=2) as (team, agents):
+    with trio(launch, "--no-remote-requests", nnodes="2", nodes=2) as (team, agents):
         other = next(agent for agent in agents if agent is not team.coordinator)
         said = verb(other.folder, "restart")
-        assert said.code == 1 and "refuses requests from other nodes (--no-remote-verbs)" in said.err
+        assert said.code == 1 and "refuses requests from other nodes (--no-remote-requests)" in said.err
         status = told(other.folder, "status")
         assert [len(status[kind]) for kind in ("nodes", "silent", "refused")] == [1, 0, 1]
         assert "  closed " in verb(other.folder, "status").out

@@ -41,7 +41,7 @@ AGAIN_S = 1.0
 # Nodes find a coordinator that takes over within milliseconds; those that are lost do not.
 COMING_S, COMING_AGAIN_S = 2.0, 0.05
 PIECE_BYTES = 32 << 10  # of a log
-NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-verbs)"
+NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-requests)"
 NOT_TOLD = "logs of another node are shown only if the job has a secret (--secret-file)"
 
 
@@ -150,7 +150,7 @@ class Enquiries:
         node_id, rdzv, refusal = self._node_id, self._settings.spec.rdzv, ""
         if rdzv is not None and fetch.node_id != node_id:
             is_closed = fetch.what is r.What.LOG and not rdzv.secret_path
-            refusal = NO_REMOTE if not rdzv.remote_verbs else NOT_TOLD if is_closed else ""
+            refusal = NO_REMOTE if not rdzv.remote_requests else NOT_TOLD if is_closed else ""
         if not refusal:
             try:
                 async for key, value in self._shown(fetch):

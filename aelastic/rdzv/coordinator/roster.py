@@ -363,7 +363,7 @@ class RoundRules(Record):
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
     drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
     admit_s: float = 0.0  # that newcomers wait for all ranks to save; 0: they don't
-    remote_verbs: bool = True  # other nodes may ask for something
+    remote_requests: bool = True  # other nodes may ask for something
 
     @property
     def limits(self) -> tuple[int, int]:
@@ -385,8 +385,8 @@ class RoundRules(Record):
         is_own = ask.verb in {r.Verb.DRAIN, r.Verb.CANCEL} and ask.target in {"", ask.node_id}
         return (
             ""
-            if self.remote_verbs or is_own
-            else "the leader's node refuses requests from other nodes (--no-remote-verbs)"
+            if self.remote_requests or is_own
+            else "the leader's node refuses requests from other nodes (--no-remote-requests)"
         )
 
     @property
@@ -411,5 +411,5 @@ class RoundRules(Record):
     @classmethod
     def of(cls, settings: RendezvousSettings) -> RoundRules:
         times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s, settings.lease_s
-        asked = settings.drain_wait_s, settings.admit_s, settings.remote_verbs
+        asked = settings.drain_wait_s, settings.admit_s, settings.remote_requests
         return cls(settings.min_nodes, settings.max_nodes, *times, *asked)
