@@ -118,7 +118,7 @@ class RunMetrics:
             (kind, counter(name, text, *filter(None, [label]), start=start), of)
             for kind, name, text, label, start, of in _COUNTED
         ]
-        self._coordinates = gauge("aelastic_coordinates", "1 while this agent leads the job.")
+        self._coordinates = gauge("aelastic_leads", "1 while this agent leads the job.")
         # Durations.
         text, name = "Duration of finished phases.", "aelastic_phase_duration_seconds"
         self._phase_took = histogram(name, text, "phase", buckets=DURATION_BUCKETS_S)

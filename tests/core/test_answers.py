@@ -19,7 +19,7 @@ def agent(run_id: str = NAMED, **more: Any) -> dict[str, Any]:
     return {
         "code": "ok", "time": "2026-01-02T09:01:00+00:00", "run": {**run, "entrypoint": "train.py"}, "phase": "running",
         "since": "2026-01-02T09:00:30+00:00", "restarts": {"failure": 0}, "drains": 0, "spent": {}, "progress": None,
-        "round": None, "workers": [], "announced": None, "waiting": None, "reason": "", "coordinates": False,
+        "round": None, "workers": [], "announced": None, "waiting": None, "reason": "", "leads": False,
         "folder": f"/home/ada/{run_id[:6]}", **more,
     }  # fmt: skip
 
@@ -32,7 +32,7 @@ def test_a_status_says_what_the_job_runs_and_where() -> None:
 
 def test_a_status_explains_its_star() -> None:
     star = "* the leader: its agent decides for the job"
-    assert texts.status([agent(), agent(coordinates=True)], (), {}, agent()).splitlines()[-1] == star
+    assert texts.status([agent(), agent(leads=True)], (), {}, agent()).splitlines()[-1] == star
     assert star not in texts.status([agent()], (), {}, agent()), "nobody leads"
 
 

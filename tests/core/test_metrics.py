@@ -200,10 +200,10 @@ COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {
         (ev.RunEnded(WorkerState.STOPPED, "asked to stop"),), {}, {'run_ended{run_id="job 7",state="STOPPED"}': 1},
     ),
     "a run that ends with an error was not": ((LOST,), {}, {'run_ended{run_id="job 7",state="UNKNOWN"}': 1}),
-    "missing nodes before a round": ((), {}, {"nodes_missing": 1, "coordinates": 0}),
+    "missing nodes before a round": ((), {}, {"nodes_missing": 1, "leads": 0}),
     "missing nodes, the coordinator and silent workers": (
         (BEGAN.replace(max_nodes=5), ROUND), {"coordinates": True, "silence": (600.0, {1: 320.5})},
-        {"nodes_missing": 3, "coordinates": 1, 'worker_silence_seconds{local_rank="1"}': 320.5,
+        {"nodes_missing": 3, "leads": 1, 'worker_silence_seconds{local_rank="1"}': 320.5,
          "worker_silence_max_seconds": 600},
     ),
     "the start of the phase is a time of day": (

@@ -161,7 +161,7 @@ def test_a_restart_of_three_agents_is_one_and_the_failed_job_is_told_of(launch: 
         assert asked("run:aelastic_max_restarts:max", run_id=run_id) == 1
         spent = "run_spent:aelastic_time_seconds:rate1h"
         wait_for("the time it lost", lambda: (asked(spent, run_id=run_id, spent="starting") or 0) > 0)
-        assert asked("sum(aelastic_coordinates)") == 1
+        assert asked("sum(aelastic_leads)") == 1
         assert asked("max(aelastic_nodes_missing)") == 0
         assert asked('sum(aelastic_failures_total{kind="exit"})') == 1
         assert (asked("min(time() - aelastic_phase_start_time_seconds)") or -1) >= 0

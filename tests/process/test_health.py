@@ -200,7 +200,7 @@ def test_it_answers_for_a_job_from_its_first_worker_to_its_end(launch: Launcher,
     assert (read["aelastic_ready"], read["aelastic_world_size"], read["aelastic_rounds_total"]) == (1, 2, 1)
     assert read['aelastic_phase_duration_seconds_count{phase="rendezvous"}'] == 1
     assert read['aelastic_worker_resident_memory_bytes{local_rank="1",role="default"}'] > 1 << 20
-    assert (read["aelastic_coordinates"], read["aelastic_worker_silence_max_seconds"]) == (1, 600)
+    assert (read["aelastic_leads"], read["aelastic_worker_silence_max_seconds"]) == (1, 600)
     assert 0 <= read['aelastic_worker_silence_seconds{local_rank="1"}'] <= time.monotonic() - began_s
     assert began_at <= read["aelastic_phase_start_time_seconds"] <= time.time()
     stopped = said["workers"][1]["pid"]

@@ -200,7 +200,7 @@ class Enquiries:
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
-        return {**status, "coordinates": self._held.link.coordinates}
+        return {**status, "leads": self._held.link.coordinates}
 
     async def own_ends(self) -> list[dict[str, Any]]:
         """As `why`, with the step that workers have written by now."""

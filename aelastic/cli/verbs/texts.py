@@ -73,7 +73,7 @@ def status(
     Args:
         agent: the one that was asked; nodes elsewhere may have other folders.
     """
-    first = max(nodes, key=lambda each: (each["coordinates"], each["phase"] == "running"), default=None)
+    first = max(nodes, key=lambda each: (each["leads"], each["phase"] == "running"), default=None)
     if first is None:
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
@@ -98,14 +98,14 @@ def status(
         note = each["announced"] or each["waiting"] or (each["reason"] if each["phase"] != "running" else "")
         halted = told_of({one["rank"]: one["kernel"] for one in each["workers"] if one["kernel"]})
         note = "; ".join(filter(None, [halted, note]))
-        rows.append((name + " *" * each["coordinates"], each["phase"], at, _since(each, each["since"]), note))
+        rows.append((name + " *" * each["leads"], each["phase"], at, _since(each, each["since"]), note))
     rows += [(each, "silent", "-", "-", "no answer") for each in silent]
     rows += [(each, "closed", "-", "-", text) for each, text in refused.items()]
     state = paint(printable(phase), COLOURS.get(phase))
     title = f"{printable(first['run']['run_id'])}  {state}  {printable('  '.join(head))}"
     table = _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
     lines = [title, printable(program(agent)), table]
-    if any(each["coordinates"] for each in nodes):
+    if any(each["leads"] for each in nodes):
         lines.append("* the leader: its agent decides for the job")
     return "\n".join(lines)
 
