@@ -72,6 +72,7 @@ def main() -> None:
             print(f"epoch {epoch}: loss {total / len(loader):.6f}", flush=True)
         dist.barrier()  # no rank starts an epoch before the last one is saved
 
+    del model  # torch 2.13 may hang at the end if DistributedDataParallel outlives its process group
     dist.destroy_process_group()
 
 
