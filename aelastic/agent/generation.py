@@ -223,11 +223,11 @@ class Generation:
         self._links.leave(action.local_ranks, action.round, wording.text_of(action.reason))
 
     def release(self) -> None:
-        """Has workers whose functions have returned go on to their end."""
+        """Tells the workers that all their functions have returned, so that each can end."""
         self._links.release()
 
     async def replace(self, action: ev.Replace) -> None:
-        """Starts a process in the place of a worker of which nothing is left."""
+        """Replaces a worker whose processes are all gone."""
         rank, held = action.local_rank, self._resources
         start = self._context.starts[rank]
         self._context.ended.discard(rank)

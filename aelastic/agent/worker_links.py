@@ -17,6 +17,7 @@ import anyio
 
 from aelastic.agent.channels import ControlSockets
 from aelastic.agent.kept_connections import KeptConnections
+from aelastic.failures.failure import SENTENCE_CHARS_MAX
 from aelastic.group import events as ev
 from aelastic.training import messages
 
@@ -66,13 +67,13 @@ class WorkerLinks:
         self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
-        """Has workers leave a round."""
-        packet = messages.encode(messages.OVER, round=round_, why=why)
+        """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit into a packet."""
+        packet = messages.encode(messages.OVER, round=round_, why=why[:SENTENCE_CHARS_MAX])
         for local_rank in local_ranks:
             self._send(local_rank, packet)
 
     def release(self) -> None:
-        """Has all workers whose functions have returned go on to their end."""
+        """Tells the workers that all their functions have returned, so that each can end."""
         for local_rank in self._links:
             self._send(local_rank, messages.encode(messages.END))
 

@@ -100,3 +100,21 @@ async def test_what_comes_with_other_messages_is_not_kept(tmp_path: Path, listen
                 assert await asyncio.to_thread(has_ended, peers, 10)
         await following
     links.close()
+
+
+async def test_workers_leave_a_round_whatever_the_error_that_has_ended_it_says(tmp_path: Path) -> None:
+    """A message may have 8,192 characters, and JSON has 12 bytes for some of them: more than a packet."""
+    ready = asyncio.Event()
+    links = WorkerLinks(1, ControlSockets(tmp_path), lambda _: ready.set())
+    path = messages.socket_path(links.listen(0, 0)[messages.SOCKET_VARIABLE])
+    assert path is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as worker:
+        worker.connect(path)
+        worker.send(messages.encode(messages.READY, round=-1, step=-1))
+        following = asyncio.create_task(links.follow(0))
+        await ready.wait()
+        links.leave((0,), ROUND, "\N{PILE OF POO}" * 8192)
+        message = messages.decode(worker.recv(messages.MAX_PACKET))
+    links.close()
+    await following
+    assert (message["kind"], message["round"]) == (messages.OVER, ROUND)
