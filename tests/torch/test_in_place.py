@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, ran
+from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher, ran
 from kit.waiting import wait_for
 from kit.workers.in_place_training import FAULT_AT, course, script, start
 
@@ -55,14 +55,18 @@ def on_batch(step):
     assert found.end == undisturbed, job.story
 
 
-@pytest.mark.all
-@pytest.mark.ci
-def test_with_recovery_restart_all_processes_are_new(launch: Launcher, undisturbed: str) -> None:
-    job = start(launch, script(), "--recovery=restart")
+def assert_all_are_new(job: Job, undisturbed: str) -> None:
+    """The job restarted once, in new processes, without the state."""
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
     assert "in place" not in job.stderr
     assert found.end == undisturbed, job.story
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_with_recovery_restart_all_processes_are_new(launch: Launcher, undisturbed: str) -> None:
+    assert_all_are_new(start(launch, script(), "--recovery=restart"), undisturbed)
 
 
 @pytest.mark.all
@@ -80,11 +84,7 @@ if {who!r} == "nobody" or os.environ["RANK"] == "3":
 def share(round):
     return 0  # all ranks have the same collectives
 """
-    job = start(launch, script(case))
-    found = course(job)
-    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
-    assert "in place" not in job.stderr
-    assert found.end == undisturbed, job.story
+    assert_all_are_new(start(launch, script(case)), undisturbed)
 
 
 @pytest.mark.all
