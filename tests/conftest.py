@@ -9,6 +9,7 @@ import gc
 import logging
 import os
 import signal
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -42,6 +43,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # The processor time of a test: those without processes run beside others, at low priority.
 CPU = "cpu_s"
 CPU_BEFORE_S = pytest.StashKey[float]()
+
+# Commands that tests run in this process find no jobs of the user who runs the tests.
+_CONTROL_SOCKETS = tempfile.TemporaryDirectory(prefix="tests-")
+os.environ["XDG_RUNTIME_DIR"] = _CONTROL_SOCKETS.name
 
 # No loop of this process, nor of the agents that tests start, may be blocked.
 loop_guard.install()

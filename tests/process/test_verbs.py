@@ -253,7 +253,7 @@ def test_a_job_that_has_succeeded_is_known_to_have_ended(launch: Launcher) -> No
 
 
 def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
-    launch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    launch: Launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = "say('start')\nif rank == 1: raise ValueError('odd')\ntime.sleep(600)\n"
     job = launch(script, *TWO, "--max-restarts", "1", "--log-dir", "logs")
@@ -270,6 +270,12 @@ def test_why_a_job_ended_is_known_by_its_logs_too_and_they_make_a_picture(
         assert "  cause    rank 1 on " in out and "ValueError: odd" in out, out
         assert re.search(r"^  symptom  rank 1 on \S+ exited with code 1$", out, re.MULTILINE), out
         assert "\n  changed  by a larger --max-restarts" in out, out
+    monkeypatch.setattr(jobs, "ANSWER_S", 0.1)
+    with socket.socket(socket.AF_UNIX) as silent:  # the agent of another job, which does not answer
+        silent.bind(str(job.folder / "aelastic" / "1.sock"))
+        silent.listen()
+        assert verb(job.folder, "why").code == 4
+        assert told(job.folder, "why", logs)["code"] == "ok"
     assert timeline([logs]) == 0 and "1 restart (" in capsys.readouterr().out
     page = (job.folder / "logs" / "timeline.html").read_text()
     assert "ValueError: odd" in page and boxes_of(data_of(page), "life", "failed")

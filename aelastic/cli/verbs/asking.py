@@ -192,7 +192,8 @@ class _Asking:
         try:
             said, _ = self._answer()
         except NoAnswerError as error:
-            found = self._why_ended() if error.code == EXIT_NO_JOB else None
+            is_known_without = error.code == EXIT_NO_JOB or os.path.exists(self._args.job)  # another job may be silent
+            found = self._why_ended() if is_known_without else None
             if found is None:
                 raise
             said = found
