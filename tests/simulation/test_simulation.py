@@ -1006,6 +1006,10 @@ def test_the_last_round_of_the_leader_is_the_newest_though_a_frozen_node_runs_an
     simulate(50004074)
 
 
+def test_a_node_that_was_cut_off_may_hear_of_the_end_of_a_round_of_the_same_number_as_that_of_the_others() -> None:
+    simulate(51000110)
+
+
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)

@@ -344,8 +344,14 @@ class Checks:
             self._check_name(leader, round_, round_.named)
 
     def _round_that_ends(self, leader: Leader, node_id: str, number: int) -> Round | None:
-        """One that this coordinator has begun or inherited, as a node hears of it."""
-        round_ = self.rounds.get((leader.sessions.token, number)) or self._round_of.get(node_id)
+        """One that this coordinator has begun or inherited, as a node hears of it.
+
+        A node that was cut off may come from a round of the same number that another coordinator had begun.
+        """
+        own = self._round_of.get(node_id)
+        if own is not None and own.number == number:
+            return own
+        round_ = self.rounds.get((leader.sessions.token, number)) or own
         round_ = round_ or self._last_before(number + 1)
         while round_ is not None and round_.number > number:
             round_ = round_.before
