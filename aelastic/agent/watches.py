@@ -101,8 +101,8 @@ class StartWatch(Observer):
     def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the state has it
         match event:
             case WorkersStarted():
+                self._missing = self._to_watch(event)
                 self._started = event
-                self._missing = {local_rank: set(self._visible) for local_rank in event.ids}
                 self._changed.set()
             case WorkerEnded(_, local_rank):
                 self._missing.pop(local_rank, None)
@@ -110,6 +110,15 @@ class StartWatch(Observer):
                 self._missing = {}
             case _:
                 pass
+
+    def _to_watch(self, started: WorkersStarted) -> dict[int, set[StartPhase]]:
+        """By local rank, the phases that a worker has yet to reach.  One that keeps its process starts nothing."""
+        formed, before = self.run_state.formed, self._started.ids
+        if formed is None or not formed.in_place:
+            return {local_rank: set(self._visible) for local_rank in started.ids}
+        # A replacement continues the files of the worker that was lost, so its first output cannot be told.
+        visible = set(self._visible) - {"output"}
+        return {local_rank: set(visible) for local_rank, id_ in started.ids.items() if before.get(local_rank) != id_}
 
     async def run(self) -> None:
         while True:

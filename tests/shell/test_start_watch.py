@@ -47,3 +47,36 @@ async def test_workers_that_compute_nothing_any_more_are_not_looked_at(
     with anyio.move_on_after(2 * START_LIMIT_S):
         await watch.run()
     assert first_s <= looked_at[-1] <= last_s + 1e-6
+
+
+@on_virtual_time
+async def test_in_place_only_replacements_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[set[int]] = []
+
+    async def look(_: object, places: Mapping[int, object], *__: object, **___: object) -> Any:
+        await anyio.lowlevel.checkpoint()
+        looked_at.append(set(places))
+        return dict.fromkeys(places, frozenset({"output", "process_group"})), {}
+
+    monkeypatch.setattr(watches, "run_sync", look)
+    workers = [SimpleNamespace(global_rank=rank) for rank in range(2)]
+    group: Any = SimpleNamespace(assigned=SimpleNamespace(master_port=1), workers=workers)
+    told: list[Any] = []
+    watch = StartWatch(group, told.append, is_local=True)
+    observers = Observers([watch])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch.run)
+        observers.tell(RoundFormed(1, 1, 0, 0, 1, 0, 2, 2), anyio.current_time())
+        observers.tell(WorkersStarted(1, {0: 100, 1: 101}), anyio.current_time())
+        await anyio.sleep(1.0)
+        assert {(each.local_rank, each.phase) for each in told} == {
+            (rank, phase) for rank in range(2) for phase in ("output", "process_group")
+        }
+        looked_at.clear()
+        told.clear()
+        observers.tell(RoundFormed(2, 1, 1, 0, 1, 0, 2, 2, in_place=True), anyio.current_time())
+        observers.tell(WorkersStarted(1, {0: 100, 1: 102}), anyio.current_time())
+        await anyio.sleep(1.0)
+        tasks.cancel_scope.cancel()
+    assert looked_at == [{1}]
+    assert [(each.local_rank, each.phase) for each in told] == [(1, "process_group")], "its file is not new"
