@@ -206,7 +206,7 @@ class LogLines(Observer):
             case ev.Restarting(in_place=True):
                 _log.warning("recovering in place: %s", event.reason)
             case ev.Recovered():
-                _log.warning("%s", recovered(event))
+                _log.warning("%s", event.text)
             case ev.NotRecovered(_, reason):
                 _log.warning("not continuing in place: %s; restarting all workers", reason)
             case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one
@@ -252,13 +252,3 @@ class LogLines(Observer):
             limit_s = self._shutdown_timeout_s
             _log.warning("%s: stopping workers (up to %g s); send it again to kill them", name, limit_s)
         self._is_stop_asked = True
-
-
-def recovered(event: ev.Recovered) -> str:
-    """Words a recovery in place."""
-    state = f"state of step {event.step} from rank {event.source_rank}"
-    if event.source_rank < 0:
-        state = f"state of step {event.step} from the checkpoint" if event.step > 0 else "no state yet"
-    kept, size = event.workers_kept, event.workers_kept + event.workers_replaced
-    took_ms = 1000 * event.duration_s
-    return f"round {event.round} continues in place: {kept} of {size} workers kept, {state}, {took_ms:.0f} ms"

@@ -139,6 +139,16 @@ class Recovered(RunEvent):
     source_rank: int  # the rank that it came from; -1: it was loaded from a checkpoint or is new
     duration_s: float  # since this node's first worker ended or was found to hang, or it learned of the round's end
 
+    @property
+    def text(self) -> str:
+        """A sentence that says how many workers were kept, and where the state came from."""
+        state = f"state of step {self.step} from rank {self.source_rank}"
+        if self.source_rank < 0:
+            state = f"state of step {self.step} from the checkpoint" if self.step > 0 else "no state yet"
+        kept, size = self.workers_kept, self.workers_kept + self.workers_replaced
+        took_ms = 1000 * self.duration_s
+        return f"round {self.round} continues in place: {kept} of {size} workers kept, {state}, {took_ms:.0f} ms"
+
 
 class NotRecovered(RunEvent):
     """The workers of this node do not continue in place after all: they end and start again."""

@@ -304,7 +304,7 @@ class PastPhase(Record):
 
 
 class GenerationEnd(Record):
-    """Why the workers of a generation ended, or the run with them."""
+    """Why the workers of a generation ended, or the run with them; in place, why a round ended."""
 
     generation: int
     began: float
@@ -316,6 +316,8 @@ class GenerationEnd(Record):
     again: float | None = None  # when workers ran again
     decision: Decision | None = None  # where one was made
     round: int = 0  # that this node took part in; 0: none yet
+    in_place: bool = False  # only the round ended: workers kept their processes
+    recovered: ev.Recovered | None = None  # once they had the state of the next round
 
 
 class RunState:
@@ -346,8 +348,11 @@ class RunState:
         self.restart_count = 0
         self.restarts: dict[ev.RestartCause, int] = {"failure": 0, "membership": 0}
         self.drains = 0  # interruptions that were announced, and not called off
+        self.recoveries = 0  # in place
+        self.last_recovery: tuple[ev.Recovered, float] | None = None  # and when
         self.last_progress: ev.Progressed | None = None
         self.first_failure: tuple[int, ProcessFailure] | None = None  # of the last generation that failed: which, what
+        self._failed_in = 0, 0  # the generation of that failure, and its round: in place, a generation has several
         self.last_failure: tuple[ProcessFailure, float] | None = None  # and when
         self.ends: deque[GenerationEnd] = deque(maxlen=ENDS_MAX)
         self.fork_server: ev.ForkServerMeasured | None = None
@@ -380,16 +385,21 @@ class RunState:
             case ev.WorkersStarted(_, ids):
                 for each in [self.workers[local_rank] for local_rank in ids if local_rank in self.workers]:
                     fact = "running" if each.state == "starting" else each.state
-                    self._set(each.local_rank, id=ids[each.local_rank], state=fact, started_at=now)
+                    started_at = now if each.started_at is None else each.started_at
+                    self._set(each.local_rank, id=ids[each.local_rank], state=fact, started_at=started_at)
                 if self.ends and self.ends[-1].again is None:
                     self.ends[-1] = self.ends[-1].replace(again=now)
+            case ev.Recovered():
+                self.recoveries += 1
+                self.last_recovery = event, now
+                if self.ends and self.ends[-1].in_place:
+                    self.ends[-1] = self.ends[-1].replace(recovered=event)
+            case ev.NotRecovered():
+                if self.ends and self.ends[-1].again is None:
+                    self.ends[-1] = self.ends[-1].replace(in_place=False)
             case ev.WorkerEnded(generation, local_rank, _, outcome, failure):
                 self._set(local_rank, state=outcome)
-                if failure is not None and (self.first_failure is None or self.first_failure[0] != generation):
-                    self.first_failure = generation, failure
-                if self.ends and self.ends[-1].generation == generation and self.ends[-1].failure is None:
-                    self.ends[-1] = self.ends[-1].replace(failure=failure)  # it was held until others were stopped
-                self._on_failure(failure, now)
+                self._on_worker_failed(generation, failure, now)
             case ev.Noticed(_, local_rank, _, _, reason):
                 self._set(local_rank, note=reason)
             case ev.Compared(_, text, odd):
@@ -403,7 +413,7 @@ class RunState:
                 self._is_drain = event.verb == "drain"
             case ev.Progressed(generation):
                 self._on_progress(event, now)
-                if self.ends and self.ends[-1].generation == generation:  # workers wrote on until they were stopped
+                if self._is_end_of(generation):  # workers wrote on until they were stopped
                     self.ends[-1] = self.ends[-1].replace(step=event.step)
             case ev.PhaseTook(name, duration_s, of_rank):
                 self.past.append(PastPhase(name, self.generation, now, duration_s, of_rank))
@@ -411,7 +421,7 @@ class RunState:
             case ev.Restarting(cause, decision, restart_count):
                 self.restarts[cause] += 1
                 reason = event.reason
-                self._on_end(cause, reason, decision, None, now)
+                self._on_end(cause, reason, decision, None, now, in_place=event.in_place)
                 self.restart_count, self.why_stopping = restart_count, reason
             case ev.ForkServerMeasured():
                 self.fork_server = event
@@ -434,10 +444,14 @@ class RunState:
     def _on_formed(self, formed: ev.RoundFormed, now: float) -> None:
         self._enter(Phase.RUNNING if formed.in_place else Phase.SPAWNING, now)  # which is said a moment later
         self.formed, self.formed_at, self.restart_count = formed, now, formed.restart_count
+        before = self.workers
         self.workers = {local: WorkerNow(formed.first_rank + local, local) for local in range(formed.local_world_size)}
-        self.progress = self.compared = None
         if formed.in_place:
-            self.first_failure = None  # of this generation, and told with the end of the round before
+            for worker in formed.workers:
+                kept = before.get(worker.local_rank)
+                if kept is not None and kept.id == worker.id:
+                    self._set(worker.local_rank, started_at=kept.started_at)
+        self.progress = self.compared = None
 
     def _on_end(
         self,
@@ -446,16 +460,30 @@ class RunState:
         decision: Decision | None,
         failure: ProcessFailure | None,
         now: float,
+        *,
+        in_place: bool = False,
     ) -> None:
-        if failure is None and self.first_failure is not None and self.first_failure[0] == self.generation:
+        if failure is None and self.first_failure is not None and self._failed_in == (self.generation, self._round):
             failure = self.first_failure[1]
         self.drains += bool(self.announced and self._is_drain and not self.held)
         self.announced = self.held = ""
         last = self.last_progress
         step = None if last is None or last.generation != self.generation else last.step
-        round_ = 0 if self.formed is None else self.formed.round
         known = (self.generation, self.formed_at, now, cause, reason, failure, step)
-        self.ends.append(GenerationEnd(*known, decision=decision, round=round_))
+        self.ends.append(GenerationEnd(*known, decision=decision, round=self._round, in_place=in_place))
+
+    def _is_end_of(self, generation: int) -> bool:
+        """Whether the last end is that of the generation.  In place, the generation runs again after it."""
+        if not self.ends or self.ends[-1].generation != generation:
+            return False
+        return not self.ends[-1].in_place or self.ends[-1].again is None
+
+    def _on_worker_failed(self, generation: int, failure: ProcessFailure | None, now: float) -> None:
+        if failure is not None and self._failed_in != (generation, self._round):
+            self.first_failure, self._failed_in = (generation, failure), (generation, self._round)
+        if self._is_end_of(generation) and self.ends[-1].failure is None:
+            self.ends[-1] = self.ends[-1].replace(failure=failure)  # it was held until others were stopped
+        self._on_failure(failure, now)
 
     def _on_progress(self, event: ev.Progressed, now: float) -> None:
         self.last_progress = event
@@ -473,6 +501,10 @@ class RunState:
     @property
     def generation(self) -> int:
         return 0 if self.formed is None else self.formed.generation
+
+    @property
+    def _round(self) -> int:
+        return 0 if self.formed is None else self.formed.round
 
     @property
     def role(self) -> str:

@@ -16,7 +16,7 @@ from aelastic.decisions.as_json import to_json
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.phases import Phase
 from aelastic.host.kernel_states import told as told_of
-from aelastic.observe.run_events import NAME_OF, Progressed
+from aelastic.observe.run_events import NAME_OF, Progressed, Recovered
 from aelastic.observe.run_state import GenerationEnd, RunState, WorkerNow
 from aelastic.rdzv.restart_policy import innocence
 
@@ -77,7 +77,7 @@ def describe(
 
     is_ready, why = readiness(state, kernel)
     run, failure, takes = state.began, state.first_failure, NAME_OF.get(state.phase)
-    formed, told = state.formed, state.compared
+    formed, told, recovery = state.formed, state.compared, state.last_recovery
     last = next((end for end in reversed(state.ends) if end.cause != "end"), None)
     return {
         "schema": SCHEMA,
@@ -104,6 +104,8 @@ def describe(
         "spent": {name: round(seconds, 3) for name, seconds in state.spent.until(now).items()},
         "restarts": dict(state.restarts),
         "last_restart": None if last is None else _describe_restart(last, at),
+        "recoveries": state.recoveries,
+        "last_recovery": recovery and {**_describe_recovery(recovery[0]), "at": at(recovery[1])},
         "last_failure": None if failure is None else _describe_failure(*failure),
         "now": None if takes is None else {"phase": takes, "began": at(state.phase_since)},
         "phases": [
@@ -142,13 +144,22 @@ def describe_ends(ends: Sequence[GenerationEnd], now: float, wall: datetime) -> 
             "blame": "" if each.failure is None else wording.blame(each.failure.host, innocence(each.failure)),
             "failure": None if each.failure is None else _describe_failure(each.generation, each.failure),
             "again_s": None if each.again is None else round(each.again - each.ended, 3),
+            "in_place": each.in_place,
+            "recovered": None if each.recovered is None else _describe_recovery(each.recovered),
         }
         for each in reversed(ends)
     ]
 
 
 def _describe_restart(end: GenerationEnd, at: Callable[[float], str]) -> dict[str, Any]:
-    return {"cause": end.cause, "reason": end.reason, "decision": to_json(end.decision), "at": at(end.ended)}
+    decision = to_json(end.decision)
+    return {
+        "cause": end.cause, "reason": end.reason, "decision": decision, "in_place": end.in_place, "at": at(end.ended),
+    }  # fmt: skip
+
+
+def _describe_recovery(recovered: Recovered) -> dict[str, Any]:
+    return {**_fields(recovered), "text": recovered.text}
 
 
 def _symptom(failure: ProcessFailure | None) -> str:

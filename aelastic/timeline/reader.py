@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
+from aelastic.observe.run_events import Recovered
 from aelastic.timeline.fields import SECONDS_MAX, WHOLE_MAX, check
 
 # Of `docs/reference/event-log.schema.json`.
@@ -64,6 +65,24 @@ class Entry:
         if isinstance(value, bool) or not isinstance(value, int | float) or not -SECONDS_MAX < value < SECONDS_MAX:
             raise ValueError(f"{name} is not a length of time")
         return max(0.0, float(value))
+
+
+def recovered_in(entry: Entry) -> Recovered:
+    """The recovery in place that an entry records.
+
+    Raises:
+        ValueError: a field is missing, or has another type.
+    """
+    number = entry.number
+    return Recovered(
+        round=number("round"),
+        generation=number("generation"),
+        workers_kept=number("workers_kept"),
+        workers_replaced=number("workers_replaced"),
+        step=number("step"),
+        source_rank=number("source_rank"),
+        duration_s=entry.seconds("duration_s"),
+    )
 
 
 @dataclass(slots=True)

@@ -30,6 +30,16 @@ def test_a_status_says_what_the_job_runs_and_where() -> None:
     assert texts.program(agent(folder="")) == "train.py in a folder that is gone"
 
 
+def test_a_status_counts_recoveries_in_place_where_there_were_any() -> None:
+    heads = [texts.status([agent(recoveries=count)], (), {}, agent()).splitlines()[0] for count in (0, 1, 2)]
+    heads.append(
+        texts.status([agent(), agent(recoveries=2)], (), {}, agent()).splitlines()[0]
+    )  # one of an older version
+    assert [head.partition("0 drains")[2] for head in heads] == [
+        "", ", 1 recovery in place", ", 2 recoveries in place", ", 2 recoveries in place",
+    ]  # fmt: skip
+
+
 def test_a_status_explains_its_star() -> None:
     star = "* the leader: its agent decides for the job"
     assert texts.status([agent(), agent(leads=True)], (), {}, agent()).splitlines()[-1] == star

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from kit import decided
 
+from aelastic.cli.verbs import texts
 from aelastic.errors import ProcessFailure
 from aelastic.group.events import Worker, WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.run_state import PHASES_MAX, RunState
-from aelastic.observe.status import TRACEBACK_CHARACTERS_MAX, describe, readiness
+from aelastic.observe.status import TRACEBACK_CHARACTERS_MAX, describe, describe_ends, readiness
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 BEGAN = ev.RunBegan("job-7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 2, 2, 3, "c10d")
@@ -208,9 +209,60 @@ def test_restarts_are_told_by_cause_with_the_last_ones_reason() -> None:
         "cause": "membership",
         "reason": "node host-2 joined",
         "decision": {"kind": "next_round", "cause": {"kind": "nodes_joined", "hosts": ["host-2"], "count": 1}},
+        "in_place": False,
         "at": "2026-11-21T12:00:00.000+00:00",
     }
     assert said["round"]["generation"] == 2
+
+
+def lost_and_recovered(status: RunState) -> RunState:
+    """A run of 5 s, in which worker 1 is lost at 6 s, and worker 0 keeps its process."""
+    workers = Worker(0, 2, id=10), Worker(1, 3, id=12)
+    status.tell(ev.Progressed(1, 0, 2, 7), 5.5)
+    status.tell(ev.WorkerEnded(1, 1, 3, "failed", failure(3)), 6.0)
+    status.tell(ev.Restarting("failure", decided.restart(1, 3, decided.failed(3)), 1, in_place=True), 6.5)
+    status.tell(formed().replace(round=2, restart_count=1, workers=workers, in_place=True), 7.0)
+    status.tell(ev.WorkersStarted(1, {0: 10, 1: 12}), 7.0)
+    status.tell(RECOVERED, 8.0)
+    status.tell(ev.Progressed(1, 0, 2, 50), 9.0)
+    return status
+
+
+RECOVERED = ev.Recovered(2, 1, workers_kept=1, workers_replaced=1, step=7, source_rank=2, duration_s=2.0)
+
+
+def test_in_place_a_worker_that_keeps_its_process_has_been_running_since_its_start() -> None:
+    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    said = described(status, 12.0)
+    assert [(each["pid"], each["started"][17:19]) for each in said["workers"]] == [(10, "52"), (12, "55")]
+
+
+def test_a_recovery_in_place_is_told_and_what_failed_before_it_still_is() -> None:
+    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    said = described(status, 12.0)
+    assert said["recoveries"] == 1 and said["last_restart"]["in_place"] is True
+    assert (said["last_recovery"]["workers_kept"], said["last_recovery"]["step"]) == (1, 7)
+    assert said["last_recovery"]["at"] == "2026-11-21T11:59:56.000+00:00"
+    assert said["last_failure"]["rank"] == 3
+    status.tell(ev.WorkerEnded(1, 0, 2, "failed", failure(2)), 13.0)  # in the next round, of the same generation
+    assert described(status, 14.0)["last_failure"]["rank"] == 2
+
+
+def test_why_tells_a_round_that_continued_in_place_with_its_own_step_and_failure() -> None:
+    status = lost_and_recovered(told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING))
+    (end,) = describe_ends(status.ends, 12.0, NOON)
+    assert (end["round"], end["step"], end["failure"]["rank"], end["in_place"]) == (1, 7, 3, True)
+    assert end["recovered"]["text"] == RECOVERED.text and end["again_s"] == 0.5
+    assert texts.why([end]).splitlines()[0] == "round 1 ended 11:59:54 UTC after 4 s, at step 7"
+    assert texts.why([end]).splitlines()[-1] == f"  done     {RECOVERED.text}"
+
+
+def test_a_recovery_that_is_given_up_is_a_restart() -> None:
+    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING)
+    status.tell(ev.Restarting("failure", decided.restart(1, 3, decided.failed(3)), 1, in_place=True), 6.5)
+    status.tell(ev.NotRecovered(1, "no worker has survived"), 7.0)
+    said = described(status, 12.0)
+    assert said["last_restart"]["in_place"] is False and said["recoveries"] == 0 and said["last_recovery"] is None
 
 
 def test_phases_come_with_begin_and_end_and_no_more_than_so_many() -> None:

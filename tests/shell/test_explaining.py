@@ -71,6 +71,25 @@ def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_form
     assert earlier == [1, 0]
 
 
+def test_a_round_that_continued_in_place_is_told_as_by_a_living_agent(tmp_path: Path) -> None:
+    reason = "rank 1 failed on n1; restart 1 of 3"
+    began = {"event": "run_began", "max_restarts": 3}
+    given = {"workers_kept": 1, "workers_replaced": 1, "step": 1140, "source_rank": 0, "duration_s": 0.06}
+    write(
+        tmp_path, "n0", began,
+        of(1, 1, "workers_started"), of(1, 1, "progressed", step=9),
+        of(1, 1, "restarting", reason=reason, in_place=True), of(2, 1, "workers_started"), of(2, 1, "recovered", **given),
+        of(2, 1, "restarting", reason="rank 0 failed on n0; restart 2 of 3", in_place=True),
+        of(2, 1, "not_recovered", reason="no state"), of(3, 2, "workers_started"), of(3, 2, "run_ended", reason="stopped"),
+    )  # fmt: skip
+    last, second, first = read_ends(tmp_path)
+    assert [each["in_place"] for each in (first, second, last)] == [True, False, False]
+    assert (first["round"], first["step"], first["recovered"]["workers_kept"]) == (1, 1140, 1)
+    shown = verb(tmp_path, "why", "-n", "3", "n0").out
+    assert "round 1 ended" in shown and "generation 1 ended" in shown and "generation 2 ended" in shown
+    assert "round 2 continues in place: 1 of 2 workers kept, state of step 1140 from rank 0, 60 ms" in shown
+
+
 @pytest.mark.parametrize(
     "damaged",
     [
@@ -82,6 +101,7 @@ def test_the_last_step_of_a_generation_is_its_own_though_the_next_round_has_form
         of(1, 1, "progressed", step=3, steps_per_s=[[1]]),
         of(1, 1, "restarting"),
         of(1, 1, "restarting", reason={}),
+        of(2, 1, "recovered", step="x"),
         {**of(1, 1, "workers_started"), "round": []},
         {**of(1, 1, "workers_started", workers=[3]), "generation": {}},
         {"event": "run_began", "max_restarts": "many"},

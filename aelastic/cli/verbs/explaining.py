@@ -23,13 +23,14 @@ from aelastic.decisions.decision import Decision
 from aelastic.errors import InputError
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure, epoch_s
 from aelastic.manual.parsing import parser_of
+from aelastic.observe.run_events import Recovered
 from aelastic.observe.run_state import GenerationEnd
 from aelastic.observe.status import describe_ends
 from aelastic.rdzv.ledger import NONE, Ledger, Reached
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.rdzv.restart_rules import Rule, parse
 from aelastic.timeline.files import read_all
-from aelastic.timeline.reader import Entry
+from aelastic.timeline.reader import Entry, recovered_in
 from aelastic.ui.commands import say
 from aelastic.ui.progress_line import ProgressLine
 
@@ -56,6 +57,8 @@ class Round:
         self._has_failed = False  # for those
         self._last_steps: dict[str, int] = {}  # by node
         self._ends: dict[bool, Told] = {}  # the first that was told of a restart, and of the job's end
+        self._recovered: Recovered | None = None  # of the round after it, as a node tells of its workers
+        self._is_left_in_place = False
         self.failures: dict[int, ProcessFailure] = {}  # by rank
         self.hosts: set[str] = set()
 
@@ -83,9 +86,23 @@ class Round:
                     has_failed = entry.text("cause") == "failure" or record.get("failure") is not None
                     told = Told(reason, from_json(record.get("decision")), at, has_failed)
                     self._ends.setdefault(event != "restarting", told)
+                self._is_left_in_place |= event == "restarting" and record.get("in_place") is True
+            case "not_recovered":
+                self._is_left_in_place = False
             case _:
                 pass
         self.hosts.add(entry.text("host"))
+
+    def on_recovered(self, entry: Entry) -> None:
+        """The round after this one continues in place, with a state that this one has made.
+
+        Raises:
+            ValueError: the record is damaged.
+        """
+        recovered = recovered_in(entry)
+        self.step = max(self.step, recovered.step)
+        self._last_steps[entry.text("node")] = recovered.step
+        self._recovered = self._recovered or recovered
 
     def settle(self, *, is_last: bool) -> None:
         """Once all is read: a node that has taken part in no later round tells the job's end of this one, too."""
@@ -114,7 +131,8 @@ class Round:
         failure = self.failure or next(iter(self.failures.values()), None)
         step = max(self._last_steps.values(), default=None)
         known = (self.reason, failure, step, again, self.decision, self.number)
-        return GenerationEnd(self.generation, self.began, self.ended, "end", *known)
+        in_place, recovered = self._is_left_in_place, self._recovered
+        return GenerationEnd(self.generation, self.began, self.ended, "end", *known, in_place, recovered)
 
 
 def _failure_in(told: Json) -> ProcessFailure:
@@ -188,6 +206,8 @@ class Rounds:
         number, generation = entry.number("round"), (entry.text("node"), entry.number("generation"))
         if entry.kind == "workers_started":
             self._of_generation[generation] = number
+        if entry.kind == "recovered" and (before := max((each for each in self.found if each < number), default=0)):
+            self.found[before].on_recovered(entry)
         if entry.kind == "progressed":  # the last step may be told when the next round has formed
             number = self._of_generation.get(generation, number)
         if number:

@@ -78,6 +78,9 @@ def status(
         return "no node has answered"
     restarts, drains = first["restarts"]["failure"], first["drains"]
     counts = f"{counted(restarts, 'restart')} after failures, {counted(drains, 'drain')}"
+    # Nodes that have joined later have seen fewer, and nodes of older versions tell none.
+    if recoveries := max(each.get("recoveries", 0) for each in nodes):
+        counts += f", {recoveries} recover{'y' if recoveries == 1 else 'ies'} in place"
     phases = {each["phase"] for each in nodes}  # the leader's node may take no part
     phase = next((each for each in ("held", "running") if each in phases), first["phase"])
     head = [_since(first, first["run"]["began"]), counts]
@@ -119,19 +122,23 @@ def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:
 def _end(end: Said) -> str:
     after = "" if end["after_s"] is None else f" after {duration(end['after_s'])}"
     step = "" if end["step"] is None else f", at step {end['step']}"
-    lines = [f"generation {end['generation']} ended {end['at'][11:19]} UTC{after}{step}"]
+    in_place = end.get("in_place", False)  # agents of older versions do not say
+    what = f"round {end['round']}" if in_place else f"generation {end['generation']}"
+    lines = [f"{what} ended {end['at'][11:19]} UTC{after}{step}"]
     failure = end["failure"]
     if end["symptom"]:
         lines.append(f"  symptom  {end['symptom']}")
     if failure is not None:
-        what = failure["message"].strip().splitlines()
-        lines.append(f"  cause    rank {failure['rank']} on {failure['host']}: {what[-1] if what else 'no message'}")
+        message = failure["message"].strip().splitlines() or ["no message"]
+        lines.append(f"  cause    rank {failure['rank']} on {failure['host']}: {message[-1]}")
     lines.append(f"  decided  {end['reason']}")
     if end["blame"]:
         lines.append(f"  host     {end['blame']}")
     if end["otherwise"]:
         lines.append(f"  changed  by {end['otherwise']}")
-    if end["again_s"] is not None:
+    if in_place and (recovered := end["recovered"]) is not None:
+        lines.append(f"  done     {recovered['text']}")
+    elif end["again_s"] is not None:
         lines.append(f"  done     workers ran again after {end['again_s']:.2f} s")
     return "\n".join(lines)
 
