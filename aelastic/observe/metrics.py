@@ -53,7 +53,7 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
     ("aelastic_drains_total", "Announced departures of nodes for which all ranks saved; these cost no restart.",
      lambda run: run.drains),
     # How far the workers are.
-    ("aelastic_progress_step", "The last step that the workers printed, with --progress.",
+    ("aelastic_progress_step", "The last step of the workers: printed (--progress), or committed in place.",
      lambda run: run.last_progress and run.last_progress.step),
     ("aelastic_progress_steps", "The final step of the training; 0 if unknown.",
      lambda run: run.last_progress and (run.last_progress.total or 0)),
@@ -73,7 +73,7 @@ _OF_STATE: tuple[tuple[str, str, Callable[[RunState], Any]], ...] = (
 # What is counted of run events: which, name, meaning, label with its first values, and the value; nothing: it is none.
 _COUNTED: tuple[tuple[type[ev.RunEvent], str, str, str, tuple[str, ...], Callable[[Any], Any]], ...] = (
     (ev.RoundFormed, "aelastic_rounds_total", "Rounds that this node took part in.", "", (), lambda _: True),
-    (ev.Restarting, "aelastic_restarts_total", "Restarts that this agent took part in.",
+    (ev.Restarting, "aelastic_restarts_total", "Restarts that this agent took part in, including those in place.",
      "cause", get_args(ev.RestartCause), lambda restarting: restarting.cause),
     (ev.WorkerEnded, "aelastic_worker_exits_total", "Ended workers of this node.",
      "outcome", ("succeeded", "failed", "stopped"), lambda ended: ended.outcome),
@@ -125,10 +125,11 @@ class RunMetrics:
         for phase_name in ev.PHASES:
             self._phase_took.declare(phase_name)
         text, name = (
-            "Time from the first worker's end until all workers run again.",
+            "Time from the first worker's end until all workers run again, in new processes.",
             "aelastic_restart_duration_seconds",
         )
         self._restart_took = histogram(name, text, buckets=DURATION_BUCKETS_S)
+        self._recoveries = _Recoveries(self.registry)
         text, name = (
             "Time from the complete round until a worker reached a phase of its start.",
             "aelastic_worker_start_seconds",
@@ -149,7 +150,7 @@ class RunMetrics:
         text = "Limit of that time; 0 without hang detection."
         self._silence_max = gauge("aelastic_worker_silence_max_seconds", text)
         whose, name = ("local_rank", "role"), "aelastic_worker_resident_memory_bytes"
-        text = "CPU time of a worker's own process, without children; starts over with each generation."
+        text = "CPU time of a worker's own process, without children; starts over with each process."
         self._worker_cpu = counter("aelastic_worker_cpu_seconds_total", text, *whose)
         self._worker_rss = gauge(name, "Memory of a worker's own process, without children.", *whose)
         text = "1 for the kernel state of a worker that is alive but not running, 0 for the other states."
@@ -163,14 +164,17 @@ class RunMetrics:
         self._look(RunState())
 
     def tell(self, event: ev.RunEvent, now: float) -> None:
+        self._recoveries.tell(event)
         for counted, family, of in self._counted:
             if isinstance(event, counted) and (value := of(event)):
                 family.inc(*([value] if family.labels else []))
         match event:
             case ev.Changed(phase=phase):
                 self._is_starting = phase is Phase.SPAWNING
-            case ev.RoundFormed():
+            case ev.RoundFormed(in_place=in_place):
                 self._formed_at = now
+                if in_place:  # then nothing restarts
+                    self._failed_at = self._down_since = None
             case ev.PhaseTook() as took:
                 self._on_phase_took(took, now)
             case ev.WorkersStarted() if self._is_starting:  # else they are being stopped already
@@ -268,6 +272,33 @@ class RunMetrics:
             if (ended := state.ended) is not None:
                 # Workers that were stopped because of an error are not a job that was asked to stop.
                 self._ended.set(1, began.run_id, (WorkerState.UNKNOWN if ended.traceback else ended.state).value)
+
+
+class _Recoveries:
+    """Counts recoveries in place."""
+
+    def __init__(self, registry: Registry) -> None:
+        text = "Recoveries in place on this node: all workers have the state, or they were restarted instead."
+        start = "recovered", "restarted"
+        self._recoveries = registry.counter("aelastic_recoveries_total", text, "outcome", start=start)
+        text = "Workers of this node that kept their processes in recoveries in place, and those that were replaced."
+        start = "kept", "replaced"
+        self._workers = registry.counter("aelastic_recovered_workers_total", text, "outcome", start=start)
+        text = "Time from the first worker's end until all workers of this node have the state again, in place."
+        name = "aelastic_recovery_duration_seconds"
+        self._took = registry.histogram(name, text, buckets=DURATION_BUCKETS_S)
+
+    def tell(self, event: ev.RunEvent) -> None:
+        match event:
+            case ev.Recovered(workers_kept=kept, workers_replaced=replaced, duration_s=duration_s):
+                self._recoveries.inc("recovered")
+                self._workers.inc("kept", by=kept)
+                self._workers.inc("replaced", by=replaced)
+                self._took.observe(duration_s)
+            case ev.NotRecovered():
+                self._recoveries.inc("restarted")
+            case _:
+                pass
 
 
 def _kind_of(failure: ProcessFailure) -> str:

@@ -185,6 +185,16 @@ COUNTED: dict[str, tuple[tuple[Any, ...], dict[str, Any], dict[str, float]]] = {
         (ROUND, spawning(), STARTED, ev.PhaseTook("run", 1.0), ROUND, spawning(), STOPPING, STARTED), {},
         {"restart_duration_seconds_count": 0},
     ),
+    "a recovery in place is no restart of processes, and a restart after it begins with its own failure": (
+        (ROUND, spawning(), STARTED, ev.PhaseTook("detect", 0.5, 0), ev.PhaseTook("run", 1.0),
+         ev.Restarting("failure", decided.restart(), 1, in_place=True), ROUND.replace(round=2, in_place=True), STARTED,
+         ev.Recovered(2, 1, 3, 1, 1234, 0, 0.06), ev.NotRecovered(1, "no state"),
+         ev.PhaseTook("run", 3.0), ev.PhaseTook("stop", 1.0), ROUND.replace(round=3), spawning(), STARTED), {},  # 11 to 15
+        {'restarts_total{cause="failure"}': 1, "restart_duration_seconds_count": 1, "restart_duration_seconds_sum": 4,
+         'recoveries_total{outcome="recovered"}': 1, 'recoveries_total{outcome="restarted"}': 1,
+         'recovered_workers_total{outcome="kept"}': 3, 'recovered_workers_total{outcome="replaced"}': 1,
+         "recovery_duration_seconds_count": 1, "recovery_duration_seconds_sum": 0.06},
+    ),
     "ends and notices": (
         (ev.WorkerEnded(1, 0, 0, "succeeded"), ev.WorkerEnded(1, 1, 1, "stopped"),
          ev.Noticed(1, 0, 0, "timer", "timer 'step' expired", is_stopped=True),
