@@ -34,6 +34,9 @@ _log = logging.getLogger(__name__)
 # Where to send, as the SDK has it; the traces' own comes first.
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+# Attributes of a round's span, and of a recovery in place, as the run events call them.
+_OF_ROUND = "round", "generation", "restart_count", "group_rank", "group_world_size", "world_size", "in_place"
+_OF_RECOVERY = "workers_kept", "workers_replaced", "step", "source_rank", "duration_s"
 # Events that wait for the SDK's import, which takes a second or so.
 WAITING_MAX = 1000
 
@@ -126,7 +129,7 @@ class _Spans:
         self._restart: Span | None = None
         self._failed_at: float | None = None  # the first worker of this round
 
-    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901  one case for each
+    def tell(self, event: ev.RunEvent, now: float) -> None:  # noqa: C901, PLR0912  one case for each
         named: dict[str, Any]
         match event:
             case ev.RunBegan():
@@ -134,8 +137,7 @@ class _Spans:
                 self._run = self._start("run", None, now, {**named, "entrypoint": event.entrypoint})
             case ev.RoundFormed():
                 self._end(self._round, now)
-                fields = ("round", "generation", "restart_count", "group_rank", "group_world_size", "world_size")
-                named = {name: getattr(event, name) for name in fields}
+                named = {name: getattr(event, name) for name in _OF_ROUND}
                 self._round = self._start(f"round {event.round}", self._run, now, named)
             case ev.PhaseTook(name, duration_s, local_rank):
                 begins = now - duration_s
@@ -153,11 +155,18 @@ class _Spans:
                 self._note("compared", {"reason": text, "ranks": odd}, now)
             case ev.Restarting() if self._restart is None:
                 named = {"cause": event.cause, "reason": event.reason, "restart_count": event.restart_count}
+                named["in_place"] = event.in_place
                 begins = now if self._failed_at is None else self._failed_at
                 self._restart = self._start("restart", self._run, begins, named)
             case ev.WorkersStarted():
                 self._end(self._restart, now)
                 self._restart = self._failed_at = None
+            case ev.Recovered():
+                self._note("recovered", {name: getattr(event, name) for name in _OF_RECOVERY}, now)
+            case ev.NotRecovered(reason=reason):
+                self._note("not recovered", {"reason": reason}, now)
+                if self._restart is not None:
+                    self._restart.set_attribute("in_place", False)
             case ev.RunEnded(state=state, reason=reason, cause=cause):
                 self._note("run ended", {"state": state.value, "reason": reason}, now, is_error=cause is not None)
                 for span in (self._restart, self._round, self._run):

@@ -8,12 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from kit import decided
 from kit.launching import Launcher
+
+from aelastic.export import otel
+from aelastic.group.events import WorkerState
+from aelastic.observe import run_events as ev
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")  # in the group dev
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+from opentelemetry.sdk.trace import TracerProvider  # noqa: E402
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor  # noqa: E402
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: E402
 
 # Fails once; then it succeeds.
 FAILS_ONCE = "sys.exit(0 if restart else 3)"
@@ -70,6 +78,41 @@ def test_a_run_with_a_restart_is_one_trace(launch: Launcher, collector: Collecto
     assert said["cause"] == "failure" and "rank 0" in said["reason"]
     assert [event.name for event in first.events] == ["worker failed"] and first.status.code == 2
     assert by_name["round 2"].status.code == 0
+
+
+def spans_of(*events: ev.RunEvent) -> dict[str, Any]:
+    """The spans of a run in which these events happened, by name."""
+    kept = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(kept))
+    spans = otel._Spans(provider.get_tracer("aelastic"), 0)
+    for now, event in enumerate(events):
+        spans.tell(event, float(now))
+    return {span.name: span for span in kept.get_finished_spans()}
+
+
+@pytest.mark.parametrize("is_given_up", [False, True])
+def test_a_recovery_in_place_is_told_by_its_round_and_its_restart(is_given_up: bool) -> None:
+    began = ev.RunBegan("job 7", "node-1", "host-1", 4711, "trainer", "train.py", 2, 1, 2, 3, "c10d")
+    first = ev.RoundFormed(1, 1, 0, 0, 1, 0, 4, 4)
+    recovered = ev.Recovered(2, 1, workers_kept=3, workers_replaced=1, step=1234, source_rank=0, duration_s=0.06)
+    given_up = ev.NotRecovered(1, "no worker has survived")
+    end = ev.RunEnded(WorkerState.SUCCEEDED, "")
+    started = ev.WorkersStarted(1, {})
+    restarting = ev.Restarting("failure", decided.restart(), 1, in_place=True)
+    after = (given_up, first.replace(round=2), started) if is_given_up else (
+        first.replace(round=2, in_place=True), started, recovered,
+    )  # fmt: skip
+    spans = spans_of(began, first, started, restarting, *after, end)
+    assert spans["round 2"].attributes["in_place"] is not is_given_up
+    assert spans["restart"].attributes["in_place"] is not is_given_up
+    if is_given_up:
+        assert [(event.name, event.attributes["reason"]) for event in spans["round 1"].events] == [
+            ("not recovered", "no worker has survived")
+        ]
+    else:
+        told = spans["round 2"].events[0]
+        assert (told.name, told.attributes["workers_kept"], told.attributes["step"]) == ("recovered", 3, 1234)
 
 
 def test_a_collector_that_is_away_costs_one_warning(launch: Launcher) -> None:
