@@ -41,6 +41,7 @@ class TimeSpent:
         self.seconds = dict.fromkeys((*ON, *STARTS), 0.0)
         self.worker_s = dict.fromkeys((*ON, *STARTS), 0.0)  # the same, times the workers that there were
         self.failures = self.starts = self.hangs = 0
+        self.in_place = 0  # of the starts, rounds that continued in place
         self.again, self.most = 0, -1  # steps made twice, and the last of all
         self.first_imports_s = 0.0  # of the first start
         self.save_s: float | None = None  # from a notice until all had saved, as was seen last
@@ -85,7 +86,7 @@ class TimeSpent:
             if self._agents <= 0:
                 self._go("")  # it is over
         elif kind == "round_formed":
-            self._on_formed(int(get("round")), int(get("world_size")))
+            self._on_formed(int(get("round")), int(get("world_size")), in_place=get("in_place") is True)
         elif get("round") in {None, self._round}:
             self._in_round(kind, get, at)
 
@@ -148,13 +149,14 @@ class TimeSpent:
         self._is_down = True
         self._go("drained" if self._on == "drained" else "starting", "stopping")
 
-    def _on_formed(self, round_: int, workers: int) -> None:
+    def _on_formed(self, round_: int, workers: int, *, in_place: bool) -> None:
         if round_ <= self._round:
             self._formed += round_ == self._round
             return
         self._round, self._formed, self._started, self._ended, self._workers = round_, 1, 0, 0, workers
         self._is_up = self._is_down = self._has_told = False
         self.starts += 1
+        self.in_place += in_place
         self.first_imports_s = self.first_imports_s if self.starts > 2 else self.seconds["imports"]
         self._go("drained" if self._on == "drained" else "starting", "imports")
 

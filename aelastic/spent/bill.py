@@ -82,12 +82,13 @@ def in_tenths(parts: Mapping[str, float]) -> dict[str, float]:
 
 def notes_of(spent: TimeSpent) -> dict[str, str]:
     starts = ", ".join(f"{'to the ' * (name == STARTS[-1])}{name} {duration(spent.seconds[name])}" for name in STARTS)
+    in_place = f", {spent.in_place} in place" if spent.in_place else ""
     failures = counted(spent.failures, "failure")
     steps = f"up to step {spent.most}" if spent.most >= 0 else "or repeated: the steps are not known (--progress)"
     return {
         "trained": steps,
         "twice": f"{counted(spent.again, 'step')} again, after {failures}" if spent.again else "",
-        "starting": f"{counted(spent.starts, 'start')}: {starts}",
+        "starting": f"{counted(spent.starts, 'start')}{in_place}: {starts}",
         "hung": counted(spent.hangs, "hang") if spent.hangs else "",
     }
 

@@ -75,8 +75,10 @@ def _start_box(life: Life, until: float) -> Box:
 
 def _life_box(node: NodeStory, life: Life) -> Box:
     words = "running" if life.outcome == "open" else life.outcome
+    replacement = ", replacement" * life.is_replacement
     text = (
-        f"rank {life.rank} · generation {life.generation} · {words}\n{node.name}, local rank {life.local_rank}, "
+        f"rank {life.rank} · generation {life.generation}{replacement} · {words}\n"
+        f"{node.name}, local rank {life.local_rank}, "
         f"pid {life.pid}, round {life.round}\n{duration(life.start)} + {duration(life.end - life.start)}"
     )
     text += f"\n{life.progress}" if life.progress else ""
@@ -91,7 +93,8 @@ def _life_box(node: NodeStory, life: Life) -> Box:
         end, known = max(life.end, node.gone_by), life.end
     rank = f"rank {life.rank} · " if len(node.ranks_of(life.local_rank)) > 1 else ""
     data = {"generation": life.generation, "rank": life.rank}
-    return Box(life.start, end, f"life {life.outcome}", text, f"{rank}generation {life.generation}", data, known)
+    label = "replacement" if life.is_replacement else f"generation {life.generation}"
+    return Box(life.start, end, f"life {life.outcome}", text, f"{rank}{label}", data, known)
 
 
 def _generation_box(node: NodeStory, lives: Sequence[Life]) -> Box:

@@ -24,7 +24,8 @@ NODES_MAX = 500  # rows of nodes that are drawn; a browser shows a picture of 15
 HEAT_PARTS = 160  # in which it is looked at where the run lost time
 # What each kind of mark looks like, and is called.  A failure is drawn.
 _GLYPHS: dict[MarkKind, tuple[str, str]] = {
-    "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "compared": ("≠", "ranks compared"),
+    "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "recovered": ("↻", "recovered in place"),
+    "compared": ("≠", "ranks compared"),
     "killed": ("†", "SIGKILL"), "stacks": ("≡", "stacks taken"), "waited": ("…", "nodes missing"),
     "stop asked": ("■", "asked to stop"), "lost": ("?", "records lost"),
 }  # fmt: skip
@@ -118,8 +119,18 @@ def _mark(mark: Mark, *, is_collapsed: bool) -> Json:
 def restart_words(restart: Restart) -> str:
     """What a restart was, in a few lines."""
     after = "" if restart.is_over else ", and not all workers ran again"
-    text = f"Restart {restart.number}: {duration(restart.took_s)}{after}"
-    return f"{text}\n{restart.culprit or restart.reason}"
+    text = f"Restart {restart.number}{' in place' * restart.in_place}: {duration(restart.took_s)}{after}"
+    return "\n".join(filter(None, [text, restart.culprit or restart.reason, recovery_words(restart)]))
+
+
+def recovery_words(restart: Restart) -> str:
+    """How many workers kept their processes in a restart in place; empty if it was none."""
+    recovery = restart.recovery
+    if recovery is None:
+        return ""
+    source = f" from rank {recovery.source_rank}" if recovery.source_rank >= 0 else ""
+    state = f", state of step {recovery.step}{source}" if recovery.step > 0 else ""
+    return f"{recovery.kept} of {recovery.workers} workers kept their processes{state}"
 
 
 def _heat(restarts: Sequence[Restart], length: float) -> list[Json]:

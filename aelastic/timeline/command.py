@@ -88,6 +88,7 @@ def _described(story: Story, output: Path, trace_file: Path, others: Sequence[st
         "length_s": round(story.length_s, 3),
         "spent_s": {name: round(part, 3) for name, part in story.spent.items()} if story.is_training_known else None,
         "restarts": len(story.restarts),
+        "in_place": sum(restart.in_place for restart in story.restarts),
         "state": story.state or None,
         "reason": story.reason or None,
         "cause": story.culprit or None,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from aelastic.observe.time_spent import WORDS
 from aelastic.timeline.assets import PAGE, SCRIPT, SCRIPT_HASH, STYLE
-from aelastic.timeline.chart import chart_of
+from aelastic.timeline.chart import chart_of, recovery_words
 from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Restart, Share, Story
 from aelastic.timeline.text import counted, duration, safe
 
@@ -60,8 +60,15 @@ def summary(story: Story) -> str:
     parts = [f"{duration(length)}: {', '.join(parts)}" if is_known else _unknown(story)]
     if story.restarts:
         took_s = sum(restart.took_s for restart in story.restarts)
-        parts.append(f"{counted(len(story.restarts), 'restart')} ({duration(took_s)} until workers ran)")
+        parts.append(f"{_counted(story.restarts)} ({duration(took_s)} until workers ran)")
     return ", ".join(parts)
+
+
+def _counted(restarts: Sequence[Restart]) -> str:
+    in_place, words = sum(restart.in_place for restart in restarts), counted(len(restarts), "restart")
+    if not in_place:
+        return words
+    return f"{words} in place" if in_place == len(restarts) else f"{words}, {in_place} in place"
 
 
 def _unknown(story: Story) -> str:
@@ -87,7 +94,7 @@ def _head(story: Story) -> str:
         f"up to {counted(workers, 'worker')} at a time" if workers else "no round was completed",
         f"began {story.began:%Y-%m-%d %H:%M:%S} UTC",
         f"<b>{duration(story.length_s)}</b>" if story.is_training_known else f"at least {duration(story.length_s)}",
-        counted(len(story.restarts), "restart"),
+        _counted(story.restarts),
         *([_cut(other)] if (other := _script(story) if _name(story) == story.run_id else story.run_id) else []),
     ]
     reason = "".join(f'<p class="facts">{_cut(words)}</p>' for words in (story.reason, story.culprit) if words)
@@ -166,8 +173,11 @@ def _card(restart: Restart, story: Story) -> str:
     took = "" if first is None else f"{duration(first.output_s or 0.0)} after the {since} ({first.kind} start)"
     output = took and f" · first output {took}"
     who = f"<p>{_cut(restart.culprit)}</p>" if restart.culprit else ""
+    recovered = recovery_words(restart)
+    who += f"<p>{_cut(recovered)}</p>" if recovered else ""
+    name = f"Restart {restart.number}{' in place' * restart.in_place}"
     return (
-        f'<section class="card" data-restart="{restart.number}"><h3>Restart {restart.number}'
+        f'<section class="card" data-restart="{restart.number}"><h3>{name}'
         f'<span class="took">{duration(restart.took_s)}</span>'
         f'<button data-s="{restart.start:.6f}" data-e="{restart.end:.6f}">show above</button></h3>'
         f'{who}<p class="why">{kind}: {_cut(restart.reason)} · {to} · at {duration(restart.start)}{output}{unfinished}'

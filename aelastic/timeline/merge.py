@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from aelastic.observe.time_spent import GAP_S, TimeSpent
-from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Block, NodeStory, Restart, Share, Story
+from aelastic.timeline.model import CLOSING_WORDS, RESTART_PHASES, Block, NodeStory, Recovery, Restart, Share, Story
 from aelastic.timeline.node_reader import NodeReader
 from aelastic.timeline.reader import Log, in_order, offsets_of
 from aelastic.timeline.text import counted
@@ -97,12 +97,22 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
             if number in node.told or next_round in node.formed
         ]
         first = told[place]
-        restarts.append(
-            Restart(
-                place + 1, number, next_round, first.cause, first.reason, culprit, start, end, is_over, tuple(shares)
-            )
-        )
+        recovery = _recovery(nodes, next_round)
+        in_place = first.in_place and (recovery is not None or not is_over)
+        known = place + 1, number, next_round, first.cause, first.reason, culprit, start, end, is_over, tuple(shares)
+        restarts.append(Restart(*known, in_place, recovery))
     return restarts
+
+
+def _recovery(nodes: Sequence[NodeStory], number: int | None) -> Recovery | None:
+    """How the workers of all nodes continued in place in a round; `None` if they did not."""
+    found = [node.recovered[number] for node in nodes if number is not None and number in node.recovered]
+    if not found:
+        return None
+    # Ranks that have kept their state name themselves; a replacement names the rank that gave it.
+    source = max(found, key=lambda each: each.workers - each.kept)
+    workers = sum(node.workers for node in nodes if number in node.formed)  # also of nodes that kept none
+    return Recovery(sum(each.kept for each in found), workers, source.step, source.source_rank)
 
 
 def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
@@ -112,7 +122,7 @@ def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
         for life in node.lives:
             if life.outcome == "failed":
                 words = f"rank {life.rank} on {node.name}: {life.headline}"
-                failures.setdefault(life.round, []).append((life.end, words))
+                failures.setdefault(life.last_round, []).append((life.end, words))
         for mark in node.marks:
             if mark.kind == "failure":
                 failures.setdefault(mark.round, []).append((mark.at, f"{mark.text} (on {node.name})"))

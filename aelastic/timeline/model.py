@@ -21,7 +21,9 @@ Closing: TypeAlias = Literal["ended", "running", "cut off", "unknown"]
 CLOSING_WORDS: dict[Closing, str] = {
     "running": "still running", "cut off": "cut off", "unknown": "still running or cut off",
 }  # fmt: skip
-MarkKind: TypeAlias = Literal["failure", "noticed", "compared", "killed", "stacks", "waited", "stop asked", "lost"]
+MarkKind: TypeAlias = Literal[
+    "failure", "noticed", "recovered", "compared", "killed", "stacks", "waited", "stop asked", "lost"
+]
 # The phases of a restart, in the order in which a node goes through them.
 RESTART_PHASES = ("detect", "stop", "await", "rendezvous", "spawn")
 NO_RANK = 1 << 30
@@ -41,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One worker of one generation, from its start until it was gone."""
+    """One process of a worker, from its start until it was gone."""
 
     generation: int
     round: int
@@ -54,6 +56,8 @@ class Life:
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
     known_at: float = 0.0  # when the agent knew of its end
+    last_round: int = 0  # that it took part in: in place, a process outlives its first round
+    is_replacement: bool = False  # in place, of a process that was lost
     kind: str = ""  # of its start: "warm" or "cold"; "" where the log does not say
     output_at: float | None = None  # its first output, and its first process group, if they were seen
     group_at: float | None = None
@@ -84,6 +88,17 @@ class Told:
     at: float
     cause: str
     reason: str
+    in_place: bool = False  # workers keep their processes
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """How the workers of a node, or of all nodes, continued in place."""
+
+    kept: int
+    workers: int  # with those that were not kept
+    step: int  # of the state
+    source_rank: int  # that it came from; -1: none
 
 
 @dataclass(slots=True)
@@ -109,6 +124,7 @@ class NodeStory:
     formed: dict[int, float] = field(default_factory=dict[int, float])  # by round
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
     told: dict[int, Told] = field(default_factory=dict[int, Told])  # by the round that was over
+    recovered: dict[int, Recovery] = field(default_factory=dict[int, Recovery])  # by the round that continues in place
     odd: int = 0  # entries that lack what they should have
     lost: int = 0  # records that the agent could not write
 
@@ -152,6 +168,8 @@ class Restart:
     end: float
     is_over: bool  # else not all workers ran again: the next restart came first, or the end
     shares: tuple[Share, ...]
+    in_place: bool = False  # workers kept their processes
+    recovery: Recovery | None = None  # of all nodes together, once workers had the state
 
     @property
     def took_s(self) -> float:

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import cast, get_args
 
 from aelastic.observe.run_events import NAME_OF
-from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeStory, Outcome, Told
-from aelastic.timeline.reader import Entry, Log
+from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeStory, Outcome, Recovery, Told
+from aelastic.timeline.reader import Entry, Log, recovered_in
 from aelastic.timeline.text import counted
 
 # The block for each phase of the worker group, as the log has it.
@@ -16,6 +16,7 @@ _PHASE_IN = {phase.value: name for phase, name in NAME_OF.items()}
 _MARKS: dict[str, tuple[MarkKind, str]] = {
     "compared": ("compared", "{text}"), "waited": ("waited", "{text}"), "killed": ("killed", "SIGKILL: {reason}"),
     "stacks_taken": ("stacks", "stacks taken: {why} ({path})"),
+    "not_recovered": ("noticed", "not continuing in place: {reason}"),
     "stop_asked": ("stop asked", "asked to stop (signal {signum})"),
 }  # fmt: skip
 # A block begins where the one before ended, unless records are missing between them.  An agent that has to wait for a
@@ -81,7 +82,8 @@ class NodeReader:
             case "worker_ended":
                 self._on_ended(entry, at)
             case "restarting":
-                node.told.setdefault(entry.number("round"), Told(at, entry.text("cause"), _decided(entry)))
+                in_place = entry.fields.get("in_place") is True
+                node.told.setdefault(entry.number("round"), Told(at, entry.text("cause"), _decided(entry), in_place))
             case "run_ended":
                 node.closing, node.state, node.reason = "ended", entry.text("state"), _decided(entry)
             case _:
@@ -92,6 +94,8 @@ class NodeReader:
         match entry.kind:
             case "worker_reached":
                 self._on_reached(entry)
+            case "recovered":
+                self._on_recovered(entry, at)
             case "noticed":
                 sort: MarkKind = "failure" if entry.fields.get("is_stopped") is True else "noticed"
                 self._mark(entry, at, sort, f"rank {entry.number('rank')}: {entry.text('reason')}")
@@ -107,6 +111,12 @@ class NodeReader:
                 self._mark(entry, at, "lost", f"{counted(count, 'record')} missing here: {entry.text('reason')}")
             case _:
                 pass
+
+    def _on_recovered(self, entry: Entry, at: float) -> None:
+        node, recovered = self._node, recovered_in(entry)
+        kept, workers = recovered.workers_kept, recovered.workers_kept + recovered.workers_replaced
+        node.recovered[recovered.round] = Recovery(kept, workers, recovered.step, recovered.source_rank)
+        self._mark(entry, at, "recovered", recovered.text)
 
     def _mark(self, entry: Entry, at: float, kind: MarkKind, text: str) -> None:
         local_rank = entry.number("local_rank") if "local_rank" in entry.fields else None
@@ -139,9 +149,13 @@ class NodeReader:
             running = self._alive.get(local_rank)
             if running is not None and running.pid == str(worker.get("id")):
                 continue  # it continues in place
+            generation = entry.number("generation")
+            is_replacement = any(
+                (life.generation, life.local_rank) == (generation, local_rank) for life in self._node.lives
+            )
             self._alive[local_rank] = Life(
-                entry.number("generation"), entry.number("round"), local_rank, rank, str(worker.get("id")), at, at,
-                kind=_kind_of(worker.get("kind")),
+                generation, entry.number("round"), local_rank, rank, str(worker.get("id")), at, at,
+                kind=_kind_of(worker.get("kind")), is_replacement=is_replacement,
             )  # fmt: skip
 
     def _on_reached(self, entry: Entry) -> None:
@@ -170,7 +184,7 @@ class NodeReader:
             headline, exitcode = message.partition("\n")[0].strip() or "failed", failure.get("exitcode")
         self._node.lives.append(
             replace(
-                life, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline,
+                life, end=at, known_at=at, outcome=cast("Outcome", outcome), headline=headline, last_round=number,
                 exitcode=exitcode if isinstance(exitcode, int) else None,
             )
         )  # fmt: skip

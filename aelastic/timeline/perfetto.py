@@ -43,7 +43,7 @@ def _job(story: Story) -> Iterator[Json]:
         }
         args = {
             "cause": restart.cause, "reason": printable(restart.reason), "who": printable(restart.culprit),
-            "round": restart.round, "next_round": restart.next_round, "spent_s": spent,
+            "round": restart.round, "next_round": restart.next_round, "in_place": restart.in_place, "spent_s": spent,
         }  # fmt: skip
         yield _complete(f"restart {restart.number}", "restart", _JOB, 0, (restart.start, restart.end), args)
 

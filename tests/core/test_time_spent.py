@@ -12,7 +12,7 @@ from kit.stories.spent_logs import Job
 from kit.stories.timelines import logs_of
 
 from aelastic.observe.time_spent import GAP_S, ON, STARTS, TimeSpent
-from aelastic.spent.bill import bill_of, in_tenths
+from aelastic.spent.bill import bill_of, in_tenths, notes_of
 from aelastic.timeline.reader import in_order, read_logs
 
 
@@ -45,6 +45,14 @@ def test_a_log_that_is_cut_anywhere_adds_up(seed: int) -> None:
             bill = bill_of(logs, None, None)
             assert round(sum(bill.shares.values()), 6) == 100.0
             assert all(each >= -1e-6 for each in bill.seconds.values())
+
+
+def test_starts_in_place_are_told_among_the_starts() -> None:
+    spent = TimeSpent()
+    for at, (number, in_place) in enumerate([(1, False), (2, True), (3, False)]):
+        fields = {"round": number, "world_size": 4, "in_place": in_place}
+        spent.tell("round_formed", fields.get, float(at))
+    assert notes_of(spent)["starting"].startswith("3 starts, 1 in place: ")
 
 
 @given(st.dictionaries(st.sampled_from(ON), st.floats(0, 1e9), min_size=len(ON)))

@@ -16,9 +16,19 @@ from aelastic.decisions import wording
 from aelastic.group.events import WorkerState
 from aelastic.group.phases import Phase
 from aelastic.observe.event_log import ALIVE_INTERVAL_S
-from aelastic.observe.run_events import RoundFormed, RunEnded, WorkerEnded, WorkersStarted
+from aelastic.observe.run_events import (
+    NotRecovered,
+    Recovered,
+    Restarting,
+    RoundFormed,
+    RunEnded,
+    WorkerEnded,
+    WorkersStarted,
+)
+from aelastic.timeline.chart import restart_words
+from aelastic.timeline.html import page, summary
 from aelastic.timeline.merge import tell_story
-from aelastic.timeline.model import UNKNOWN_END_S, NodeStory
+from aelastic.timeline.model import UNKNOWN_END_S, NodeStory, Recovery
 from aelastic.timeline.reader import LINE_BYTES_MAX, UnknownVersionError, read_logs, runs_of
 
 
@@ -46,21 +56,71 @@ def test_what_would_have_changed_an_end_is_said_with_it() -> None:
     assert restored(story_of(a).reason) == restored(reason)
 
 
-def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another() -> None:
-    a = alone()
-    a.fails(5.0, 0, "ValueError", known_at=5.0)
+def continues_in_place(a: NodeLog, at: float, lost: int, number: int) -> None:
+    """A worker is lost, and the others continue with the next round, which has this number."""
+    a.fails(at, lost, "ValueError", known_at=at)
+    a.tell(at + 0.05, Restarting("failure", decided.restart(number - 1, 3, decided.failed(lost)), number - 1, True))
     in_place = RoundFormed(
-        round=2, generation=1, restart_count=1, group_rank=0, group_world_size=1, first_rank=0,
+        round=number, generation=1, restart_count=number - 1, group_rank=0, group_world_size=1, first_rank=0,
         local_world_size=a.workers, world_size=a.workers, in_place=True,
     )  # fmt: skip
-    a.tell(5.1, in_place)
-    a.tell(5.1, WorkersStarted(1, {**{rank: 1000 + rank for rank in range(a.workers)}, 0: 77}))
+    a.tell(at + 0.1, in_place)
+    a.tell(at + 0.1, WorkersStarted(1, {**{rank: 1000 + rank for rank in range(a.workers)}, lost: 77 + number}))
+    a.tell(at + 0.2, Recovered(number, 1, a.workers - 1, 1, 1234, 1 - lost, 0.2))
+
+
+def test_a_worker_that_keeps_its_process_is_one_life_and_a_replacement_another() -> None:
+    a = alone()
+    continues_in_place(a, 5.0, lost=0, number=2)
     for rank in range(a.workers):
         a.tell(9.0, WorkerEnded(1, rank, rank, "succeeded"))
 
     (node,) = story_of(a).nodes
     lives = sorted((life.local_rank, round(life.start, 1), round(life.end, 1)) for life in node.lives)
     assert lives == [(0, 1.1, 5.0), (0, 5.1, 9.0), *((rank, 1.1, 9.0) for rank in range(1, a.workers))]
+    assert [life.start for life in node.lives if life.is_replacement] == [pytest.approx(5.1)]
+
+
+def test_a_restart_in_place_says_how_many_workers_were_kept_and_names_the_one_that_was_lost() -> None:
+    a = alone()
+    continues_in_place(a, 5.0, lost=0, number=2)
+    continues_in_place(a, 7.0, lost=1, number=3)  # whose process is of the first round
+
+    story = story_of(a)
+    first, second = story.restarts
+    assert (first.in_place, first.round, first.next_round) == (True, 1, 2)
+    assert first.recovery == Recovery(kept=1, workers=2, step=1234, source_rank=1)
+    assert first.culprit.startswith("rank 0 ") and second.culprit.startswith("rank 1 ")
+    assert restart_words(second).splitlines()[0] == "Restart 2 in place: 100 ms"
+    assert restart_words(second).endswith("1 of 2 workers kept their processes, state of step 1234 from rank 0")
+    assert "2 restarts in place" in summary(story)
+    assert [mark.kind for mark in story.nodes[0].marks] == ["recovered", "recovered"]
+    assert page(story).count("<p>1 of 2 workers kept their processes") == 2
+
+
+def test_workers_of_a_node_that_kept_none_count_as_well() -> None:
+    a, b = alone(), NodeLog("node-b", begins=1.0)
+    continues_in_place(a, 5.0, lost=0, number=2)
+    b.formed(5.1, 2, 1, nodes=2)
+    b.started(5.2)
+
+    (restart,) = story_of(a, b).restarts
+    assert restart.recovery is not None and (restart.recovery.kept, restart.recovery.workers) == (1, 4)
+
+
+def test_a_recovery_that_is_given_up_is_drawn_as_a_restart() -> None:
+    a = alone()
+    a.fails(5.0, 0, "ValueError", known_at=5.0)
+    a.tell(5.1, Restarting("failure", decided.restart(1, 3, decided.failed(0)), 1, in_place=True))
+    a.tell(5.2, NotRecovered(1, "no state"))
+    a.tell(5.3, WorkerEnded(1, 1, 1, "stopped"))
+    a.formed(6.0, 2, 1, nodes=1)
+    a.started(6.1)
+
+    story = story_of(a)
+    assert [restart.in_place for restart in story.restarts] == [False]
+    assert "1 restart (" in summary(story)
+    assert [mark.text for mark in story.nodes[0].marks] == ["not continuing in place: no state"]
 
 
 # Several nodes.
