@@ -231,6 +231,8 @@ class LogLines(Observer):
                 _log.warning("not restarting: %s%s", event.reason, f". To restart anyway: {instead}" if instead else "")
             case ev.JobEnded(outcome):
                 _log.info("the job has %s: %s", outcome, event.reason)
+            case ev.RunEnded() if self.run_state.fork_server is not None:
+                pass  # the workers had a template already
             case ev.RunEnded() if (spent_s := sum(self._began_s.values())) >= SAVED_MIN_S:
                 count = len(self._began_s)
                 times = f"{count} restart{'s' * (count > 1)} took {spent_s:.0f} s until workers had begun"

@@ -79,6 +79,7 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
             [*RUNNING, *(began(each, 0, 3.1) for each in (1, 2, 3)), began(2, 1, 4.1), OVER],
             "W 2 restarts took 7 s until workers had begun, with imports: --preload auto starts them with these done",
         ),
+        ([*RUNNING, began(2, 0, 9.0), ev.ForkServerMeasured(2, 1 << 27), OVER], ""),  # with --preload, not ready in time
         ([*RUNNING, began(2, 0, 4.9), OVER], ""),
         ([*RUNNING, began(2, 0, 99.0).replace(kind="warm"), began(1, 0, 99.0), OVER], ""),
     ],
