@@ -15,7 +15,12 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-COLORS = {"torchrun": "#8c8c8c", "aelastic": "#5b8ff9", "aelastic --preload": "#1a3a8f"}
+COLORS = {
+    "torchrun": "#8c8c8c",
+    "aelastic": "#5b8ff9",
+    "aelastic --preload": "#1a3a8f",
+    "aelastic in place": "#1b7837",
+}
 LETTERS = {
     "worker killed": "K",
     "worker raises": "R",

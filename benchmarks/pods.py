@@ -44,6 +44,7 @@ class Training:
         restart_delay_s: from the end of a pod to the start of its replacement.
         suspended_s: how long an agent is stopped by SIGSTOP.
         notice: the signal that says that a node goes, and how many seconds before it is killed.
+        script: of the workers.
     """
 
     command: tuple[str, ...]
@@ -53,6 +54,7 @@ class Training:
     restart_delay_s: float
     suspended_s: float
     notice: tuple[int, float] = (signal.SIGTERM, 0.0)
+    script: str = "train.py"
 
 
 @dataclass
@@ -97,7 +99,7 @@ class Pods:
     def __init__(self, training: Training, folder: Path, lives_s: float) -> None:
         self._training = training
         self._folder = folder
-        script = Path(__file__).parent / "workers" / "train.py"
+        script = Path(__file__).parent / "workers" / training.script
         arguments = (str(folder), str(training.step_s), str(training.checkpoint_every))
         self._command = [*training.command, str(script), *arguments, str(time.monotonic() + lives_s)]
         self._numbers = count()
@@ -300,6 +302,8 @@ def _endpoint(name: str, port: int) -> str:
     return ",".join(f"127.0.0.{host}:{port}" for host in range(1, 4 if name == ON_THREE else 2))
 
 
+# The same options as with `--preload`, and a script that recovers in place.
+IN_PLACE = "aelastic in place"
 # On request only: three endpoints, and an etcd that runs.
 ON_THREE, ON_ETCD, ETCD = "aelastic on three", "aelastic on etcd", "127.0.0.1:2379"
 
@@ -310,6 +314,7 @@ def launchers() -> dict[str, tuple[str, ...]]:
         "torchrun": (str(Path(sys.executable).with_name("torchrun")),),
         "aelastic": aelastic,
         "aelastic --preload": (*aelastic, "--preload", "torch,torch.distributed"),
+        IN_PLACE: (*aelastic, "--preload", "torch,torch.distributed"),
         ON_THREE: aelastic,
         ON_ETCD: aelastic,
     }
