@@ -34,9 +34,9 @@ demo-elastic: $(INSTALLED)  ## train on three nodes, kill one in the middle, let
 demo-any-host: $(INSTALLED)  ## train on three nodes that each serve an endpoint; freeze the first one, then kill it
 	@$(BIN)/python examples/demo/demo_elastic.py --any-host $(ARGS)
 
-PICTURES := lost_node timeline rehearsal
+PICTURES := recovery timeline rehearsal
 
-pictures: $(INSTALLED)  ## make the pictures of the pages again, from real runs (needs chromium); PICTURES=lost_node for one
+pictures: $(INSTALLED)  ## make the pictures of the pages again, from real runs (needs chromium); PICTURES=recovery for one
 	@for each in $(PICTURES); do PYTHONPATH=examples/demo:tools $(BIN)/python -m pictures.$$each || exit; done
 
 test-core: $(INSTALLED)  ## run the tests that start no process, in half a minute

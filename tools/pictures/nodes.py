@@ -1,4 +1,4 @@
-"""The demo's agents, each with a host name of its own, so that a picture tells them apart."""
+"""Agents of one job on this machine, each with a host name of its own, so that a picture tells them apart."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from demo_elastic import MIN_ACCURACY, NODES, WORKERS, Nodes, free_port
-
-from pictures.browser import ROOT
+from demo_elastic import NODES, WORKERS, Nodes, free_port
 
 TIME_LIMIT_S = 400.0
 
@@ -21,23 +19,22 @@ runpy.run_module("aelastic", run_name="__main__", alter_sys=True)
 
 
 class NamedNodes(Nodes):
-    """Agents on this machine that run `train_digits.py`, have names, and keep event logs in folders of these names.
+    """Agents that have names, and keep event logs in folders of these names.
 
     Args:
-        folder: for the logs and the checkpoint.
-        epochs: how many they train.
-        arguments: further ones of the script.
+        folder: for the logs.
+        script: what they run, with its arguments.
+        options: further ones of the agents.
     """
 
-    def __init__(self, folder: Path, *, epochs: int, arguments: Sequence[str] = ()) -> None:
-        script = [str(ROOT / "examples" / "demo" / "train_digits.py"), "--checkpoint", str(folder / "digits.pt")]
-        self._script = [*script, "--epochs", str(epochs), "--min-accuracy", str(MIN_ACCURACY), *arguments]
+    def __init__(self, folder: Path, script: Sequence[str], *, options: Sequence[str] = ()) -> None:
+        self._script, self._options = script, options
         self._endpoint, self._folder = f"127.0.0.1:{free_port()}", folder
         super().__init__([], [], str(folder))
 
     def start(self, name: str) -> None:
         options = ["--nnodes", "{}:{}".format(*NODES), "--nproc-per-node", str(WORKERS), "--max-restarts", "3"]
-        options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint, "--rdzv-id", "digits"]
-        options += ["--log-dir", str(self._folder / name)]
+        options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", self._endpoint]
+        options += ["--rdzv-id", Path(self._script[0]).stem, "--log-dir", str(self._folder / name), *self._options]
         self._command = [sys.executable, "-c", AGENT, name, *options, *self._script]
         super().start(name)

@@ -14,9 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from demo_elastic import NODES, Story, show_line
+from demo_elastic import MIN_ACCURACY, NODES, Story, show_line
 
-from pictures.browser import DOCS, draw_timeline, find_browser, take_picture
+from pictures.browser import DOCS, ROOT, draw_timeline, find_browser, take_picture
 from pictures.nodes import TIME_LIMIT_S, NamedNodes
 
 SIZE = (1280, 900)  # pixels: the head of the page, the chart and the first restart
@@ -28,7 +28,8 @@ def main() -> int:
     find_browser()
     with tempfile.TemporaryDirectory(prefix="aelastic-timeline-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
-        nodes = NamedNodes(folder, epochs=60, arguments=CRASH)
+        script = [str(ROOT / "examples" / "demo" / "train_digits.py"), "--checkpoint", str(folder / "digits.pt")]
+        nodes = NamedNodes(folder, [*script, "--epochs", "60", "--min-accuracy", str(MIN_ACCURACY), *CRASH])
         try:
             follow(nodes)
         finally:
