@@ -206,7 +206,7 @@ class LogLines(Observer):
             case ev.Restarting(in_place=True):
                 _log.warning("recovering in place: %s", event.reason)
             case ev.Recovered():
-                _log.warning("%s", event.text)
+                _log.warning("round %d continues in place: %s", event.round, event.text)
             case ev.NotRecovered(_, reason):
                 _log.warning("not continuing in place: %s; restarting all workers", reason)
             case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one

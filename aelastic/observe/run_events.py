@@ -141,13 +141,12 @@ class Recovered(RunEvent):
 
     @property
     def text(self) -> str:
-        """A sentence that says how many workers were kept, and where the state came from."""
+        """How many workers were kept, where the state came from, and how long it took."""
         state = f"state of step {self.step} from rank {self.source_rank}"
         if self.source_rank < 0:
             state = f"state of step {self.step} from the checkpoint" if self.step > 0 else "no state yet"
         kept, size = self.workers_kept, self.workers_kept + self.workers_replaced
-        took_ms = 1000 * self.duration_s
-        return f"round {self.round} continues in place: {kept} of {size} workers kept, {state}, {took_ms:.0f} ms"
+        return f"{kept} of {size} workers kept, {state}, {1000 * self.duration_s:.0f} ms"
 
 
 class NotRecovered(RunEvent):

@@ -116,7 +116,7 @@ class NodeReader:
         node, recovered = self._node, recovered_in(entry)
         kept, workers = recovered.workers_kept, recovered.workers_kept + recovered.workers_replaced
         node.recovered[recovered.round] = Recovery(kept, workers, recovered.step, recovered.source_rank)
-        self._mark(entry, at, "recovered", recovered.text)
+        self._mark(entry, at, "recovered", f"round {recovered.round} continues in place: {recovered.text}")
 
     def _mark(self, entry: Entry, at: float, kind: MarkKind, text: str) -> None:
         local_rank = entry.number("local_rank") if "local_rank" in entry.fields else None

@@ -254,7 +254,7 @@ def test_why_tells_a_round_that_continued_in_place_with_its_own_step_and_failure
     assert (end["round"], end["step"], end["failure"]["rank"], end["in_place"]) == (1, 7, 3, True)
     assert end["recovered"]["text"] == RECOVERED.text and end["again_s"] == 0.5
     assert texts.why([end]).splitlines()[0] == "round 1 ended 11:59:54 UTC after 4 s, at step 7"
-    assert texts.why([end]).splitlines()[-1] == f"  done     {RECOVERED.text}"
+    assert texts.why([end]).splitlines()[-1] == f"  done     round 2 continues in place: {RECOVERED.text}"
 
 
 def test_a_recovery_that_is_given_up_is_a_restart() -> None:

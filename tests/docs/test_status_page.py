@@ -7,6 +7,7 @@ import json
 import re
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.launching import Job, Launcher
@@ -67,7 +68,7 @@ PHONE = """<iframe width="390" height="800" srcdoc="%s"></iframe><pre id="probe"
     hidden: table.scrollWidth - table.clientWidth, width: page.documentElement.clientWidth });
 }, 500);</script>"""
 WORKER = {"rank": 1023, "local_rank": 7, "id": 4711000, "state": "running", "cpu_s": 12345.6, "rss_bytes": 98765 << 20}
-TOLD = {
+TOLD: dict[str, Any] = {
     "time": "2026-11-23T20:25:14Z", "since": "2026-11-23T20:25:11Z", "state": "HEALTHY", "phase": "running",
     "run": {"run_id": "job", "entrypoint": "train.py", "host": "n0", "pid": 1, "max_restarts": 2},
     "round": {"round": 3, "world_size": 8, "group_world_size": 1, "restart_count": 2}, "workers": [WORKER],
@@ -76,16 +77,30 @@ TOLD = {
 }  # fmt: skip
 
 
+def read_on_a_phone(told: dict[str, Any], folder: Path) -> dict[str, Any]:
+    page = PAGE.replace("<script>", ANSWERED % json.dumps(told) + "<script>")
+    (folder / "phone.html").write_text(PHONE % html.escape(page))
+    dom = dom_of((folder / "phone.html").as_uri(), folder, "--virtual-time-budget=2000")
+    read = html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1])  # type: ignore[index]
+    return dict(json.loads(read))
+
+
 @pytest.mark.all
 def test_a_phone_shows_all_of_a_worker_why_it_was_restarted_and_that_no_restart_is_left(tmp_path: Path) -> None:
-    page = PAGE.replace("<script>", ANSWERED % json.dumps(TOLD) + "<script>")
-    (tmp_path / "phone.html").write_text(PHONE % html.escape(page))
-    dom = dom_of((tmp_path / "phone.html").as_uri(), tmp_path, "--virtual-time-budget=2000")
-    read = json.loads(html.unescape(re.search(r'<pre id="probe">(.*?)</pre>', dom, re.DOTALL)[1]))  # type: ignore[index]
+    read = read_on_a_phone(TOLD, tmp_path)
     assert read["width"] < 400
     assert read["hidden"] == 0
     assert "restarts charged2 of 2, none left" in read["facts"]
     assert read["restart"].endswith("rank 1 failed on n0; restart 2 of 2: ValueError: batch 7 is empty")
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("second, is_of_this_restart", [(12, True), (10, False)])
+def test_the_page_says_what_was_kept_in_place(tmp_path: Path, second: int, is_of_this_restart: bool) -> None:
+    recovery = {"text": "3 of 4 workers kept, state of step 7 from rank 0, 60 ms", "at": f"2026-11-23T20:25:{second}Z"}
+    told = {**TOLD, "last_restart": {**TOLD["last_restart"], "in_place": True}, "last_recovery": recovery}
+    restart = read_on_a_phone(told, tmp_path)["restart"]
+    assert restart.endswith(f"in place: {recovery['text']}") is is_of_this_restart, restart
 
 
 def test_the_policy_of_the_page_lets_its_icon_be_shown() -> None:

@@ -137,7 +137,7 @@ def _end(end: Said) -> str:
     if end["otherwise"]:
         lines.append(f"  changed  by {end['otherwise']}")
     if in_place and (recovered := end["recovered"]) is not None:
-        lines.append(f"  done     {recovered['text']}")
+        lines.append(f"  done     round {recovered['round']} continues in place: {recovered['text']}")
     elif end["again_s"] is not None:
         lines.append(f"  done     workers ran again after {end['again_s']:.2f} s")
     return "\n".join(lines)
