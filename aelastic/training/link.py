@@ -32,7 +32,10 @@ class RoundOver(BaseException):  # no `Exception`, so that `except Exception` in
 
 
 def connect() -> socket.socket | None:
-    """A connection to the socket that the environment names; None if there is none, or nobody listens."""
+    """A connection to the socket that the environment names; None if there is none, or nobody accepts.
+
+    Prints a line if the agent's socket is there and cannot be reached.
+    """
     path = messages.socket_path(os.environ.get(messages.SOCKET_VARIABLE))
     if path is None:
         return None
@@ -41,8 +44,11 @@ def connect() -> socket.socket | None:
         connection.settimeout(_CONNECT_S)
         connection.connect(path)
         connection.settimeout(None)
-    except OSError:  # another process of this worker has used it, or the agent's host is another one
+    except OSError as error:
         connection.close()
+        is_used = isinstance(error, FileNotFoundError | ConnectionRefusedError)  # by another process of this worker
+        if not is_used:
+            _print(f"aelastic: cannot connect to the agent at {path} ({error}): failures restart all workers")
         return None
     return connection
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,9 +67,14 @@ class Round:
 
 
 class SingleRound(Round):
-    """The round of a job whose launcher does not recover in place: the state comes from a checkpoint, or is new."""
+    """The round of a rank that does not recover in place: the state comes from a checkpoint, or is new."""
 
-    def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:  # noqa: ARG002
+    def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
+        if _ROUND_VARIABLE in os.environ and dist.is_initialized():
+            # The agent may have given its socket to other ranks and not to this one.  Their `share` waits for ours.
+            kept = Kept(lambda: None)
+            kept.close()
+            return _share(kept, state, load, replicas, None, self.number).step
         loaded = None if load is None else load()
         return loaded or 0
 
@@ -85,12 +90,8 @@ class RoundInPlace(Round):
         self._old_groups = old_groups
 
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
-        if not state:
-            raise ValueError("share: name the objects that hold the state, such as the model and the optimizer")
         try:
-            everyone = Wire(dist.group.WORLD, self._link, self.number)
-            group = everyone if replicas is None else Wire(replicas, self._link, self.number)
-            shared = sharing.share(self._kept, state, load, group, everyone)
+            shared = _share(self._kept, state, load, replicas, self._link, self.number)
         except sharing.LostStateError:
             self._wait_for_fresh_processes()
         self._kept.adopt(state, shared.step)
@@ -127,6 +128,17 @@ class RoundInPlace(Round):
         self._link.send(messages.LOST, round=self.number)
         self._link.wait_to_be_ended(_STOP_S)
         os._exit(1)
+
+
+def _share(
+    kept: Kept, state: Sequence[Any], load: sharing.Load | None, replicas: Any, link: Link | None, number: int
+) -> sharing.Shared:
+    """The collectives of `Round.share`."""
+    if not state:
+        raise ValueError("share: name the objects that hold the state, such as the model and the optimizer")
+    everyone = Wire(dist.group.WORLD, link, number)
+    group = everyone if replicas is None else Wire(replicas, link, number)
+    return sharing.share(kept, state, load, group, everyone)
 
 
 _current: Round | None = None  # of the call that is running

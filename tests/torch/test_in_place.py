@@ -59,7 +59,7 @@ def assert_all_are_new(job: Job, undisturbed: str) -> None:
     """The job restarted once, in new processes, without the state."""
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
-    assert "in place" not in job.stderr
+    assert "recovering in place" not in job.stderr
     assert found.end == undisturbed, job.story
 
 
@@ -85,6 +85,37 @@ def share(round):
     return 0  # all ranks have the same collectives
 """
     assert_all_are_new(start(launch, script(case)), undisturbed)
+
+
+# What keeps rank 3 from recovering in place: in the worker, or in the agent.
+VARIABLE_IS_MISSING = """
+if os.environ["RANK"] == "3":
+    del os.environ["AELASTIC_IN_PLACE"]
+"""
+SOCKET_CANNOT_BE_OPENED = """
+from aelastic.agent.channels import ControlSockets
+
+path_of = ControlSockets.in_place_path
+
+
+def in_place_path(self, attempt, local_rank):
+    path = path_of(self, attempt, local_rank)
+    return path if local_rank != 3 else f"/nowhere/{path}"
+
+
+ControlSockets.in_place_path = in_place_path
+"""
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "case, wrapper", [(VARIABLE_IS_MISSING, ""), ("", SOCKET_CANNOT_BE_OPENED)], ids=["no variable", "no socket"]
+)
+def test_a_rank_that_cannot_recover_in_place_shares_the_state_with_those_that_can(
+    launch: Launcher, undisturbed: str, case: str, wrapper: str
+) -> None:
+    assert_all_are_new(start(launch, script(case), wrapper=wrapper), undisturbed)
 
 
 @pytest.mark.all

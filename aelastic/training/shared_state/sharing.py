@@ -37,6 +37,9 @@ _CHANGED = (
 class LostStateError(Exception):
     """A replica group has no whole state, and there is no checkpoint: the job must begin in fresh processes."""
 
+    def __init__(self) -> None:
+        super().__init__("share: no rank has a whole state, and there is no checkpoint")
+
 
 class DifferentStatesError(RuntimeError):
     """Ranks of one replica group, which should have the same state, do not."""

@@ -7,7 +7,7 @@ was half on its way (torch 2.13).  So these calls are made in a thread, which is
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,11 +20,16 @@ from aelastic.training.link import Link
 class Wire:
     """One process group.
 
+    Args:
+        group: torch's.
+        link: tells when the round is over; None where nobody does.
+        number: the round.
+
     Raises:
-        RoundOver: by each method, where the round ends first.
+        RoundOver: by each method, if the round ends first.
     """
 
-    def __init__(self, group: Any, link: Link, number: int) -> None:
+    def __init__(self, group: Any, link: Link | None, number: int) -> None:
         self.group = group
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self.device = torch_private.device_of(group)
@@ -35,14 +40,14 @@ class Wire:
         """The numbers of each rank of the group."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         all_of_them = [torch.empty_like(mine) for _ in self.ranks]
-        self._link.unless_over(self._number, lambda: dist.all_gather(all_of_them, mine, self.group))
+        self._wait(lambda: dist.all_gather(all_of_them, mine, self.group))
         return [each.tolist() for each in all_of_them]
 
     def send(self, buffer: torch.Tensor, target: int) -> None:
-        self._link.unless_over(self._number, lambda: dist.send(buffer, target, self.group))
+        self._wait(lambda: dist.send(buffer, target, self.group))
 
     def receive(self, buffer: torch.Tensor, source: int) -> None:
-        self._link.unless_over(self._number, lambda: dist.recv(buffer, source, self.group))
+        self._wait(lambda: dist.recv(buffer, source, self.group))
 
     def send_bytes(self, data: bytes, target: int) -> None:
         self.send(torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device), target)
@@ -52,3 +57,9 @@ class Wire:
         self.receive(buffer, source)
         received = buffer.cpu()
         return ctypes.string_at(received.data_ptr(), length)
+
+    def _wait(self, call: Callable[[], Any]) -> None:
+        if self._link is None:
+            call()
+        else:
+            self._link.unless_over(self._number, call)
