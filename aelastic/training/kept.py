@@ -9,6 +9,7 @@ parameters (`Tensor._version`), which any change raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ class Kept:
         self._modules: list[torch.nn.Module] = []
         self._modes: list[bool] = []
         self._buffers: list[_Buffer] = []
+        self._small_buffers: _SmallBuffers | None = None
         self._versions: list[int] | None = None
         self._hook = register_optimizer_step_pre_hook(self._before_step)
 
@@ -80,6 +82,7 @@ class Kept:
         self._modules = [module for each in modules_of(objects) for module in each.modules()]
         self._modes = [module.training for module in self._modules]
         self._buffers = [_Buffer(module, name) for module in self._modules for name in torch_private.buffers_of(module)]
+        self._small_buffers = None
 
     def commit(self, step: int) -> None:
         """The state is whole, and that of this step.  Costs microseconds: it is called once a step."""
@@ -145,12 +148,25 @@ class Kept:
 
     def _versions_now(self) -> list[int]:
         return [
-            torch_private.version(parameter) for each in modules_of(self.objects) for parameter in each.parameters()
+            torch_private.version(parameter)
+            for module in self._modules
+            for parameter in torch_private.parameters_of(module).values()
+            if parameter is not None
         ]
 
     def _copy_buffers(self) -> None:
+        if not self._buffers:
+            return
+        small = self._small_buffers
+        if small is None or not small.copy():
+            self._copy(self._buffers)
+            self._small_buffers = _SmallBuffers(self._buffers)
+        elif small.others:
+            self._copy(small.others)
+
+    def _copy(self, buffers: list[_Buffer]) -> None:
         targets, sources = [], []
-        for buffer in self._buffers:
+        for buffer in buffers:
             if pair := buffer.to_copy():
                 targets.append(pair[0])
                 sources.append(pair[1])
@@ -168,6 +184,20 @@ class _Buffer:
         self._kept: torch.Tensor | None = None
         self._live: torch.Tensor | None = None
         self._version = -1
+
+    @property
+    def place(self) -> tuple[dict[str, torch.Tensor | None], str]:
+        """Where the module has it."""
+        return self._buffers, self._name
+
+    @property
+    def live(self) -> torch.Tensor | None:
+        """The tensor that was there at the last commit."""
+        return self._live
+
+    def keep_in(self, copy: torch.Tensor) -> None:
+        """The value at the last commit, which this tensor has, is there from now on."""
+        self._kept = copy
 
     def to_copy(self) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The copy and what is to be copied into it; None if it is up to date."""
@@ -189,6 +219,47 @@ class _Buffer:
             return
         self._buffers[self._name] = self._live  # the lost step may have put another tensor in its place
         self._live.copy_(self._kept)
+
+
+class _SmallBuffers:
+    """Buffers such as those of batch normalization, copied with one call of torch for all that are alike.
+
+    A step may take no more than a millisecond, and have dozens of them: a copy of each would take a few percent of it.
+    """
+
+    def __init__(self, buffers: Sequence[_Buffer]) -> None:
+        """Takes over the copies that these buffers have; `others` are those that are copied one by one."""
+        self.others: list[_Buffer] = []
+        self._places = [buffer.place for buffer in buffers]
+        self._live = [buffer.live for buffer in buffers]
+        self._alike: list[tuple[Callable[..., torch.Tensor], list[torch.Tensor], torch.Tensor]] = []
+        groups: dict[tuple[Any, ...], list[tuple[_Buffer, torch.Tensor]]] = {}
+        for buffer in buffers:
+            live = buffer.live
+            if live is None or type(live) is not torch.Tensor or not _is_small(live):
+                self.others.append(buffer)
+            else:
+                groups.setdefault((live.dim(), live.dtype, live.device), []).append((buffer, live))
+        for (dim, _, _), group in groups.items():
+            live_ones = [live for _, live in group]
+            join = torch.cat if dim else torch.stack
+            joined = join(live_ones)
+            copies = joined.split([len(live) for live in live_ones]) if dim else joined.unbind()
+            for (buffer, _), copy in zip(group, copies, strict=True):
+                buffer.keep_in(copy)
+            self._alike.append((join, live_ones, joined))
+
+    def copy(self) -> bool:
+        """Copies them, unless a module has another tensor or another buffer than before: then it returns False."""
+        if not all(map(is_, [buffers.get(name) for buffers, name in self._places], self._live)):
+            return False
+        for join, live, joined in self._alike:
+            join(live, out=joined)
+        return True
+
+
+def _is_small(buffer: torch.Tensor) -> bool:
+    return buffer.dim() < 2 and buffer.numel() <= _SMALL_BUFFER and not buffer.requires_grad
 
 
 def made(objects: Sequence[Any]) -> Iterator[Any]:

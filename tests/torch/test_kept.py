@@ -1,0 +1,311 @@
+"""What a process keeps across rounds: when its state is whole, which step it is of, and what a rewind brings back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from aelastic.training import Late, Value
+from aelastic.training.kept import NO_STEP, Kept
+from aelastic.training.link import RoundOver
+
+
+class Round:
+    """Whether it is over, and how often that was asked."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.checks = 0
+
+    def check(self) -> None:
+        self.checks += 1
+        if self.is_over:
+            raise RoundOver
+
+
+@contextmanager
+def kept_of(*objects: Any, check: Callable[[], None] = lambda: None) -> Iterator[Kept]:
+    """Holds the state of step 0."""
+    kept = Kept(check)
+    try:
+        kept.adopt(objects, 0)
+        yield kept
+    finally:
+        kept.close()
+
+
+def with_gradients() -> tuple[nn.Linear, torch.optim.SGD]:
+    model = nn.Linear(2, 2)
+    model(torch.ones(2)).sum().backward()
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_process_that_has_committed_nothing_has_no_step_and_is_fresh() -> None:
+    kept = Kept(lambda: None)
+    kept.close()
+    assert (kept.whole_step, kept.is_fresh) == (NO_STEP, True)
+
+
+def test_the_state_is_torn_from_an_update_until_the_commit() -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        assert (kept.whole_step, kept.is_fresh) == (0, False)
+        optimizer.step()
+        assert kept.whole_step == NO_STEP
+        kept.commit(1)
+        assert kept.whole_step == 1
+
+
+def test_any_optimizer_begins_an_update_until_nothing_is_watched_any_more() -> None:
+    _, optimizer = with_gradients()
+    with kept_of(nn.Linear(2, 2)) as kept:
+        optimizer.step()
+        assert kept.whole_step == NO_STEP
+        kept.commit(1)
+    optimizer.step()
+    assert kept.whole_step == 1
+
+
+@pytest.mark.parametrize("is_positional", [True, False])
+def test_an_update_begins_after_its_closure(*, is_positional: bool) -> None:
+    _, optimizer = with_gradients()
+    round_ = Round()
+    with kept_of(optimizer, check=round_.check) as kept:
+
+        def closure() -> float:
+            assert kept.whole_step == 0 and round_.checks == 0
+            return 3.0
+
+        loss = optimizer.step(closure) if is_positional else optimizer.step(closure=closure)
+        assert (loss, kept.whole_step, round_.checks) == (3.0, NO_STEP, 1)
+
+
+def test_no_update_begins_if_the_round_ends_in_its_closure() -> None:
+    model, optimizer = with_gradients()
+    before = model.weight.clone()
+    round_ = Round()
+    with kept_of(optimizer, check=round_.check) as kept:
+
+        def closure() -> float:
+            round_.is_over = True
+            return 3.0
+
+        with pytest.raises(RoundOver):
+            optimizer.step(closure)
+        assert kept.whole_step == 0 and torch.equal(model.weight, before)
+
+
+def test_no_update_begins_once_the_round_is_over() -> None:
+    model, optimizer = with_gradients()
+    before = model.weight.clone()
+    round_ = Round()
+    with kept_of(model, optimizer, check=round_.check) as kept:
+        round_.is_over = True
+        with pytest.raises(RoundOver):
+            optimizer.step()
+        assert kept.whole_step == 0 and torch.equal(model.weight, before)
+
+
+def test_the_update_has_begun_when_the_hooks_of_an_optimizer_run() -> None:
+    """They may change parameters."""
+    _, optimizer = with_gradients()
+    seen = []
+    with kept_of(optimizer) as kept:
+        optimizer.register_step_pre_hook(lambda *_: seen.append(kept.whole_step))
+        optimizer.register_step_post_hook(lambda *_: seen.append(kept.whole_step))
+        optimizer.step()
+    assert seen == [NO_STEP, NO_STEP]
+
+
+# Steps without an update of an optimizer.
+
+
+@pytest.mark.parametrize("objects, step", [((), 0), ((Value(3),), NO_STEP)], ids=["model", "a value, too"])
+def test_a_step_without_an_update_is_lost_with_its_round_and_tears_what_is_no_model(
+    objects: tuple[Any, ...], step: int
+) -> None:
+    model, optimizer = with_gradients()
+    round_ = Round()
+    with kept_of(model, optimizer, *objects, check=round_.check) as kept:
+        kept.commit(1)
+        assert kept.whole_step == 1
+        kept.adopt((model, optimizer, *objects), 0)
+        round_.is_over = True
+        with pytest.raises(RoundOver):
+            kept.commit(1)
+        assert kept.whole_step == step
+
+
+def test_parameters_that_changed_since_the_round_began_tear_the_state() -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        kept.note_versions()
+        assert kept.check_versions() and kept.whole_step == 0
+        with torch.no_grad():
+            model.weight.add_(1)
+        assert not kept.check_versions() and kept.whole_step == NO_STEP
+        assert kept.check_versions(), "it is reported once"
+
+
+def test_an_update_by_other_means_is_whole_with_its_commit() -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        kept.note_versions()
+        with torch.no_grad():
+            model.weight.add_(1)
+        kept.commit(1)
+        assert kept.check_versions() and kept.whole_step == 1
+
+
+# What a rewind brings back.
+
+
+class Buffers(nn.Module):
+    """One of each kind that a copy must take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other = nn.BatchNorm1d(3), nn.BatchNorm1d(5)
+        self.register_buffer("table", torch.arange(6.0).view(2, 3))
+        self.register_buffer("wide", torch.ones(1, 7))
+        self.register_buffer("narrow", torch.ones(4, dtype=torch.float16))
+        self.register_buffer("mask", torch.zeros(70000))
+        self.register_buffer("hidden", torch.ones(2), persistent=False)
+        self.register_buffer("none", None)
+        self.register_buffer("empty", torch.empty(0))
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def change(model: nn.Module) -> None:
+    """As forward passes do: some raise the buffer's version, and batch normalization does not."""
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.data.add_(1)
+        else:
+            buffer.add_(1)
+
+
+def assert_equal(model: nn.Module, expected: dict[str, torch.Tensor]) -> None:
+    now = values(model)
+    assert now.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(now[name], value), name
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 3])
+def test_buffers_return_to_their_values_at_the_last_commit(commits: int) -> None:
+    model = Buffers()
+    with kept_of(model) as kept:
+        for step in range(1, commits + 1):
+            change(model)
+            kept.commit(step)
+        committed = values(model)
+        for _ in range(2):
+            change(model)
+            kept.rewind()
+            assert_equal(model, committed)
+
+
+def test_the_statistics_that_a_forward_pass_has_moved_return() -> None:
+    norm = nn.BatchNorm1d(3)
+    model = nn.Sequential(nn.Linear(3, 3), norm)
+    with kept_of(model) as kept:
+        for step in (1, 2):
+            model(torch.randn(4, 3))
+            kept.commit(step)
+        committed = values(model)
+        model(torch.randn(4, 3))
+        assert norm.num_batches_tracked == 3
+        kept.rewind()
+        assert_equal(model, committed)
+
+
+def test_a_buffer_that_is_another_tensor_is_kept_from_its_next_commit_on() -> None:
+    model = Buffers()
+    with kept_of(model) as kept:
+        kept.commit(1)
+        model.norm.running_mean = torch.full((3,), 5.0)
+        model.none = torch.ones(3)
+        del model.table
+        kept.commit(2)
+        change(model)
+        kept.commit(3)
+        committed = values(model)
+        change(model)
+        kept.rewind()
+        assert_equal(model, committed)
+        old = model.narrow
+        model.narrow = torch.zeros(4, dtype=torch.float16)
+        kept.rewind()
+        assert model.narrow is old, "the lost step has put another tensor in its place"
+
+
+def test_a_buffer_may_be_moved_to_another_type() -> None:
+    model = Buffers()
+    with kept_of(model) as kept:
+        kept.commit(1)
+        model.double()
+        change(model)
+        kept.commit(2)
+        committed = values(model)
+        change(model)
+        kept.rewind()
+        assert_equal(model, committed)
+
+
+def test_buffers_return_in_each_round() -> None:
+    model = Buffers()
+    with kept_of(model) as kept:
+        kept.commit(1)
+        change(model)
+        kept.adopt((model,), 1)
+        adopted = values(model)
+        change(model)
+        kept.rewind()
+        assert_equal(model, adopted)
+
+
+def test_modules_return_to_their_mode_at_the_commit() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2))
+    model[0].eval()
+    with kept_of(model) as kept:
+        model.train()
+        kept.rewind()
+        assert [each.training for each in model] == [False, True]
+
+
+def test_gradients_and_what_a_scaler_has_unscaled_are_cleared() -> None:
+    model, optimizer = with_gradients()
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    with kept_of(model, optimizer, scaler) as kept:
+        kept.clear_gradients()
+    assert model.weight.grad is None
+    scaler.unscale_(optimizer)  # torch refuses it a second time before the next update
+
+
+def test_what_a_framework_makes_later_is_kept_once_it_is_attached() -> None:
+    late, model = Late(), nn.BatchNorm1d(2)
+    with kept_of(late) as kept:
+        late.attach(model)
+        kept.hold(kept.objects)
+        kept.commit(1)
+        model(torch.randn(3, 2))
+        kept.rewind()
+        assert model.num_batches_tracked == 0
+
+
+def test_objects_are_others_if_one_is() -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        assert not kept.holds_other_than((model, optimizer))
+        assert kept.holds_other_than((nn.Linear(2, 2), optimizer))
