@@ -19,7 +19,7 @@ from aelastic.training.kept import modules_of
 Path = tuple[Any, ...]
 
 # Values that need no look at what they hold.
-_PLAIN = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, type(None))
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, type(None))
 
 
 class UnsharableStateError(TypeError):
@@ -48,14 +48,15 @@ class State:
             return self._tensor(value, path)
         kind = type(value)
         if kind in {dict, OrderedDict}:
+            for key in value:
+                _check_loadable(key, (*path, key))
             items = [[key, self._node(each, (*path, key))] for key, each in value.items()]
             return [kind.__name__, items, torch_private.metadata_of(value)]
         if kind in {list, tuple}:
             return [kind.__name__, [self._node(each, (*path, index)) for index, each in enumerate(value)]]
-        if kind not in _PLAIN and not _is_loadable(value):
-            raise UnsharableStateError(
-                path, kind, "which torch.load(weights_only=True) refuses; see torch.serialization.add_safe_globals"
-            )
+        if kind is bytes:  # torch refuses to load those of length 0
+            return ["bytes", value.decode("latin-1")]
+        _check_loadable(value, path)
         return ["plain", value]
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> list[Any]:
@@ -157,8 +158,17 @@ def _value(node: list[Any], tensors: list[torch.Tensor]) -> Any:
             return [_value(each, tensors) for each in content]
         case "tuple":
             return tuple(_value(each, tensors) for each in content)
+        case "bytes":
+            return content.encode("latin-1")
         case _:
             return content
+
+
+def _check_loadable(value: Any, path: Path) -> None:
+    kind = type(value)
+    if kind not in _PLAIN and not _is_loadable(value):
+        why = "which torch.load(weights_only=True) refuses; see torch.serialization.add_safe_globals"
+        raise UnsharableStateError(path, kind, why)
 
 
 def _is_loadable(value: Any) -> bool:
