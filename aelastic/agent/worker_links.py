@@ -7,6 +7,7 @@ removed, so that no child process of the worker finds it (`aelastic.training.mes
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -22,6 +23,9 @@ from aelastic.group import events as ev
 from aelastic.training import messages
 
 _log = logging.getLogger(__name__)
+
+# The kernel doubles it (socket(7)).  Its default is larger, unless somebody has set net.core.wmem_default.
+_SEND_BUFFER = messages.MAX_PACKET
 
 
 class WorkerLinks:
@@ -136,6 +140,7 @@ class _Link:
         except OSError:
             return self.close()  # the process is gone
         self._socket.setblocking(False)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         listener.close()
         self._remove_path()
         return None
@@ -161,9 +166,7 @@ class _Link:
         try:
             message = messages.decode(packet)
         except ValueError as error:
-            _, local_rank, _ = self._key
-            _log.warning("closing the in-place socket of local rank %d: %s", local_rank, error)
-            self.close()
+            self._warn_and_close(str(error))
             return False
         if message["kind"] == messages.KEEP:
             self._kept.add(message["round"], copies)
@@ -182,9 +185,20 @@ class _Link:
         return False
 
     def send(self, packet: bytes) -> None:
-        """Sends a packet.  A worker that does not read does not leave its round in time either, and is killed then."""
-        with suppress(OSError):
+        """Sends a packet.  A worker that does not read does not leave its round in time either, and is killed then.
+
+        A worker that would wait for a packet which the system does not take ends, as its socket is closed.
+        """
+        try:
             self._socket.send(packet)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                self._warn_and_close(f"a message of {len(packet)} bytes is larger than net.core.wmem_max allows")
+
+    def _warn_and_close(self, why: str) -> None:
+        _, local_rank, _ = self._key
+        _log.warning("closing the in-place socket of local rank %d: %s", local_rank, why)
+        self.close()
 
     def close(self) -> None:
         """Closes the socket; `run` does it where it runs, since the loop may wait for that socket."""
