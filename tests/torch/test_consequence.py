@@ -1,0 +1,114 @@
+"""Which errors of a rank are consequences of another rank's end, and which are the script's own."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from aelastic.training.consequence import is_consequence
+from aelastic.training.link import Link, RoundOver
+
+
+class Agent:
+    """What a link knows of it."""
+
+    def __init__(self, *, ends_the_round: bool = True, is_cut: bool = False) -> None:
+        self._ends_the_round = ends_the_round
+        self.sockets = SimpleNamespace(is_cut_by_peer=lambda: is_cut)
+        self.waited_s: list[float | None] = []
+
+    def is_over(self, _: int) -> bool:
+        return False
+
+    def wait_for_over(self, _: int, timeout_s: float | None) -> bool:
+        self.waited_s.append(timeout_s)
+        return self._ends_the_round
+
+
+def judged(raises: Any, agent: Agent) -> bool:
+    try:
+        raises()
+    except BaseException as error:  # noqa: BLE001  whatever it is
+        return is_consequence(error, cast("Link", agent), 3)
+    raise AssertionError("nothing was raised")
+
+
+def raise_(error: BaseException, cause: BaseException | None = None) -> None:
+    raise error from cause
+
+
+def in_c() -> None:
+    """As a collective does whose peer is lost."""
+    torch.zeros(2, 3) @ torch.zeros(2, 3)
+
+
+def wrapped() -> None:
+    try:
+        in_c()
+    except RuntimeError as error:
+        raise KeyError("a framework's own error") from error
+
+
+def in_context() -> None:
+    try:
+        in_c()
+    except RuntimeError:
+        raise ValueError("while handling it")  # noqa: B904  that is the point
+
+
+def in_python_of_torch() -> None:
+    exec(compile("raise RuntimeError('a peer is lost')", "/site-packages/torch/distributed/x.py", "exec"), {})
+
+
+@pytest.mark.parametrize("raises", [in_c, wrapped, in_context, in_python_of_torch])
+def test_an_error_of_a_collective_is_a_consequence_if_the_agent_ends_the_round(raises: Any) -> None:
+    assert judged(raises, Agent())
+    assert not judged(raises, Agent(ends_the_round=False))
+
+
+def test_the_end_of_the_round_is_one_at_once() -> None:
+    agent = Agent()
+    assert judged(lambda: raise_(RoundOver()), agent)
+    assert agent.waited_s == []
+
+
+OWN = {
+    "raised by the script": lambda: raise_(RuntimeError("a mistake")),
+    "of another kind": lambda: {"a": 1}["missing"],
+    "an interrupt": lambda: raise_(KeyboardInterrupt()),
+    "an exit": lambda: raise_(SystemExit(3)),
+    "no memory": lambda: raise_(torch.OutOfMemoryError("no memory")),
+}
+
+
+@pytest.mark.parametrize("raises", OWN.values(), ids=OWN)
+def test_an_error_of_the_script_is_its_own_and_nobody_is_waited_for(raises: Any) -> None:
+    agent = Agent()
+    assert not judged(raises, agent)
+    assert agent.waited_s == []
+
+
+def test_a_lack_of_memory_is_a_ranks_own_even_if_a_collective_has_failed() -> None:
+    def raises() -> None:
+        try:
+            in_c()
+        except RuntimeError as error:
+            raise torch.OutOfMemoryError("no memory") from error
+
+    assert not judged(raises, Agent())
+
+
+def test_the_agent_has_longer_where_a_socket_of_the_round_is_closed() -> None:
+    cut, uncut = Agent(is_cut=True), Agent()
+    judged(in_c, cut)
+    judged(in_c, uncut)
+    assert cut.waited_s == [10.0] and uncut.waited_s == [0.2]
+
+
+def test_errors_that_cause_each_other_are_looked_at_once() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    assert not judged(lambda: raise_(one, other), Agent())
