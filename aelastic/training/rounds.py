@@ -25,6 +25,7 @@ from aelastic.training.late import Late
 from aelastic.training.link import Link
 from aelastic.training.notice import page
 from aelastic.training.shared_state import sharing
+from aelastic.training.shared_state.state import is_sharded
 from aelastic.training.shared_state.wire import Wire
 from aelastic.training.sockets import GroupSockets
 
@@ -136,6 +137,8 @@ def _share(
     """The collectives of `Round.share`."""
     if not state:
         raise ValueError("share: name the objects that hold the state, such as the model and the optimizer")
+    if replicas is None and is_sharded(state):
+        raise ValueError("share: parameters are sharded; name the ranks that hold the same shard: replicas=GROUP")
     everyone = Wire(dist.group.WORLD, link, number)
     group = everyone if replicas is None else Wire(replicas, link, number)
     return sharing.share(kept, state, load, group, everyone)

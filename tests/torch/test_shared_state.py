@@ -5,18 +5,22 @@ from __future__ import annotations
 import enum
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from aelastic.training import Late, Value
+from aelastic.training.rounds import _share
 from aelastic.training.shared_state import moving
 from aelastic.training.shared_state.moving import PIECE, pieces
-from aelastic.training.shared_state.state import State, UnsharableStateError, move
+from aelastic.training.shared_state.state import State, UnsharableStateError, is_sharded, move
 from aelastic.training.shared_state.wire import Wire
 
 
@@ -186,6 +190,38 @@ def test_a_state_moves_to_other_objects_of_the_same_process() -> None:
     here, there = trained(), fresh()
     move(State(here), there)
     assert_same([each.state_dict() for each in here], [each.state_dict() for each in there])
+
+
+class Part:
+    """As much of a `DTensor` as tells that it is one."""
+
+    def __init__(self, placement: Placement, ranks: int) -> None:
+        self.placements = (placement,)
+        self.device_mesh = SimpleNamespace(shape=(ranks,))
+
+
+class Sharded(nn.Module):
+    def __init__(self, *parts: Any) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def parameters(self, recurse: bool = True) -> Any:
+        return iter(self.parts)
+
+
+@pytest.mark.parametrize(
+    "placement, ranks, expected", [(Shard(0), 2, True), (Shard(0), 1, False), (Replicate(), 2, False)]
+)
+def test_a_model_is_sharded_if_ranks_hold_different_parts_of_a_parameter(
+    placement: Placement, ranks: int, *, expected: bool
+) -> None:
+    whole = nn.Parameter(torch.ones(1))
+    assert is_sharded([Value(), Sharded(whole, Part(placement, ranks))]) is expected
+
+
+def test_a_sharded_model_needs_the_group_that_holds_the_same_shard() -> None:
+    with pytest.raises(ValueError, match="share: parameters are sharded; name the ranks that hold the same shard"):
+        _share(cast("Any", None), [Sharded(Part(Shard(0), 2))], None, None, None, 1)
 
 
 # Pieces.

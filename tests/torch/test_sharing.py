@@ -107,6 +107,13 @@ def test_ranks_that_have_loaded_different_steps_end_the_job(kept: Kept) -> None:
         share(kept, [nn.Linear(2, 2)], lambda: 7, Scripted(1), everyone)
 
 
+def test_ranks_that_have_loaded_different_states_of_a_step_end_the_job(kept: Kept) -> None:
+    replicas = Scripted(2, lambda mine: [[mine[0] + 1]])
+    with pytest.raises(DifferentStatesError, match="should have equal states of step 7, but differ"):
+        share(kept, [nn.Linear(2, 2)], lambda: 7, replicas, Scripted(2))
+    assert replicas.sent_to == []
+
+
 # After a loss.
 
 

@@ -86,9 +86,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
     if step != NO_STEP:
         source = _transfer(kept, step, claims, objects, replicas)
         if _is_compared(claims) and not _are_equal(objects, replicas):
-            raise DifferentStatesError(
-                f"share: ranks {replicas.ranks} should have equal states of step {step}, but differ"
-            )
+            raise _differ(replicas, step)
         kept.fingerprints += 1
         return Shared(step, source)
     if load is None and any(not each.is_fresh for each in claims):
@@ -158,11 +156,16 @@ def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire
         raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
     _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
     if _is_compared(claims) and not _are_equal(objects, replicas):
-        _spread(
-            kept, replicas.ranks[:1], objects, replicas
-        )  # a script may leave it to DDP to give all ranks the same parameters
+        if step != NO_STEP:
+            raise _differ(replicas, step)
+        # A script may leave it to DDP to give all ranks the same parameters.
+        _spread(kept, replicas.ranks[:1], objects, replicas)
     kept.fingerprints += 1
     return max(step, 0)
+
+
+def _differ(replicas: Wire, step: int) -> DifferentStatesError:
+    return DifferentStatesError(f"share: ranks {replicas.ranks} should have equal states of step {step}, but differ")
 
 
 def _is_compared(claims: list[_Claim]) -> bool:

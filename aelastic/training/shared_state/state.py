@@ -191,6 +191,19 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if to_local is None else to_local()
 
 
+def is_sharded(objects: Sequence[Any]) -> bool:
+    """Whether a parameter is spread over several ranks, so that these hold different parts."""
+    for module in modules_of(objects):
+        parameter: Any
+        for parameter in module.parameters():
+            mesh = getattr(parameter, "device_mesh", None)
+            if mesh is not None:
+                sizes = zip(parameter.placements, mesh.shape, strict=True)
+                if any(not placement.is_replicate() and size > 1 for placement, size in sizes):
+                    return True
+    return False
+
+
 def _layout(tensor: Any) -> list[Any]:
     """How a `DTensor` is spread, in plain values: its mesh's form, placements, global shape and stride."""
     placements = []
