@@ -51,20 +51,26 @@ def start(
     return job
 
 
-def check_resumes(launch: Launcher, example: Example, python: str = "") -> None:
+def run_twice(launch: Launcher, example: Example | InPlaceExample, python: str = "") -> tuple[Job, Job]:
+    """An example undisturbed, and with a kill of rank 1: both succeed, and leave nothing."""
     command = [*shown_command(example.script), *example.options]
     undisturbed = start(launch, "undisturbed", command, python=python)
     assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
     killed = start(launch, "killed", command, kill=example, python=python)
     assert killed.wait(LAUNCH_TIMEOUT_S) == 0, killed.story
     assert re.search(r"aelastic: W rank 1 failed on .*SIGKILL", killed.stderr), killed.story
+    assert len(losses_of(undisturbed)) == 4, undisturbed.story
+    assert not killed.left(), killed.left_described()
+    return undisturbed, killed
+
+
+def check_resumes(launch: Launcher, example: Example, python: str = "") -> None:
+    undisturbed, killed = run_twice(launch, example, python)
     starts = ["starting from scratch", example.resumed]
     assert starts_of(killed) == starts, killed.story
     assert len(re.findall(r"rank \d is process \d+", killed.stdout)) == 4, killed.story
-    losses, expected = losses_of(killed), losses_of(undisturbed)
-    assert len(expected) == 4, undisturbed.story
-    assert losses == expected, killed.story  # each once, so nothing that was saved was done again
-    assert not killed.left(), killed.left_described()
+    # Each loss once, so nothing that was saved was done again.
+    assert losses_of(killed) == losses_of(undisturbed), killed.story
 
 
 # By words, not by lines: `print` writes the end of a line apart, and another rank may come between.
@@ -132,19 +138,12 @@ IN_PLACE_OF_FRAMEWORKS = [
 
 
 def check_recovers_in_place(launch: Launcher, example: InPlaceExample, python: str = sys.executable) -> None:
-    command = [*shown_command(example.script), *example.options]
-    undisturbed = start(launch, "undisturbed", command, python=python)
-    assert undisturbed.wait(LAUNCH_TIMEOUT_S) == 0, undisturbed.story
-    killed = start(launch, "killed", command, kill=example, python=python)
-    assert killed.wait(LAUNCH_TIMEOUT_S) == 0, killed.story
-    assert re.search(r"aelastic: W rank 1 failed on .*SIGKILL", killed.stderr), killed.story
+    undisturbed, killed = run_twice(launch, example, python)
     assert "round 2 continues in place: 3 of 4 workers kept, state of step " in killed.stderr, killed.story
     processes = re.findall(r"rank (\d) is process (\d+)", killed.stdout)
     assert len(processes) == 8 and len(set(processes)) == 5, killed.story
     losses, expected = numbers_in(losses_of(killed)), numbers_in(losses_of(undisturbed))
-    assert len(expected) == 4, undisturbed.story
     assert losses == pytest.approx(expected, abs=example.tolerance), killed.story
-    assert not killed.left(), killed.left_described()
 
 
 def numbers_in(losses: list[str]) -> list[float]:

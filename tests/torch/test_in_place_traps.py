@@ -16,18 +16,9 @@ from kit.workers.in_place_training import FAULT_AT, STEPS, course, script, start
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
 
-# Rank 1 dies; what goes on in the others?  None of it costs a survivor its process or its state.
-HARMLESS = {
-    "an error that is swallowed": """
+# The script does not notice that a collective has failed.
+SWALLOWED = """
 honest = gradients
-
-
-def on_batch(step): pass
-
-
-def on_loss(step):
-    if is_fault(step, 1):
-        die()
 
 
 def gradients(ddp, x, step):
@@ -35,6 +26,18 @@ def gradients(ddp, x, step):
         return honest(ddp, x, step)
     except Exception:
         return torch.zeros(())
+"""
+
+# Rank 1 dies; what goes on in the others?  None of it costs a survivor its process or its state.
+HARMLESS = {
+    "an error that is swallowed": SWALLOWED
+    + """
+def on_batch(step): pass
+
+
+def on_loss(step):
+    if is_fault(step, 1):
+        die()
 """,
     "errors that are swallowed in the update": """
 update_all = update
@@ -230,17 +233,8 @@ def on_batch(step):
     if is_fault(step, 0):
         die()
 """,
-    "a scheduler's step after a bare except": """
-honest = gradients
-
-
-def gradients(ddp, x, step):
-    try:
-        return honest(ddp, x, step)
-    except RuntimeError:
-        return torch.zeros(())
-
-
+    "a scheduler's step after a bare except": SWALLOWED
+    + """
 def update(step):
     for each in optimizer, second:
         try:
@@ -579,16 +573,6 @@ def overflow(): pass
 def update(step): pass
 """
 BARE = """
-honest = gradients
-
-
-def gradients(ddp, x, step):
-    try:
-        return honest(ddp, x, step)
-    except RuntimeError:
-        return torch.zeros(())
-
-
 def update(step):
     try:
         optimizer.step()
@@ -605,7 +589,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[str]
     launcher.close()
 
 
-@pytest.mark.parametrize("case", [PLAIN + BARE, CLOSURE], ids=["bare except", "closure"])
+@pytest.mark.parametrize("case", [PLAIN + SWALLOWED + BARE, CLOSURE], ids=["bare except", "closure"])
 def test_the_update_begins_with_the_optimizers_own(launch: Launcher, plain: str, case: str) -> None:
     """A bare `except` is harmless, since the end of the step raises again; a closure makes the gradients first."""
     job = start(launch, script(case))
