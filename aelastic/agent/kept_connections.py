@@ -33,7 +33,7 @@ class KeptConnections:
                 os.close(copy)
 
     def end(self) -> None:
-        """No rank is to recover any more."""
+        """No rank can recover any more."""
         for copies in self._copies.values():
             for copy in copies:
                 os.close(copy)

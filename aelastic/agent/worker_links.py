@@ -43,9 +43,9 @@ class WorkerLinks:
         self._kept = KeptConnections()
 
     def listen(self, local_rank: int, process: int) -> dict[str, str]:
-        """Opens the socket of a process that is about to be started; gives its variables.
+        """Opens the socket of a process that is about to start, and returns the variables that name it.
 
-        None where this host refuses the socket: then the worker cannot opt in.
+        Returns none if this host refuses the socket: then the worker cannot opt in.
         """
         path = self._sockets.in_place_path(self._generation - 1, local_rank)
         try:
@@ -66,7 +66,7 @@ class WorkerLinks:
             link.close()
 
     def begin(self, local_rank: int, round_: int, env: Mapping[str, str | None]) -> None:
-        """Has a worker enter a round, after all of the job have left the last one."""
+        """Tells a worker to enter a round.  All workers of the job have left the last one."""
         self._kept.end_before(round_)
         self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 

@@ -15,9 +15,9 @@ _UNCUT_S = 0.2  # where no socket of the round is closed
 
 
 def is_consequence(error: BaseException, link: Link, number: int) -> bool:
-    """Whether a collective has raised it, and the agent ends the round, before or soon after.
+    """Whether a collective raised the error because the round ended.  The agent has said so, or does so soon.
 
-    An error that the script raises is its own, always, as is one that ends what the process can do with its device.
+    An error that the script raises is always its own.  So is one after which the process cannot use its device.
     """
     if isinstance(error, RoundOver):
         return True
@@ -38,7 +38,7 @@ def _own_errors() -> tuple[type[BaseException], ...]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error, and those that it came from: a framework may have wrapped that of the collective."""
+    """The error and its causes: a framework may have wrapped the error of a collective."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:
@@ -48,9 +48,9 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _is_raised_by_torch(error: BaseException) -> bool:
-    """Whether code in C raised it, or `torch.distributed`; otherwise a `raise` in Python did.
+    """Whether C code or `torch.distributed` raised the error, and not a `raise` elsewhere in Python.
 
-    Code in C has no frame, so the innermost one is its caller's in both cases: the instruction tells them apart.
+    C code has no frame, so the innermost frame is in the script either way.  The instruction tells the two apart.
     """
     innermost: TracebackType | None = error.__traceback__
     while innermost is not None and innermost.tb_next is not None:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def in_place(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls the function again, in this process, when another rank of the job was lost; it keeps its state.
+    """Calls the function in each round of the job, in the same process, so that its state survives the loss of a rank.
 
         from aelastic import in_place
 

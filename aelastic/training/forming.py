@@ -1,4 +1,4 @@
-"""How process groups are made within a round: where a wait for a lost rank must end, and what they leave to be cut."""
+"""Makes the process groups of a round, so that no wait for a lost rank outlasts the round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRY_S = 20.0
 
 
 class Forming:
-    """The process groups of one round, as long as it lasts."""
+    """The process groups of one round."""
 
     def __init__(self, link: Link, number: int) -> None:
         self._link = link
@@ -28,7 +28,7 @@ class Forming:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Sockets of groups that are made meanwhile are noted; if the round is over, none is made."""
+        """Within the `with` block, notes the sockets of new groups, and makes none once the round is over."""
         with torch_private.making_groups(self._make_group, self._make_store):
             yield
 
@@ -58,7 +58,7 @@ class Forming:
         return make_store
 
     def _connect(self, rendezvous: torch_private.Make, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Tries to reach the store again and again: a try cannot be interrupted, and keeps its thread until it ends."""
+        """Connects to the store in short tries: a try cannot be interrupted, and keeps its thread until it ends."""
         timeout = kwargs.get("timeout")
         if timeout is None or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
             return next(rendezvous(*args, **kwargs))

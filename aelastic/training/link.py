@@ -54,7 +54,7 @@ def connect() -> socket.socket | None:
 
 
 class Link:
-    """What the agent has said, for the main thread to wait for; what the main thread has to say to the agent."""
+    """Keeps what the agent has sent, for the main thread to wait for, and sends the main thread's messages."""
 
     def __init__(self, connection: socket.socket, sockets: GroupSockets, abort: Callable[[], None]) -> None:
         """Starts the thread.
@@ -80,9 +80,9 @@ class Link:
                 self._connection.send(messages.encode(kind, **fields))
 
     def keep_connections(self, number: int) -> None:
-        """Has the agent keep the connections of new groups until the round has ended everywhere.
+        """Hands copies of new groups' connections to the agent, which keeps them until the round has ended everywhere.
 
-        Otherwise they would end at once if this process was killed, and a peer that is about to send may wait for good.
+        Otherwise they would end as this process is killed, and a peer that is about to send could wait for good.
         """
         packet = messages.encode(messages.KEEP, round=number)
         copies = self.sockets.new_connections()
@@ -103,7 +103,7 @@ class Link:
         return self._is_ended
 
     def wait_to_be_ended(self, timeout_s: float) -> None:
-        """Returns after the time; the agent ends this process before, by a signal."""
+        """Waits for the agent to end this process by a signal; returns if that takes longer than the timeout."""
         until = time.monotonic() + timeout_s
         self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
 
@@ -113,10 +113,10 @@ class Link:
             return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
     def unless_over(self, number: int, call: Callable[[], Any]) -> Any:
-        """The value of the call, which is made in a thread, since nothing else can interrupt it.
+        """Makes the call in a thread, since nothing else can interrupt it, and returns its value.
 
-        If the round ends first, it is waited for a little longer: mostly it ends by itself.  Otherwise the thread is
-        left behind.
+        If the round ends first, the call gets a little longer: it usually ends by itself.  If it does not, its thread
+        is left behind.
 
         Raises:
             RoundOver: the round ended first.
@@ -156,7 +156,7 @@ class Link:
             raise RoundOver
 
     def leave(self, number: int) -> None:
-        """This process holds no socket of the round any more, or nobody waits on one."""
+        """This process has closed the sockets of the round, or no thread waits on one any more."""
         with self._changed:
             self._left = number
         self.sockets.end()

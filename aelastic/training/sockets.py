@@ -72,7 +72,7 @@ class GroupSockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Notes the sockets of a group that is made meanwhile.  They may be cut while it is."""
+        """Notes the sockets of a group that is made within the `with` block, where they may already be cut."""
         before = _open_sockets()
         with self._lock:
             self._openings.append(before)
@@ -88,9 +88,9 @@ class GroupSockets:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Notes the connection to a store, once it is there: torch replaces one that is cut before, again and again.
+        """Notes the connection to a store once it is made: torch would replace one that is cut earlier, time and again.
 
-        It is not watched: the agent may end the store before the round.
+        It is not watched, since the agent may end the store before the round.
         """
         before = _open_sockets()
         yield
@@ -179,7 +179,7 @@ def _inode(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def _copy(descriptor: int) -> Iterator[int]:
-    """While it is open, the socket is not another one."""
+    """A duplicate: while it is open, it is the same socket, whatever its number stands for meanwhile."""
     copy = os.dup(descriptor)
     try:
         yield copy

@@ -54,7 +54,7 @@ def due() -> bool:
 
 
 def saved() -> None:
-    """Says that this rank has saved, and waits for the interruption; returns only if that is called off.
+    """Reports that this rank has saved, and waits for the interruption; returns only if that is called off.
 
     Saves that go on in threads or other processes must be complete before.  SIGTERM ends the wait, and the process:
     handlers of the script, which might save once more, are not called meanwhile.
@@ -119,7 +119,7 @@ def _open() -> None:
 
 
 def _close() -> None:
-    """A process that was forked from a worker is none."""
+    """A process that is forked from a worker is not a worker."""
     global _page  # noqa: PLW0603  as above
     _page = None
 

@@ -1,8 +1,8 @@
-"""How the state gets from one rank to another.
+"""Moves the state from one rank to another.
 
-First the tree goes, then the bytes of all tensors, one after the other, in pieces.  Beside the state itself, this takes
-one piece at both ends and, one at a time, tensors that are not contiguous.  So a state larger than half of the memory
-can be moved.
+The tree is sent first, then the bytes of all tensors, one after the other, in pieces.  Beside the state itself, either
+rank needs memory for one piece, and for one tensor at a time that is not contiguous.  So a state larger than half of
+the memory can be moved.
 """
 
 from __future__ import annotations
