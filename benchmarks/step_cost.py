@@ -80,9 +80,7 @@ def main() -> None:
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [row(case, found[case.key]) for case in cases]
-    method = (
-        f"`round.steps` against `range`, blocks of {options.steps} steps in turn; processor time of main threads."
-    )
+    method = f"`round.steps` against `range`, blocks of {options.steps} steps in turn; processor time of main threads."
     Report("Recovery in place: cost per step", method, machine).write(options.out, "step-cost", lines, taken=found)
 
 

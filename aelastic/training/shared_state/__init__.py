@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["sharing", "wire"]
+__all__ = ["sharing", "state", "wire"]
