@@ -14,12 +14,17 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aelastic.training.rounds import Round
+    from aelastic.training.sampler import ResumableSampler
 
-__all__ = ["Late", "Round", "Value", "decorator", "in_place", "messages"]
+__all__ = ["Late", "ResumableSampler", "Round", "Value", "decorator", "in_place", "messages"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports `Round`, which needs torch, when it is first used."""
+    """Imports what needs torch when it is first used."""
+    if name == "ResumableSampler":
+        from aelastic.training.sampler import ResumableSampler
+
+        return ResumableSampler
     if name == "Round":
         from aelastic.training.rounds import Round
 

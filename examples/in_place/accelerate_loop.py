@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration
-from accelerate.state import AcceleratorState, GradientState
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from aelastic import in_place
 from aelastic.training import Round
+from aelastic.training.frameworks.accelerate import reset_accelerate
 
 
 def main() -> None:
@@ -38,9 +38,7 @@ def main() -> None:
 @in_place
 def train(round: Round, network: nn.Module, optimizer: Any, scheduler: Any, options: argparse.Namespace) -> None:
     """Called in each round of the job.  What `prepare` makes belongs to the round; what it wraps does not."""
-    # accelerate keeps its state in singletons, and would take the last round's process group for the present one.
-    AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001  it has no other
-    GradientState._reset_state()  # noqa: SLF001
+    reset_accelerate()  # otherwise it would take the process group of the last round for the present one
     accelerator = Accelerator(  # makes the process group
         cpu=not torch.cuda.is_available(),
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1),

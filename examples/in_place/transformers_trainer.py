@@ -16,19 +16,12 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PrinterCallback,
-    Trainer,
-    TrainerCallback,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import LlamaConfig, LlamaForCausalLM, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 from aelastic import in_place
-from aelastic.training import Late, Round, Value
+from aelastic.training import Round
+from aelastic.training.frameworks.transformers import train_in_place
 
 
 class Texts(Dataset[dict[str, torch.Tensor]]):
@@ -42,29 +35,7 @@ class Texts(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": tokens, "labels": tokens}
 
 
-class InPlaceTrainer(Trainer):
-    def _load_from_checkpoint(self, *_: Any) -> None:
-        """The weights are there already: `share` has brought them."""
-
-
-class Commits(TrainerCallback):
-    """Tells the round about each step, and prints the loss."""
-
-    def __init__(self, round: Round, optimizer: Late, scheduler: Late, progress: Value) -> None:
-        self.round, self.optimizer, self.scheduler, self.progress = round, optimizer, scheduler, progress
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **made: Any) -> None:
-        self.round.attach(self.optimizer, made["optimizer"].optimizer)
-        self.round.attach(self.scheduler, made["lr_scheduler"])
-
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        torch.manual_seed(state.global_step * args.world_size + args.process_index)  # dropout
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The scheduler has moved, and the collectives of logging, evaluation and saving come later.
-        self.progress.value = vars(state).copy()
-        self.round.commit(state.global_step)
-
+class PrintLoss(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
         if state.is_world_process_zero and "loss" in logs:
             print(f"step {state.global_step}: loss {float(logs['loss']):.4f}", flush=True)
@@ -81,15 +52,14 @@ def main() -> None:
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4)
     )
-    # The trainer makes its optimizer and its scheduler in each round; the last is its `TrainerState`.
-    train(model, Late(), Late(), Value(), options)
+    train(model, options)
 
 
 @in_place
-def train(
-    round: Round, model: Any, optimizer: Late, scheduler: Late, progress: Value, options: argparse.Namespace
-) -> None:
-    """Called in each round of the job.  Arguments and trainer belong to the round."""
+def train(round: Round, model: Any, options: argparse.Namespace) -> None:
+    """Called in each round of the job.  Arguments and trainer belong to the round; the model does not."""
+    # In one piece, since all ranks print.
+    print(f"rank {os.environ['RANK']} is process {os.getpid()}\n", end="", flush=True)
     arguments = TrainingArguments(
         output_dir=tempfile.gettempdir(),
         max_steps=options.steps,
@@ -100,24 +70,10 @@ def train(
         ddp_find_unused_parameters=False,
         disable_tqdm=True,
         report_to=[],
-        data_seed=1,
     )
-    rank = arguments.process_index  # and this makes the process group
-    start = round.share(model, optimizer, scheduler, progress)
-    # In one piece, since all ranks print.
-    print(f"rank {rank} is process {os.getpid()} and begins at step {start}\n", end="", flush=True)
-    if start == options.steps:
-        return  # a rank was lost after the last step
-    trainer = InPlaceTrainer(
-        model, arguments, train_dataset=Texts(), callbacks=[Commits(round, optimizer, scheduler, progress)]
-    )
-    trainer.remove_callback(PrinterCallback)  # `Commits` prints instead
-    with tempfile.TemporaryDirectory() as folder:
-        if start:  # the trainer takes the step to resume at from a file only, and skips the batches before it
-            state = TrainerState()
-            vars(state).update(progress.value)
-            state.save_to_json(f"{folder}/trainer_state.json")
-        trainer.train(resume_from_checkpoint=folder if start else None)
+    trainer = Trainer(model, arguments, train_dataset=Texts(), callbacks=[PrintLoss()])
+    trainer.remove_callback(PrinterCallback)  # `PrintLoss` prints instead
+    train_in_place(round, trainer)  # instead of `trainer.train()`
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -36,8 +38,21 @@ def copy_examples(folder: Path) -> None:
         shutil.copytree(EXAMPLES, folder)
 
 
+def shown_command(script: str) -> list[str]:
+    """The command line at the top of an example, without `python`; to be run in the folder of all examples."""
+    (line,) = re.findall(r"^    python (-m aelastic .*)$", (EXAMPLES / script).read_text(), re.MULTILINE)
+    *command, name = shlex.split(line)
+    assert name == Path(script).name
+    return [*command, script]
+
+
 def kill_rank_1(script: Path, step: int) -> None:
     """Changes a copy of a script: rank 1 gets SIGKILL after this step of its optimizer."""
+    add(script, _KILL.format(step=step))
+
+
+def add(script: Path, code: str) -> None:
+    """Changes a copy of a script: this runs before its `main`."""
     before, start, after = script.read_text().partition(_START)
     assert start
-    script.write_text(before + _KILL.format(step=step) + start + after)
+    script.write_text(before + code + start + after)
