@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,13 +29,20 @@ class InPlace(Callback):
     which Lightning makes before this callback shares the state, from copying rank 0's weights to all ranks.
     """
 
-    def __init__(self, round: Round, *loaders: DataLoader[Any], seed: int | None = 0) -> None:
+    def __init__(
+        self,
+        round: Round,
+        *loaders: DataLoader[Any],
+        seed: int | None = 0,
+        replicas: Callable[[Trainer], Any] | None = None,
+    ) -> None:
         """Takes the training loaders, each with a `ResumableSampler`.
 
         Args:
             round: of the decorated function.
             seed: with the batch's number and the rank, it seeds torch before each batch, such as for dropout, because
                 the random states of a lost rank are gone.  None: the module does it.
+            replicas: gives the group that `Round.share` needs if the parameters are sharded over ranks.
 
         Raises:
             TypeError: a loader has another sampler.
@@ -43,6 +51,7 @@ class InPlace(Callback):
         self._round = round
         self._data: list[tuple[ResumableSampler, int]] = []  # with the size of a batch
         self._seed = seed
+        self._replicas = replicas
         self._loops = Value()
         self._is_at_end = False  # of an epoch
         self._committed = 0
@@ -58,7 +67,8 @@ class InPlace(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # with "16-mixed"
         if scaler is not None:
             state.append(scaler)
-        self.start = self._committed = self._round.share(*state, self._loops)
+        replicas = None if self._replicas is None else self._replicas(trainer)
+        self.start = self._committed = self._round.share(*state, self._loops, replicas=replicas)
         if self._loops.value is not None:
             trainer.fit_loop.load_state_dict(self._loops.value)
             self._resume_data(trainer)
