@@ -12,6 +12,7 @@ from kit.crowded import ENVIRONMENTS, Environment
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
 from kit.waiting import wait_for
+from kit.workers.in_place_examples import LIMIT_S, OF_FRAMEWORKS, InPlaceExample, check_recovers
 
 pytestmark = [pytest.mark.all, pytest.mark.cold]
 
@@ -91,3 +92,17 @@ def test_warm_workers_start_again(launch: Launcher, crowded: dict[str, str]) -> 
     assert "start cold" not in job.stderr, job.story
     job.assert_nothing_left()
     wait_for("the folder is empty", lambda: not os.listdir(job.tmp))
+
+
+WITH_FRAMEWORKS = "image"  # which has what images for training have
+
+
+@pytest.mark.timeout(4 * LIMIT_S)
+@pytest.mark.parametrize(
+    "environment", [each for each in ENVIRONMENTS if each.name == WITH_FRAMEWORKS], ids=[WITH_FRAMEWORKS]
+)
+@pytest.mark.parametrize("example", OF_FRAMEWORKS, ids=lambda example: example.name)
+def test_a_training_of_a_framework_recovers_in_place(
+    launch: Launcher, environment: Environment, crowded: dict[str, str], example: InPlaceExample
+) -> None:
+    check_recovers(launch, example, environment.python, crowded)
