@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from kit.effort import FRAMEWORK_KILLS
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher, ran
 from kit.servers.frameworks import INSTALL_TIMEOUT_S
 from kit.workers.in_place_examples import (
+    LIMIT_S,
     OF_FRAMEWORKS,
     InPlaceExample,
     Kills,
@@ -27,7 +29,7 @@ of_each_framework = pytest.mark.parametrize("example", OF_FRAMEWORKS, ids=lambda
 
 
 @pytest.mark.all
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + 4 * LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 4 * LIMIT_S)
 @of_each_framework
 def test_after_a_kill_an_example_of_a_framework_ends_as_undisturbed_bit_by_bit(
     launch: Launcher, example: InPlaceExample, python: str
@@ -36,27 +38,27 @@ def test_after_a_kill_an_example_of_a_framework_ends_as_undisturbed_bit_by_bit(
 
 
 LONG = {
-    "accelerate": ("--steps", "4000", "--log-every", "1000"),
-    "lightning": ("--epochs", "40"),
-    "transformers": ("--steps", "1000", "--log-every", "100"),
+    "accelerate": ("--steps", "2000", "--log-every", "1000"),
+    "lightning": ("--epochs", "8"),
+    "transformers": ("--steps", "200", "--log-every", "50"),
 }
 
 
 @pytest.mark.all
 @pytest.mark.long
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + 40 * LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 20 * LIMIT_S)
 @of_each_framework
 def test_after_many_kills_an_example_of_a_framework_ends_as_undisturbed_bit_by_bit(
     launch: Launcher, example: InPlaceExample, python: str, record_property: Callable[[str, str], None]
 ) -> None:
     options = LONG[example.name]
-    end = end_of(start(launch, "undisturbed", example, python, options=options), 4 * LAUNCH_TIMEOUT_S)
+    end = end_of(start(launch, "undisturbed", example, python, options=options), 2 * LIMIT_S)
     kills, job = Kills(), 0
     while kills.kills < FRAMEWORK_KILLS:
         job += 1
         killed = start(launch, f"killed-{job}", example, python, options=options, max_restarts=2 * FRAMEWORK_KILLS + 10)
         kill_often(killed, kills, FRAMEWORK_KILLS, seed=job)
-        assert end_of(killed, 4 * LAUNCH_TIMEOUT_S) == end, f"{kills}\n{killed.story}"
+        assert end_of(killed, 2 * LIMIT_S) == end, f"{kills}\n{killed.story}"
         note(killed, kills)
     record_property("kills", str(kills))
     assert not kills.problems and kills.replaced <= kills.kills, kills
@@ -131,6 +133,69 @@ def test_the_loops_of_lightning_have_what_the_callback_reads(python: str) -> Non
             raise AssertionError("a loader that would repeat its batches was accepted")
         """,
     )
+
+
+RESUMED = """
+import sys
+import lightning
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import DDPStrategy
+from torch.utils.data import DataLoader, TensorDataset
+from aelastic import in_place
+from aelastic.training import ResumableSampler
+from aelastic.training.frameworks.lightning import InPlace
+
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+
+    def training_step(self, batch, index):
+        return self.network(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters())
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5), "interval": "step"}]
+
+
+@in_place
+def train(round, steps, folder):
+    module = Module()
+    data = TensorDataset(torch.arange(128.0).reshape(32, 4) / 128)
+    loader = DataLoader(data, batch_size=4, sampler=ResumableSampler(data))
+    saves = ModelCheckpoint(folder, save_last=True, every_n_train_steps=1)
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        strategy=DDPStrategy(init_sync=False, process_group_backend="gloo"),
+        max_steps=steps,
+        callbacks=[InPlace(round, loader, checkpoint=f"{folder}/last.ckpt"), saves],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader)
+    torch.distributed.destroy_process_group()
+    return torch.cat([each.detach().flatten() for each in module.parameters()])
+
+
+undisturbed = train(20, "whole")
+for steps in (5, 8, 16, 20):  # an epoch has 8
+    resumed = train(steps, "parts")
+assert torch.equal(undisturbed, resumed), (undisturbed, resumed)
+"""
+
+
+@pytest.mark.all
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + LAUNCH_TIMEOUT_S)
+def test_lightning_resumes_from_a_checkpoint_where_no_rank_has_the_state(
+    python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs(python, RESUMED)
 
 
 class Numbers(Dataset[int]):

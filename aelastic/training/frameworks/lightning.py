@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,7 @@ class InPlace(Callback):
         round: Round,
         *loaders: DataLoader[Any],
         seed: int | None = 0,
+        checkpoint: str | None = None,
         replicas: Callable[[Trainer], Any] | None = None,
     ) -> None:
         """Takes the training loaders, each with a `ResumableSampler`.
@@ -42,6 +44,7 @@ class InPlace(Callback):
             round: of the decorated function.
             seed: with the batch's number and the rank, it seeds torch before each batch, such as for dropout, because
                 the random states of a lost rank are gone.  None: the module does it.
+            checkpoint: a file that `ModelCheckpoint` has saved, or will save; loaded if no rank has the state.
             replicas: gives the group that `Round.share` needs if the parameters are sharded over ranks.
 
         Raises:
@@ -51,6 +54,7 @@ class InPlace(Callback):
         self._round = round
         self._data: list[tuple[ResumableSampler, int]] = []  # with the size of a batch
         self._seed = seed
+        self._checkpoint = checkpoint
         self._replicas = replicas
         self._loops = Value()
         self._is_at_end = False  # of an epoch
@@ -63,12 +67,16 @@ class InPlace(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """The optimizers are there, and so is DDP, which has copied nothing yet."""
+        if trainer.ckpt_path:  # it was loaded into survivors, too, and would be again after this
+            raise ValueError("InPlace: fit(ckpt_path=...) replaces the state of survivors: use InPlace(checkpoint=...)")
         state = [pl_module, *trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # with "16-mixed"
         if scaler is not None:
             state.append(scaler)
         replicas = None if self._replicas is None else self._replicas(trainer)
-        self.start = self._committed = self._round.share(*state, self._loops, replicas=replicas)
+        self.start = self._committed = self._round.share(
+            *state, self._loops, load=lambda: self._load(trainer, pl_module), replicas=replicas
+        )
         if self._loops.value is not None:
             trainer.fit_loop.load_state_dict(self._loops.value)
             self._resume_data(trainer)
@@ -88,6 +96,18 @@ class InPlace(Callback):
             self._committed = trainer.global_step
             self._loops.value = trainer.fit_loop.state_dict()
             self._round.commit(self._committed)
+
+    def _load(self, trainer: Trainer, pl_module: LightningModule) -> int | None:
+        if self._checkpoint is None or not os.path.exists(self._checkpoint):
+            return None
+        saved = trainer.strategy.load_checkpoint(self._checkpoint)
+        pl_module.load_state_dict(saved["state_dict"])
+        for optimizer, state in zip(trainer.optimizers, saved["optimizer_states"], strict=True):
+            optimizer.load_state_dict(state)
+        for config, state in zip(trainer.lr_scheduler_configs, saved["lr_schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        self._loops.value = saved["loops"]["fit_loop"]
+        return int(saved["global_step"])
 
     def _resume_data(self, trainer: Trainer) -> None:
         """Lightning counts from the batch that it resumes at, but skips none.
