@@ -13,7 +13,10 @@ from sources import Source, fields_of, find, methods_of, source
 PAGE = "docs/reference/api.md"
 # Modules whose names programs import from there, with the names; none named: all that are public.
 MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("aelastic.training", "Recovery in place, beside `in_place`", ("Round", "Late", "Value")),
+    ("aelastic.training", "Recovery in place, beside `in_place`", ("Round", "Late", "Value", "ResumableSampler")),
+    ("aelastic.training.frameworks.accelerate", "Recovery in place with accelerate", ("reset_accelerate",)),
+    ("aelastic.training.frameworks.lightning", "Recovery in place with Lightning", ("InPlace",)),
+    ("aelastic.training.frameworks.transformers", "Recovery in place with transformers", ("train_in_place",)),
     ("aelastic.observe.run_events", "Run events, which observers receive", ()),
     ("aelastic.rdzv.board", "Your own board, which stores the record that names the leader", ()),
     ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("AgentContext", "register", "names")),

@@ -5,6 +5,7 @@ A page's blocks stand in `BLOCKS` in their order.  The tutorials' are run as a w
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import shlex
@@ -38,6 +39,7 @@ from aelastic.rdzv.ledger import Blamed, Ledger
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 from aelastic.spent.bill import Bill, advice_of, in_tenths, notes_of
 from aelastic.spent.command import as_text
+from aelastic.training import Round
 
 yaml = pytest.importorskip("yaml")  # PyYAML: in the group dev
 
@@ -114,6 +116,26 @@ def named(*texts: str, within: str = "") -> Callable[[Block], None]:
         assert words and [word for word in words if word not in (ROOT / within).read_text()] == []
 
     return check
+
+
+def from_example(script: str) -> Callable[[Block], None]:
+    """Each line is one of the example, in this order; `...` stands for others."""
+
+    def check(block: Block) -> None:
+        there = iter([line.strip() for line in (ROOT / "examples" / script).read_text().splitlines()])
+        shown = [line.strip() for line in block.text.splitlines() if line.strip() not in {"", "..."}]
+        assert shown and [line for line in shown if line not in there] == []
+
+    return check
+
+
+def calls_the_round(block: Block) -> None:
+    """The lines that it adds call the round by what it has."""
+    calls = re.findall(r"\bround\.(\w+)\((.*)\)", block.text)
+    assert calls
+    for method, given in calls:
+        words = set(re.findall(r"(\w+)=", given))
+        assert words <= set(inspect.signature(getattr(Round, method)).parameters), (method, words)
 
 
 def verbs(block: Block) -> None:
@@ -268,6 +290,15 @@ def compute_loss(ddp, step):
     return ddp(torch.ones(2)).sum()""",
     "assert scheduler.last_epoch == 3",
 )
+SAMPLER = (
+    """import os
+from types import SimpleNamespace
+from torch.utils.data import DataLoader
+from aelastic.training import ResumableSampler
+os.environ.update(RANK="0", WORLD_SIZE="2")
+data, model, optimizer, round = range(256), None, None, SimpleNamespace(share=lambda *_: 7)""",
+    "assert sampler.epoch == 1 and len(list(loader)) == 1 and len(list(loader)) == 4",
+)
 BLOCKS: dict[str, list[Run | Checked]] = {
     "README.md": [
         Run(),
@@ -301,9 +332,19 @@ BLOCKS: dict[str, list[Run | Checked]] = {
         Run(after="kill %1; wait %1", code=143, script="rest()", needs=("curl",)),
         Run(), Checked("lines of a log", said), Checked("lines of a log", said),
     ],
+    "docs/how-to/in-place-frameworks.md": [
+        *(
+            Checked("tests/torch/test_in_place_frameworks.py runs it", from_example(f"in_place/{script}"))
+            for script in ("accelerate_loop.py", "transformers_trainer.py", "lightning_trainer.py")
+            for _ in ("command", "lines")
+        ),
+        Run(*SAMPLER),
+        Checked("needs GPUs, and was not run", calls_the_round),
+        Checked("needs GPUs, and was not run", calls_the_round),
+    ],
     "docs/how-to/in-place.md": [
         Run(*IN_PLACE), Run(), Checked("lines of a log", said),
-        Run("", "assert Late().state_dict() is Value().state_dict() is None"),
+        Run("", "assert Late().state_dict() is Value().state_dict() is None and ResumableSampler"),
     ],
     "docs/how-to/install.md": [Run(), Run()],
     "docs/how-to/jupyter.md": [
