@@ -77,6 +77,10 @@ def batches(start):
     return map(data_of, range(start, STEPS))
 
 
+def steps(round, start):
+    return round.steps(start, STEPS)
+
+
 def on_batch(step):
     # Before the forward pass.
     if is_fault(step, 1):
@@ -113,6 +117,13 @@ def after_update(round, step):
     pass
 
 
+def result(loss):
+    # What rank 0 tells in the end.
+    weights = sum(each.double().sum() for each in model.state_dict().values()).item()
+    rate, scale = optimizer.param_groups[0]["lr"], scaler.get_scale()
+    return f"loss {loss.item():.15f} weights {weights:.15f} lr {rate:.15f} scale {scale}"
+
+
 def on_end(round):
     # After the last step.
     pass
@@ -136,7 +147,7 @@ def train(round):
     ddp = wrap()
     loss = torch.tensor(float("nan"))
     data = iter(batches(start))
-    for step in round.steps(start, STEPS):
+    for step in steps(round, start):
         x = next(data)
         torch.manual_seed(step * dist.get_world_size() + rank)  # dropout
         if restarts() == 0 and step in {16, FAULT_AT}:
@@ -148,9 +159,7 @@ def train(round):
         update(step)
         after_update(round, step)
     if rank == 0 and start < STEPS:
-        weights = sum(each.double().sum() for each in model.state_dict().values()).item()
-        say("end", f"loss {loss.item():.15f} weights {weights:.15f} lr {optimizer.param_groups[0]['lr']:.15f}",
-            f"scale {scaler.get_scale()}")
+        say("end", result(loss))
     on_end(round)
     # Before the group: without recovery in place, the destructor of DDP hangs now and then where it holds the last one.
     del ddp
@@ -197,9 +206,9 @@ class Course:
         return steps.pop()
 
 
-def script(case: str = "") -> str:
+def script(case: str = "", steps: int = STEPS) -> str:
     """The training, of which the case replaces functions."""
-    numbers = f"STEPS, FAULT_AT = {STEPS}, {FAULT_AT}\n"
+    numbers = f"STEPS, FAULT_AT = {steps}, {FAULT_AT}\n"
     return numbers + _FUNCTIONS + case + _TRAINING
 
 
@@ -208,9 +217,9 @@ def start(launch: Launcher, code: str, *options: str, ranks: int = RANKS, **more
     return launch(code, f"--nproc-per-node={ranks}", "--max-restarts=20", *options, env=env, **more)
 
 
-def course(job: Job) -> Course:
+def course(job: Job, limit_s: float = LAUNCH_TIMEOUT_S) -> Course:
     """Waits until the job has succeeded."""
-    job.assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    job.assert_ends(limit_s=limit_s)
     assert not [path for path in job.folder.rglob("*") if path.is_socket()]
     shared = [Shared(*map(int, line.split()[1:])) for line in job.lines if line.startswith("shared ")]
     ends = {line.removeprefix("end ") for line in job.lines if line.startswith("end ")}

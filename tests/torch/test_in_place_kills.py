@@ -1,0 +1,242 @@
+"""Ranks are killed at random moments, again and again, and training goes on as if nothing had happened.
+
+`TEST_EFFORT=soak` kills 1,000 times under one agent, and as often under two.  `-s` shows the figures of each job.  A
+job's number is its seed: `-k 'two and 7'` has the same victims and the same pauses as job 7 under two agents had.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from kit.effort import EFFORT, KILLED_JOBS, KILLS
+from kit.launching import LAUNCH_TIMEOUT_S, Launcher
+from kit.ports import quiet_port
+from kit.waiting import wait_for
+from kit.warm.interpreters import Warm
+from kit.workers.in_place_training import RANKS, script, start
+
+pytestmark = [
+    pytest.mark.timeout(3600 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S),
+    pytest.mark.ci,
+    pytest.mark.all,
+]
+
+FOREVER = 1_000_000  # steps
+COMPARED_EVERY = 25  # steps
+RECOVERY_LIMIT_S = 90.0  # after 60 s the agent restarts all workers, which counts as a loss of the state
+PAUSE_S = (0.1, 0.6)  # between a recovery and the next kill
+AT_ONCE = 0.25  # share of kills without a pause: the recovery is over, and not long since
+DOUBLED, DOUBLED_WITHIN_S = 0.2, 0.06  # share of kills that are followed by that of another rank, and how soon
+
+# Learning goes on for good, and a step that is made twice or left out shows in what is compared: of the state, all but
+# the buffers, since each rank has statistics of its own.  Each rank notes in a file what it has committed: its
+# replacement, too, can tell how many of its steps are lost.
+CASE = """
+import hashlib
+
+scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=10)
+state = [model, optimizer, second, scheduler, scaler]
+
+
+def on_batch(step): pass
+
+
+def form(round):
+    dist.init_process_group("gloo")
+    counted = torch.tensor([1, 1 << dist.get_rank(), round.number])
+    dist.all_reduce(counted)
+    assert counted.tolist() == [4, 0b1111, 4 * round.number], counted
+
+
+def digest():
+    tensors = [*model.parameters(), torch.tensor([scaler.get_scale(), *scheduler.get_last_lr()])]
+    for each in optimizer, second:
+        tensors += [value for values in each.state.values() for value in values.values() if torch.is_tensor(value)]
+    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()[:16]
+
+
+def is_end():
+    told = torch.tensor(int(os.path.exists(FOLDER + "/go")))
+    dist.all_reduce(told)
+    return told.item() > 0
+
+
+def steps(round, start):
+    rank = dist.get_rank()
+    with open(os.open(f"{FOLDER}/committed-{rank}", os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as note:
+        lost = int(note.read() or 0) - start
+        say("checked", round.number, rank, os.getpid(), start, lost, time.monotonic())
+        for step in round.steps(start, STEPS):
+            note.seek(0)
+            note.write(b"%020d" % step)
+            if step % COMPARED_EVERY == 0:
+                say("at", step, rank, digest())
+                if is_end():
+                    return
+            yield step
+"""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A rank has the state, and begins the round's first step.
+
+    Attributes:
+        lost: steps that this rank, or the lost one that it replaces, had committed and that will be made again.
+        at: CLOCK_MONOTONIC, in seconds.
+    """
+
+    round: int
+    rank: int
+    pid: int
+    step: int
+    lost: int
+    at: float
+
+
+@dataclass
+class Figures:
+    """What the kills did."""
+
+    doubled: int = 0
+    recovery_s: list[float] = field(default_factory=list)  # from the last kill of each until all ranks have the state
+    lost_survivors: list[str] = field(default_factory=list)
+    lost_steps: Counter[str] = field(default_factory=Counter[str])
+
+    def told(self, kills: int, steps: int) -> str:
+        ms = sorted(1000 * each for each in self.recovery_s)
+        return (
+            f"{kills} kills, {self.doubled} of them within {1000 * DOUBLED_WITHIN_S:g} ms of another; {len(ms)} recoveries, "
+            f"{statistics.median(ms):.0f} ms (median), {ms[len(ms) * 19 // 20]:.0f} ms (19 of 20), {ms[-1]:.0f} ms (longest); "
+            f"{steps} steps; survivors lost: {len(self.lost_survivors)}; steps lost: {dict(self.lost_steps)}"
+        )
+
+
+class Team:
+    """One agent with four workers, or two with two."""
+
+    def __init__(self, launch: Launcher, agents: int, name: str, steps: int = FOREVER) -> None:
+        self.folder = launch.folder / name
+        self.folder.mkdir()
+        names = f"FOLDER, COMPARED_EVERY = {str(self.folder)!r}, {COMPARED_EVERY}\n"
+        meeting = [
+            f"--nnodes={agents}",
+            "--rdzv-backend=c10d",
+            "--rdzv-id=job",
+            f"--rdzv-endpoint=127.0.0.1:{quiet_port()}",
+        ]
+        options = [
+            "--preload=torch,aelastic.training.rounds",
+            "--max-restarts=100000",
+            *(meeting if agents > 1 else []),
+        ]
+        # Workers are forked from the agent's template, as a user's are.
+        env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
+        self.jobs = [
+            start(launch, script(names + CASE, steps), *options, ranks=RANKS // agents, name=f"{name}-{each}", env=env)
+            for each in range(agents)
+        ]
+
+    def lines(self, beginning: str) -> list[list[str]]:
+        """The words of the lines that begin so."""
+        return [line.split()[1:] for job in self.jobs for line in job.lines if line.startswith(beginning + " ")]
+
+    @property
+    def story(self) -> str:
+        return "\n".join(f"{job.folder.name}\n{job.story}" for job in self.jobs)
+
+    def wait_round(self, killed: Sequence[int] = (), limit_s: float = RECOVERY_LIMIT_S) -> dict[int, Checked]:
+        """By rank, the newest round that all ranks have begun and that none of these processes takes part in."""
+
+        def newest() -> dict[int, Checked]:
+            rounds: dict[int, dict[int, Checked]] = {}
+            for number, rank, pid, step, lost, at in self.lines("checked"):
+                each = Checked(int(number), int(rank), int(pid), int(step), int(lost), float(at))
+                rounds.setdefault(each.round, {})[each.rank] = each
+            ranks = rounds[max(rounds)] if rounds else {}
+            is_whole = len(ranks) == RANKS and not {each.pid for each in ranks.values()} & set(killed)
+            return ranks if is_whole else {}
+
+        found: dict[int, Checked] = wait_for(lambda: f"a round of all ranks\n{self.story}", newest, limit_s)
+        return found
+
+    def end(self) -> dict[int, set[str]]:
+        """Has training end; what ranks compared, by step."""
+        (self.folder / "go").touch()
+        for job in self.jobs:
+            job.assert_ends(limit_s=RECOVERY_LIMIT_S)
+        return self.compared()
+
+    def compared(self) -> dict[int, set[str]]:
+        found: dict[int, set[str]] = {}
+        for step, _, digest in self.lines("at"):
+            found.setdefault(int(step), set()).add(digest)
+        return found
+
+
+class Undisturbed:
+    """The same training without kills, as far as it is needed."""
+
+    def __init__(self, launch: Launcher) -> None:
+        self._launch = launch
+        self._compared: dict[int, set[str]] = {}
+
+    def up_to(self, step: int) -> dict[int, set[str]]:
+        if step not in self._compared:
+            team = Team(self._launch, 1, f"undisturbed-{step}", step + 1)
+            for job in team.jobs:
+                job.assert_ends(limit_s=10 * LAUNCH_TIMEOUT_S)
+            self._compared = team.compared()
+        return self._compared
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterator[Undisturbed]:
+    launcher = Launcher(tmp_path_factory.mktemp("undisturbed"), warm)
+    yield Undisturbed(launcher)
+    launcher.close()
+
+
+@pytest.mark.parametrize("seed", range(KILLED_JOBS))
+@pytest.mark.parametrize("agents", [pytest.param(1, id="one"), pytest.param(2, id="two")])
+def test_kills_at_random_moments_cost_nothing(
+    launch: Launcher, undisturbed: Undisturbed, agents: int, seed: int
+) -> None:
+    chance = random.Random(f"{agents} {seed}")
+    team, figures = Team(launch, agents, "job"), Figures()
+    ranks, killed = team.wait_round(limit_s=LAUNCH_TIMEOUT_S), list[int]()
+    while len(killed) < KILLS:
+        time.sleep(0.0 if chance.random() < AT_ONCE else chance.uniform(*PAUSE_S))
+        victims = chance.sample(range(RANKS), 2 if chance.random() < DOUBLED else 1)
+        for number, victim in enumerate(victims):
+            time.sleep(chance.uniform(0, DOUBLED_WITHIN_S) if number else 0)
+            os.kill(ranks[victim].pid, signal.SIGKILL)
+            killed.append(ranks[victim].pid)
+        last_kill_at = time.monotonic()
+        after = team.wait_round(killed)
+        figures.doubled += len(victims) - 1
+        figures.recovery_s.append(max(each.at for each in after.values()) - last_kill_at)
+        for rank in ranks.keys() - set(victims):
+            if after[rank].pid != ranks[rank].pid:
+                figures.lost_survivors.append(f"round {after[rank].round}: rank {rank}, process {ranks[rank].pid}")
+            figures.lost_steps["of survivors"] += max(0, after[rank].lost)
+        for rank in victims:
+            figures.lost_steps["of lost ranks, beyond the one in flight"] += max(0, after[rank].lost - 1)
+        ranks = after
+    found = team.end()
+    sys.stdout.write(f"\n{agents} agents, seed {seed}: {figures.told(len(killed), max(found))}\n")
+    assert not figures.lost_survivors, f"{figures.lost_survivors}\n{team.story}"
+    assert not figures.lost_steps.total(), f"{figures.lost_steps}\n{team.story}"
+    expected = undisturbed.up_to(max(found))
+    assert found == {step: expected[step] for step in found}
+    assert all(len(digests) == 1 for digests in found.values()), "all ranks have the same state"
