@@ -26,12 +26,17 @@ _MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag
 
 
 def missing() -> list[str]:
-    """Names that this torch does not have."""
-    lacking = [f"torch.distributed.distributed_c10d.{name}" for name in _NAMES if not hasattr(c10d, name)]
-    if not lacking:
-        maps = [f"torch.distributed.distributed_c10d._world.{name}" for name in (*_MAPS, "group_count")]
-        lacking = [name for name in maps if not hasattr(c10d._world, name.rpartition(".")[2])]
-    return lacking
+    """Names that this torch does not have, and without which a recovery would fail, or end with a wrong state."""
+    names: list[tuple[str, Any, tuple[str, ...]]] = [
+        ("torch.distributed.distributed_c10d", c10d, _NAMES),
+        ("torch.distributed.distributed_c10d._world", getattr(c10d, "_world", None), (*_MAPS, "group_count")),
+        ("torch.distributed.ProcessGroup", dist.ProcessGroup, ("_device_types", "_get_backend")),
+        ("torch.Tensor", torch.Tensor, ("_version",)),
+        ("torch.nn.Module", torch.nn.Module(), ("_buffers",)),
+        ("torch.nn.Module.state_dict", torch.nn.Module().state_dict(), ("_metadata",)),
+        ("torch.amp.GradScaler", torch.amp.GradScaler("cpu"), ("_per_optimizer_states",)),
+    ]
+    return [f"{where}.{name}" for where, owner, private in names for name in private if not hasattr(owner, name)]
 
 
 @contextmanager
