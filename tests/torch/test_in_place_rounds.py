@@ -14,13 +14,14 @@ from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.workers.in_place_training import course, script, start
 
 pytestmark = [
-    pytest.mark.timeout(3600 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S),
+    pytest.mark.timeout(7200 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S),
     pytest.mark.ci,
     pytest.mark.all,
 ]
 
 SETTLED_AFTER = 5  # rounds: by then each cache has what it keeps
 GROWTH_MIB = 8.0  # of a process, in all rounds after these: the allocator's arenas come and go
+IDLE_THREADS = {"the oldest worker": 0, "its agent": 3}
 
 # Another rank than 0 is lost in each round, two steps after it began.
 LOST = """
@@ -107,7 +108,7 @@ def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, c
     # The workers' parent is the agent, and not what starts warm interpreters of the tests.
     env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(launch.folder / "compiled")}
     job = start(launch, script(code, 2 * ROUNDS_IN_PLACE + 10), *options, env=env)
-    found = course(job, limit_s=LAUNCH_TIMEOUT_S * (1 + ROUNDS_IN_PLACE / 40))
+    found = course(job, limit_s=LAUNCH_TIMEOUT_S * (1 + ROUNDS_IN_PLACE / 10))
     assert (found.restarts, found.kept(0, ROUNDS_IN_PLACE)) == (ROUNDS_IN_PLACE, {0}), job.story
     told = [[*map(int, line.split()[1:])] for line in job.lines if line.startswith("held ")]
     for name, first_value in ("the oldest worker", 1), ("its agent", 4):
@@ -116,7 +117,9 @@ def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, c
             sys.stdout.write(f"{name}, round {number}: {held[number]}\n")
         first = held[SETTLED_AFTER]
         settled = [held[number] for number in range(SETTLED_AFTER, ROUNDS_IN_PLACE + 1)]
-        assert {(each.descriptors, each.threads) for each in settled} == {(first.descriptors, first.threads)}, held
+        assert {each.descriptors for each in settled} == {first.descriptors}, held
+        # The agent's threads that wait for more work end after a while, and may still be there.
+        assert max(each.threads for each in settled) <= first.threads + IDLE_THREADS[name], held
         grown_mib = max(each.memory - first.memory for each in settled) / 2**20
         sys.stdout.write(f"{name}: at most {grown_mib:.1f} MiB more than in round {SETTLED_AFTER}\n")
         assert grown_mib <= GROWTH_MIB, held
