@@ -308,34 +308,6 @@ def on_end(round):
 
 @pytest.mark.all
 @pytest.mark.ci
-def test_rounds_leave_no_descriptor_and_no_thread_in_agent_and_workers(launch: Launcher) -> None:
-    """Rank 1 is killed in ten rounds; after the third, the survivors and the agent hold no more."""
-    case = """
-def count():
-    fds, threads = [], []
-    for pid in os.getpid(), os.getppid():
-        fds.append(len(os.listdir(f"/proc/{pid}/fd")))
-        threads.append(len(os.listdir(f"/proc/{pid}/task")))
-    return fds + threads
-
-
-def on_batch(step):
-    if step == 2 + 2 * restarts() and dist.get_rank() == 0:
-        time.sleep(0.1)  # the groups of the last round are dropped by a thread
-        say("held", restarts(), *count())
-    dist.barrier()
-    if restarts() < 10 and step == 2 + 2 * restarts() and dist.get_rank() == 1:
-        die()
-"""
-    job = start(launch, script(case), ranks=2)
-    found = course(job)
-    assert (found.restarts, found.kept(0, 10)) == (10, {0}), job.story
-    held = {int(line.split()[1]): line.split()[2:] for line in job.lines if line.startswith("held ")}
-    assert [held[count] for count in range(3, 11)] == [held[3]] * 8, held
-
-
-@pytest.mark.all
-@pytest.mark.ci
 def test_rounds_that_end_before_all_have_the_state_are_followed_by_new_processes(launch: Launcher) -> None:
     case = """
 sharing = share

@@ -621,3 +621,26 @@ def wrap():
     found = course(start(launch, script(case)))
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {0, 2, 3}, FAULT_AT)
     assert found.end != undisturbed.end
+
+
+RANK_0_IS_LOST = """
+def on_batch(step):
+    if is_fault(step, 0):
+        die()
+
+
+def result(loss):
+    statistics = sum(each.double().sum() for each in model.buffers()).item()
+    weights = sum(each.double().sum() for each in model.parameters()).item()
+    return f"loss {loss.item():.15f} weights {weights:.15f} statistics {statistics:.15f}"
+"""
+
+
+def test_statistics_of_batch_normalization_are_those_of_another_rank_if_rank_0_is_lost(launch: Launcher) -> None:
+    """Each rank has statistics of its own data, and DDP gives those of rank 0 to all before each step."""
+    undisturbed = course(start(launch, script(RANK_0_IS_LOST + "def on_batch(step): pass\n"), name="undisturbed"))
+    job = start(launch, script(RANK_0_IS_LOST))
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, {1, 2, 3}, FAULT_AT), job.story
+    (weights, statistics), (expected, others) = (each.end.split(" statistics ") for each in (found, undisturbed))
+    assert weights == expected and statistics != others
