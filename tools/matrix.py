@@ -7,6 +7,7 @@ neither has it and this is root with debootstrap installed, from Debian.  What c
     make matrix                          all of them; a torch for CUDA takes 5 GB of disk meanwhile
     make matrix ARGS='3.11-torch2.15'    those whose name begins so
     make matrix ARGS='3.11-torch2.15 --rings core,torch --keep'
+    make matrix ARGS='3.11-torch2.15 --rings torch --pytest=-mall'   recovery in place, and more
 """
 
 from __future__ import annotations

@@ -24,11 +24,7 @@ from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 from kit.workers.in_place_training import RANKS, script, start
 
-pytestmark = [
-    pytest.mark.timeout(3600 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S),
-    pytest.mark.ci,
-    pytest.mark.all,
-]
+pytestmark = [pytest.mark.timeout(3600 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 FOREVER = 1_000_000  # steps
 COMPARED_EVERY = 25  # steps
@@ -208,7 +204,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterato
 
 
 @pytest.mark.parametrize("seed", range(KILLED_JOBS))
-@pytest.mark.parametrize("agents", [pytest.param(1, id="one"), pytest.param(2, id="two")])
+@pytest.mark.parametrize("agents", [pytest.param(1, id="one"), pytest.param(2, marks=pytest.mark.ci, id="two")])
 def test_kills_at_random_moments_cost_nothing(
     launch: Launcher, undisturbed: Undisturbed, agents: int, seed: int
 ) -> None:

@@ -13,11 +13,7 @@ from kit.effort import EFFORT, ROUNDS_IN_PLACE
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.workers.in_place_training import course, script, start
 
-pytestmark = [
-    pytest.mark.timeout(7200 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S),
-    pytest.mark.ci,
-    pytest.mark.all,
-]
+pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 SETTLED_AFTER = 5  # rounds: by then each cache has what it keeps
 GROWTH_MIB = 8.0  # of a process, in all rounds after these: the allocator's arenas come and go
@@ -101,7 +97,7 @@ class Held:
     memory: int  # bytes that are resident
 
 
-@pytest.mark.parametrize("case", [pytest.param("", id="DDP"), pytest.param(SHARDED, id="FSDP2")])
+@pytest.mark.parametrize("case", [pytest.param("", id="DDP"), pytest.param(SHARDED, marks=pytest.mark.ci, id="FSDP2")])
 def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, case: str) -> None:
     code = f"ROUNDS = {ROUNDS_IN_PLACE}\n{case}{LOST}"
     options = ["--preload=torch,aelastic.training.rounds", "--max-restarts=100000"]

@@ -120,8 +120,6 @@ print("all")
 """
 
 
-@pytest.mark.all
-@pytest.mark.ci
 def test_this_torch_has_all_names_and_they_do_what_we_need(launch: Launcher) -> None:
     done = ran(launch.warm.python, launch.write("uses_all.py", USES_ALL))
     assert (done.returncode, done.stdout) == (0, "all\n"), done.stderr
