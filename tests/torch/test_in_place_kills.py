@@ -1,7 +1,7 @@
 """Ranks are killed at random moments, again and again, and training goes on as if nothing had happened.
 
-`TEST_EFFORT=soak` kills 1,000 times under one agent, and as often under two.  `-s` shows the figures of each job.  A
-job's number is its seed: `-k 'two and 7'` has the same victims and the same pauses as job 7 under two agents had.
+`TEST_EFFORT=soak` kills 1,000 times under one agent, and as often under two, in jobs of 100.  `-s` shows the figures of
+each job.  Its number is its seed: `-k two-7` has the victims and the pauses that job 7 under two agents has in a soak.
 """
 
 from __future__ import annotations
