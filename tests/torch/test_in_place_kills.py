@@ -132,7 +132,7 @@ class Team:
             f"--rdzv-endpoint=127.0.0.1:{quiet_port()}",
         ]
         options = [
-            "--preload=torch,aelastic.training.rounds",
+            "--preload=torch,torch._dynamo,aelastic.training.rounds",
             "--max-restarts=100000",
             *(meeting if agents > 1 else []),
         ]

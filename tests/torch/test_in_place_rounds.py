@@ -100,7 +100,7 @@ class Held:
 @pytest.mark.parametrize("case", [pytest.param("", id="DDP"), pytest.param(SHARDED, marks=pytest.mark.ci, id="FSDP2")])
 def test_rounds_leave_nothing_in_the_workers_and_their_agent(launch: Launcher, case: str) -> None:
     code = f"ROUNDS = {ROUNDS_IN_PLACE}\n{case}{LOST}"
-    options = ["--preload=torch,aelastic.training.rounds", "--max-restarts=100000"]
+    options = ["--preload=torch,torch._dynamo,aelastic.training.rounds", "--max-restarts=100000"]
     # The workers' parent is the agent, and not what starts warm interpreters of the tests.
     env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(launch.folder / "compiled")}
     job = start(launch, script(code, 2 * ROUNDS_IN_PLACE + 10), *options, env=env)
