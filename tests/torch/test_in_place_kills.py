@@ -24,7 +24,7 @@ from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 from kit.workers.in_place_training import RANKS, script, start
 
-pytestmark = [pytest.mark.timeout(3600 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
+pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 9 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 FOREVER = 1_000_000  # steps
 COMPARED_EVERY = 25  # steps

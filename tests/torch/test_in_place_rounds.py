@@ -13,7 +13,7 @@ from kit.effort import EFFORT, ROUNDS_IN_PLACE
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.workers.in_place_training import course, script, start
 
-pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
+pytestmark = [pytest.mark.timeout(7200 if EFFORT == "soak" else 9 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 SETTLED_AFTER = 5  # rounds: by then each cache has what it keeps
 GROWTH_MIB = 8.0  # of a process, in all rounds after these: the allocator's arenas come and go
