@@ -210,7 +210,7 @@ def test_kills_at_random_moments_cost_nothing(
 ) -> None:
     chance = random.Random(f"{agents} {seed}")
     team, figures = Team(launch, agents, "job"), Figures()
-    ranks, killed = team.wait_round(limit_s=LAUNCH_TIMEOUT_S), list[int]()
+    ranks, killed = team.wait_round(limit_s=3 * LAUNCH_TIMEOUT_S), list[int]()
     while len(killed) < KILLS:
         time.sleep(0.0 if chance.random() < AT_ONCE else chance.uniform(*PAUSE_S))
         victims = chance.sample(range(RANKS), 2 if chance.random() < DOUBLED else 1)
