@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from kit.effort import FRAMEWORK_KILLS
-from kit.launching import LAUNCH_TIMEOUT_S, Launcher, ran
+from kit.launching import Launcher, ran
 from kit.servers.frameworks import INSTALL_TIMEOUT_S
 from kit.workers.in_place_examples import (
     LIMIT_S,
@@ -65,7 +65,7 @@ def test_after_many_kills_an_example_of_a_framework_ends_as_undisturbed_bit_by_b
 
 
 def runs(python: str, script: str) -> None:
-    done = ran(python, "-c", textwrap.dedent(script))
+    done = ran(python, "-c", textwrap.dedent(script), timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
 
 
@@ -73,7 +73,7 @@ def runs(python: str, script: str) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 2 * LIMIT_S)
 def test_the_reset_of_accelerate_leaves_nothing_of_its_state(python: str) -> None:
     runs(
         python,
@@ -92,7 +92,7 @@ def test_the_reset_of_accelerate_leaves_nothing_of_its_state(python: str) -> Non
 
 
 @pytest.mark.all
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 2 * LIMIT_S)
 def test_the_names_of_the_trainer_of_transformers_are_those_that_it_calls(python: str) -> None:
     runs(
         python,
@@ -108,7 +108,7 @@ def test_the_names_of_the_trainer_of_transformers_are_those_that_it_calls(python
 
 
 @pytest.mark.all
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 2 * LIMIT_S)
 def test_the_loops_of_lightning_have_what_the_callback_reads(python: str) -> None:
     runs(
         python,
@@ -190,7 +190,7 @@ assert torch.equal(undisturbed, resumed), (undisturbed, resumed)
 
 
 @pytest.mark.all
-@pytest.mark.timeout(INSTALL_TIMEOUT_S + LAUNCH_TIMEOUT_S)
+@pytest.mark.timeout(INSTALL_TIMEOUT_S + 2 * LIMIT_S)
 def test_lightning_resumes_from_a_checkpoint_where_no_rank_has_the_state(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
