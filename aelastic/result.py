@@ -17,6 +17,7 @@ from aelastic.errors import (
     UnkillableWorkerError,
 )
 from aelastic.group.events import WorkerState
+from aelastic.group.phases import Exits
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import Outcome
 
@@ -99,18 +100,19 @@ def result_of(
         raise RendezvousTimeoutError(wording.text_of(verdict.decision), topic=topic)
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
         raise RendezvousError(wording.text_of(verdict.decision), topic="node-ranks-do-not-fit-together")
+    exits = Exits() if group.in_place.is_ahead else group.exits  # workers that were in no round have no part in the job
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
-    cause, failures = _failures(group, {rank_of[local]: failure for local, failure in group.exits.failed.items()})
+    cause, failures = _failures(group, {rank_of[local]: failure for local, failure in exits.failed.items()})
     return RunResult(
         state=group.state,
         return_values={rank_of[local]: values[local] for local in sorted(values)},
         failures=failures,
-        victims=tuple(sorted(rank_of[local] for local, raised in group.exits.stopped.items() if raised is None)),
+        victims=tuple(sorted(rank_of[local] for local, raised in exits.stopped.items() if raised is None)),
         reason=_reason(group, failures.get(cause) if cause is not None else next(iter(failures.values()), None)),
         stacks=stacks,
         cause=cause,
-        raised={rank_of[local]: raised for local, raised in sorted(group.exits.stopped.items()) if raised is not None},
+        raised={rank_of[local]: raised for local, raised in sorted(exits.stopped.items()) if raised is not None},
         is_drained=group.is_drained,
         is_stopped=verdict is not None and verdict.outcome in _OF_STOPS,
     )

@@ -19,7 +19,7 @@ import anyio
 import anyio.lowlevel
 
 from aelastic import aio
-from aelastic.agent.resources import GenerationContext, listen_for_workers
+from aelastic.agent.resources import AgentSettings, GenerationContext, listen_for_workers
 from aelastic.agent.worker_links import WorkerLinks
 from aelastic.aio import run_sync
 from aelastic.decisions import wording
@@ -31,10 +31,11 @@ from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.in_place import Standing
 from aelastic.group.phases import Phase
-from aelastic.group.worker_env import own_variables, worker_args, worker_env
+from aelastic.group.worker_env import ROUND_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
-from aelastic.rdzv.protocol.messages import Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Interrupted
+from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.training.notice.page import NONE, PAGE_VARIABLE
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ _log = logging.getLogger(__name__)
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
+# What stands for the round of workers that start ahead of it.
+NO_ROUND = Assigned(0, 0, NodeRanks(-1, 0, -1, 0, -1, 0, 0), "", 0)
 
 
 class Generation:
@@ -60,7 +63,7 @@ class Generation:
     def __init__(self, context: GenerationContext, spawn: ev.Spawn, give_up: Callable[[HostError], None]) -> None:
         self.number = spawn.generation
         self.return_values: dict[int, Any] = {}  # by local rank
-        self._assigned = spawn.assigned
+        self._assigned = spawn.assigned or NO_ROUND
         self._context, self._settings, self._group = context, context.settings, context.group
         self._resources, self._post, self._tell = context.held, context.post, context.tell
         self._give_up = give_up
@@ -95,7 +98,7 @@ class Generation:
         starts: list[WorkerStart] = []
         ids: Mapping[int, Any] | None = None
         with self._start, self._giving_up():
-            await self._listen_for_workers()
+            await self._get_ready()
             pages = held.pages.begin(self.number, local_ranks if self._settings.is_local else ())
             envs = {rank: self._worker_env(rank, pages.get(rank)) for rank in local_ranks}
             files = await held.logs.open_attempt(self.number - 1, envs)
@@ -121,7 +124,7 @@ class Generation:
             if self._serves_store:
                 held.store.serve()
             self._post(ev.Spawned(self.number, ids, frozenset(filter(held.backend.is_warm, ids))))
-            held.watches.started(self.number, starts, ids)
+            self._watch(ids)
             held.postmortem.prepare()
             if self.number == 1 and held.recorder is not None:
                 self._context.tasks.start_soon(self.stuck.stack_dumps.warn_unless_seen, name="a first look at stacks")
@@ -182,13 +185,13 @@ class Generation:
     # Recovery in place.
 
     @property
-    def _can_recover_in_place(self) -> bool:
-        is_ours = self._settings.is_local and self._settings.starter is None
-        return is_ours and self._settings.spec.recovery == "in-place"
+    def _is_ahead(self) -> bool:
+        """Whether workers are started before a round takes this node in."""
+        return self._assigned is NO_ROUND
 
     def _listen(self, local_rank: int, process: int) -> Mapping[str, str]:
         """Opens the socket of a process that is about to start; gives its variable."""
-        return self._links.listen(local_rank, process) if self._can_recover_in_place else {}
+        return self._links.listen(local_rank, process) if can_recover_in_place(self._settings) else {}
 
     async def begin(self, action: ev.Begin) -> None:
         """Has workers enter a round: the one that they were started for, or the next one."""
@@ -200,8 +203,7 @@ class Generation:
             if self._serves_store:
                 self._resources.store.serve()
             self._resources.progress.renumber([worker.global_rank for worker in self._group.workers])
-            ids = {worker.local_rank: worker.id for worker in self._group.workers}
-            self._resources.watches.started(self.number, [*self._context.starts.values()], ids)
+            self._watch({worker.local_rank: worker.id for worker in self._group.workers})
         self._resources.progress.expect_commits()
         own = own_variables(self._settings.spec)
         for rank in action.local_ranks:
@@ -269,6 +271,17 @@ class Generation:
         """Of workers that had to be killed, by global rank: that they were, and their stacks."""
         return {} if self._stuck is None else self._stuck.stack_dumps.stacks_of_killed()
 
+    async def _get_ready(self) -> None:
+        """Comes before the start of workers.  Those that start ahead are in no hurry, and start warm if they can."""
+        if self._is_ahead:
+            await self._resources.prepared()
+        await self._listen_for_workers()
+
+    def _watch(self, ids: Mapping[int, Any]) -> None:
+        """Watches workers, unless they wait for a round that takes this node in: then nothing is expected of them."""
+        if not self._is_ahead:
+            self._resources.watches.started(self.number, [*self._context.starts.values()], ids)
+
     async def _listen_for_workers(self) -> None:
         if self._serves_store:
             await listen_for_workers(self._resources.store, self._assigned.master_addr, self._settings.spec)
@@ -297,11 +310,12 @@ class Generation:
 
     def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:
         spec = self._settings.spec
+        known = {name: value for name, value in env.items() if not (self._is_ahead and name in ROUND_VARIABLES)}
         return WorkerStart(
             local_rank=local_rank,
             entrypoint=spec.entrypoint,
             args=worker_args(spec.args, local_rank),
-            env={**env, **self._listen(local_rank, 0)},
+            env={**known, **self._listen(local_rank, 0)},
             stdout=files.stdout,
             stderr=files.stderr,
             error_file=files.error_file,
@@ -385,6 +399,22 @@ class Generation:
             else:
                 return None
         return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
+
+
+def can_recover_in_place(settings: AgentSettings) -> bool:
+    """Whether workers may keep their processes when a round ends, if they opt in."""
+    is_ours = settings.is_local and settings.starter is None
+    return is_ours and settings.spec.recovery == "in-place"
+
+
+def can_start_ahead(settings: AgentSettings) -> bool:
+    """Whether workers may start before a round takes their node in: nothing that they start with names their rank."""
+    spec = settings.spec
+    selects_ranks = spec.wrap_ranks is not None or (
+        spec.expect_output is not None and spec.expect_output.ranks is not None
+    )
+    shows_rank = "${rank}" in (spec.log_line_prefix_template or "")
+    return can_recover_in_place(settings) and not selects_ranks and not shows_rank
 
 
 def _remove(path: Path) -> None:

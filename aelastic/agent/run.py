@@ -18,7 +18,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from aelastic import aio
-from aelastic.agent.generation import Generation
+from aelastic.agent.generation import Generation, can_start_ahead
 from aelastic.agent.resources import AgentSettings, Asked, GenerationContext, Resources, RunContext, node_offer
 from aelastic.aio import Mailbox
 from aelastic.decisions import wording
@@ -228,6 +228,9 @@ class Run:
             case ev.TellOptedIn(round_):
                 held.link.tell(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
+            case ev.TellPrepared(are_ready):
+                starts = m.Starts.WARM if are_ready else held.starts(is_new=False)
+                held.link.tell(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
                 age_s, reached = aio.now() - at, held.reached(self._observers.state)
                 held.link.tell(m.Failed(node_id, round_, failure.for_others(), age_s, reached))
@@ -296,11 +299,14 @@ class Run:
             self._tell(Waited(why))
         with anyio.CancelScope() as self._benched:
             await anyio.sleep(benched.again_s)
-            if ready is not None and ready is self._ready and self._group.phase is Phase.JOINING:
+            is_ready = self._group.phase in {Phase.JOINING, Phase.PREPARING, Phase.FORMING}
+            if ready is not None and ready is self._ready and is_ready:
                 self.resources.link.tell(ready)
 
     async def _tell_prepared(self) -> None:
-        self.resources.link.tell(m.Prepared(self._settings.node_id, await self.resources.prepared()))
+        starts = await self.resources.prepared()
+        if self._group.phase is Phase.JOINING:  # else it is told once the workers are ready
+            self.resources.link.tell(m.Prepared(self._settings.node_id, starts))
 
     @property
     def _current(self) -> Generation:
@@ -322,7 +328,7 @@ class Run:
         self._given_up_for = error
         self._mailbox.post(ev.StopRequested(reason=str(error)))
 
-    def _deliver(self, message: m.CoordinatorMessage) -> None:  # noqa: C901  one case for each message
+    def _deliver(self, message: m.CoordinatorMessage) -> None:  # noqa: C901, PLR0912  one case for each message
         if isinstance(message, m.Waiting):
             missing = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
             self._tell(Waited(message.text + missing, message.missing))
@@ -341,6 +347,9 @@ class Run:
         elif isinstance(message, r.Show):
             if self._tasks is not None:
                 self._tasks.start_soon(self.enquiries.show, message.fetch, name="shows")
+        elif isinstance(message, m.StartAhead) and not can_start_ahead(self._settings):
+            if self._tasks is not None:
+                self._tasks.start_soon(self._tell_prepared, name="prepared")
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
         elif self._tasks is not None and self._generation is not None:  # workers run, or that is void

@@ -16,7 +16,7 @@ from aelastic.core.record import Record
 from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.host.signals import signal_name
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
 # Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, output that did not
@@ -203,6 +203,7 @@ Event: TypeAlias = (
     | Assigned
     | Interrupted
     | Ended
+    | StartAhead
     | Spawned
     | SpawnCancelled
     | Exited
@@ -231,7 +232,7 @@ class Spawn(Record):
     """Start every local worker.  Answered by `Spawned`, and then by `Exited` and `Cleared` once per local rank."""
 
     generation: int
-    assigned: Assigned
+    assigned: Assigned | None  # None: no round has taken this node in yet; `Begin` follows when one has
 
 
 class Begin(Record):
@@ -269,6 +270,12 @@ class TellOptedIn(Record):
     """Tell the rendezvous that all local workers can leave this round in place.  Not answered."""
 
     round: int
+
+
+class TellPrepared(Record):
+    """Tell the rendezvous that its `StartAhead` is done, or cannot be done.  Not answered."""
+
+    are_ready: bool  # the workers, for the next round
 
 
 class CancelSpawn(Record):
@@ -320,6 +327,7 @@ Action: TypeAlias = (
     | Replace
     | Release
     | TellOptedIn
+    | TellPrepared
     | TellFailed
     | TellSucceeded
     | TellLeft

@@ -53,22 +53,23 @@ class InPlace:
     warm: frozenset[int] = frozenset()  # those whose process was started warm
     sharing: set[int] = field(default_factory=set[int])  # those that do not have the state of this round yet
     unshared_rounds: int = 0  # rounds in a row that ended before all workers had the state
-    # While workers leave a round: by when all are to be ready for the next one; whether the rendezvous knows that this
-    # node is; and that round, if it is complete before a replacement is ready.
+    # While workers leave a round, or start ahead: by when all are to be ready for the next one; whether the rendezvous
+    # knows that this node is; and that round, if it is complete before all workers are ready.
     ready_by: float = 0.0
     has_joined: bool = False
     next: Assigned | None = None
+    is_ahead: bool = False  # workers were started before a round has taken this node in
     is_released: bool = False  # all were done, and may end
     is_state_lost: bool = False  # no rank has a whole state
 
-    def start(self, local_ranks: Iterable[int]) -> None:
-        """A generation starts."""
+    def start(self, local_ranks: Iterable[int], *, is_ahead: bool) -> None:
+        """A generation starts; `is_ahead`: before a round has taken this node in."""
         self.standing = dict.fromkeys(local_ranks, Standing.STARTING)
         self.process = dict.fromkeys(self.standing, 0)
         self.kept, self.sharing = set(), set(self.standing)
         self.unshared_rounds, self.is_released, self.is_state_lost = 0, False, False
         self.warm = frozenset()
-        self.drop_next()
+        self.has_joined, self.next, self.is_ahead = is_ahead, None, is_ahead
 
     # Questions.
 
@@ -93,7 +94,7 @@ class InPlace:
         return self.can_leave and len(self.standing) > 1
 
     def is_next(self, round_: int) -> bool:
-        """Whether it is the round that waits for a replacement of this node."""
+        """Whether it is the round that waits for workers of this node."""
         return self.next is not None and self.next.round == round_
 
     def are_all(self, standing: Standing) -> bool:
@@ -123,6 +124,7 @@ class InPlace:
         """All workers enter the next round."""
         self.standing = dict.fromkeys(self.standing, Standing.RUNNING)
         self.sharing = set(self.standing)
+        self.is_ahead = False
         self.drop_next()
 
     def on_shared(self, local_rank: int) -> None:
@@ -166,7 +168,7 @@ class InPlace:
         self.has_joined = True
 
     def keep_next(self, assigned: Assigned) -> None:
-        """The next round is complete, and a worker is not ready for it."""
+        """The next round is complete, and workers are not ready for it."""
         self.next = assigned
 
     def drop_next(self) -> None:

@@ -30,6 +30,7 @@ class Phase(StrEnum):
     INIT = auto()  # not started
     JOINING = auto()  # waiting for a round to complete
     SPAWNING = auto()  # the workers are being started
+    PREPARING = auto()  # workers were started before a round takes them in: waiting for them, then for that
     RUNNING = auto()  # the workers run
     CANCELLING = auto()  # to be stopped while the workers were being started: waiting for the start to end
     LEAVING = auto()  # the round is over, workers keep their processes: waiting until all are ready for the next
@@ -42,7 +43,7 @@ class Phase(StrEnum):
     @property
     def has_workers(self) -> bool:
         """Whether workers exist, or what they left behind."""
-        return self in {Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.STOPPING}
+        return self in {Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.STOPPING}
 
     @property
     def is_bounded(self) -> bool:

@@ -12,6 +12,8 @@ in the order this module asks for it.
 - Where all workers of the job have opted in to recovery in place, a round ends without their processes: they leave it,
   lost ones are replaced, and all enter the next round together.  Every doubt ends in a stop, as without it
   (`in_place.py` has the standings of the workers).
+- A node that waits for such a job starts its workers ahead, so that those of the others wait for none that still
+  imports.  If one of them ends, all start when a round takes the node in, as without it.
 
 Events from workers carry their generation, those from the rendezvous their round.  The story behind the fence:
 generation 3 is killed, its last exit is still in the mailbox, generation 4 starts, and the old exit, taken for one of
@@ -31,7 +33,7 @@ from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
 from aelastic.group.in_place import GRACE_S, LIMIT_S, InPlace, Standing
 from aelastic.group.phases import KILL_WAIT_S, Await, End, Exits, Phase, Rejoin, Wish
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.spec import WorkerSpec
 
 
@@ -45,7 +47,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     reason: Why = ""  # what explains `state`
     deadline: float | None = None
     generation: int = 0
-    assigned: Assigned | None = None  # of the current generation
+    assigned: Assigned | None = None  # the last round that this node was taken into
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
     exits: Exits = field(default_factory=Exits)  # of the current generation
     in_place: InPlace = field(default_factory=InPlace)  # of the current generation
@@ -59,6 +61,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return self.phase is Phase.DONE
 
     @property
+    def fence(self) -> int:
+        """Of the last round that this node was taken into; -1 without one."""
+        return -1 if self.assigned is None else self.assigned.fence
+
+    @property
     def is_leaving(self) -> bool:
         """Whether its workers start no more."""
         return isinstance(self._wish, End) or self.is_done
@@ -68,8 +75,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         phase, exits, is_armed = self.phase, self.exits, self.deadline is not None
         self.exits.validate()
         self.in_place.validate()
-        is_clean = phase in {Phase.SPAWNING, Phase.RUNNING, Phase.CANCELLING}
-        assert (self.generation > 0) == (self.assigned is not None), "each generation belongs to a round"
+        is_clean = phase in {Phase.SPAWNING, Phase.PREPARING, Phase.RUNNING, Phase.CANCELLING}
+        is_in_round = self.generation > 0 and not self.in_place.is_ahead
+        assert self.assigned is not None or not is_in_round, "workers belong to a round, or were started ahead of it"
         assert len(self.workers) == self.spec.local_world_size * bool(self.generation), "one worker per local rank"
         assert phase is Phase.DONE or bool(exits.left) == phase.has_workers, "workers exist from Spawned to Cleared"
         ends = exits.failed or exits.stopped or exits.is_killing
@@ -79,6 +87,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert has_asked or not isinstance(self._wish, Await), "the coordinator is asked after a failure, or in a drain"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
+        is_bounded |= phase is Phase.PREPARING and not self.in_place.are_all(Standing.READY)
         assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
@@ -93,6 +102,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._on_interrupted(event, now)
             case Ended():
                 return self._on_ended(event, now)
+            case StartAhead():
+                return self._on_start_ahead(event)
             case ev.Spawned() | ev.SpawnCancelled() | ev.Drained() if event.generation != self.generation:
                 return []  # an earlier generation's
             case ev.Spawned():
@@ -122,7 +133,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     # What the rendezvous says.
 
-    def _on_assigned(self, event: Assigned) -> list[ev.Action]:
+    def _on_assigned(self, event: Assigned) -> list[ev.Action]:  # noqa: C901  a case for each phase
         if self.assigned is not None and event.round <= self.assigned.round:
             return []  # of an earlier round, or told twice
         match self.phase:
@@ -130,7 +141,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._spawn(event)
             case Phase.FORMING:  # workers enter the round
                 return self._enter(event)
-            case Phase.LEAVING if self.in_place.has_joined:  # they will, once the replacement of another one is ready
+            case Phase.PREPARING if self.in_place.are_all(Standing.READY):  # workers enter the round
+                return self._enter(event)
+            case Phase.LEAVING | Phase.PREPARING if self.in_place.has_joined:  # they will, once all are ready
+                self.in_place.keep_next(event)
+                return []
+            case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING if self.in_place.is_ahead:  # these, or others, will
                 self.in_place.keep_next(event)
                 return []
             case Phase.STOPPING if self.in_place.has_joined:
@@ -139,7 +155,26 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []  # the round completed while we were leaving
             case Phase.INIT | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
-            case Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.CANCELLING | Phase.STOPPING:
+            case Phase.SPAWNING | Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.CANCELLING | Phase.STOPPING:
+                raise self._impossible(event)
+            case _:
+                assert_never(self.phase)
+
+    def _on_start_ahead(self, event: StartAhead) -> list[ev.Action]:
+        match self.phase:
+            case Phase.JOINING if self.in_place.is_ahead:  # tried before: workers start when a round takes them in
+                return [ev.TellPrepared(are_ready=False)]
+            case Phase.JOINING:  # workers are started
+                return self._spawn(None)
+            case Phase.PREPARING if self.in_place.are_all(Standing.READY):  # another coordinator asks
+                return [ev.TellPrepared(are_ready=True)]
+            case Phase.SPAWNING | Phase.PREPARING:
+                return []  # started already
+            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
+                return []  # a round has taken this node in
+            case Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
+                return []  # workers end, and what follows is told then
+            case Phase.INIT:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -148,7 +183,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if self.in_place.is_next(event.round):
             self.in_place.drop_next()
             return []  # over before our workers were ready for it
-        if self.assigned is None or event.round != self.assigned.round:
+        if self.assigned is None or event.round != self.assigned.round or self.in_place.is_ahead:
             return []  # of another round
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for another round
@@ -171,7 +206,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
                 self.state, self.reason = WorkerState.STOPPED, event.decision
                 return self._join()
-            case Phase.INIT:
+            case Phase.INIT | Phase.PREPARING:  # its workers are in no round
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -184,7 +219,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, for good
                 return self._cancel(end, WorkerState.UNHEALTHY, event.decision, now)
-            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING:  # workers are stopped, for good
+            case Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING:  # workers are stopped, for good
                 return self._stop(end, WorkerState.UNHEALTHY, event.decision, now)
             case Phase.CANCELLING | Phase.STOPPING:  # ends once the workers are gone
                 self._wish = end
@@ -198,6 +233,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _on_spawned(self, event: ev.Spawned, now: float) -> list[ev.Action]:
         match self.phase:
+            case Phase.SPAWNING if self.in_place.is_ahead:  # workers are waited for
+                self._take_ids(event)
+                self.phase, self.deadline = Phase.PREPARING, now + LIMIT_S
+                return self._form()
             case Phase.SPAWNING:  # workers run
                 self.phase = Phase.RUNNING
                 self._take_ids(event)
@@ -205,7 +244,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.CANCELLING:  # too late to cancel: workers are stopped
                 self._take_ids(event)
                 return self._stop(self._wish, self.state, self.reason, now)
-            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
+            case Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
                 return []  # told twice
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # told twice, or we gave up on it
@@ -218,12 +257,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stopped()
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # told twice, or we gave up on it
-            case Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
+            case Phase.SPAWNING | Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
-    def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
+    def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:  # noqa: C901  a case for each phase
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
         was_starting = self.in_place.standing[event.local_rank] is Standing.STARTING
@@ -237,6 +276,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.RUNNING:  # succeeded; what it left behind has a deadline
                 self.deadline = now + KILL_WAIT_S
                 return self._release()
+            case Phase.PREPARING:  # all start when a round takes this node in
+                self.exits.on_stopping(event.local_rank, event.failure, event.raised)
+                return self._stop(self._wish, WorkerState.STOPPED, "a worker ended before it was in a round", now)
             case Phase.LEAVING if was_starting:  # the replacement fails, so all start in new processes
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 reason = "a replacement ended before it was ready"
@@ -250,6 +292,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.DONE:
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
+                raise self._impossible(event)
+            case Phase.PREPARING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -267,7 +311,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.STOPPING if isinstance(self._wish, Await) and event.local_rank not in self.exits.failed:
                 self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
                 return [stop]
-            case Phase.LEAVING | Phase.FORMING:
+            case Phase.PREPARING | Phase.LEAVING | Phase.FORMING:
                 return []  # if it does not come to the safe point it is killed
             case Phase.STOPPING | Phase.DONE:
                 return []  # it is being stopped already, or we gave up on it
@@ -279,7 +323,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:  # noqa: C901  as above
         if event.generation != self.generation or event.local_rank not in self.exits.left:
             return []  # an earlier generation's, or told twice
-        if self.phase is Phase.FORMING:  # a worker ends in this phase before anything is cleared, and so ends the phase
+        if self.phase in {Phase.PREPARING, Phase.FORMING}:  # a worker ends before it is cleared, and so ends the phase
             raise self._impossible(event)
         self.exits.on_cleared(event.local_rank)
         match self.phase:
@@ -302,18 +346,19 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
+            case Phase.PREPARING:
+                raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
     # What workers say that have opted in to recovery in place.
 
     def _on_message(self, event: ev.Ready | ev.Shared | ev.StateLost | ev.Done, now: float) -> list[ev.Action]:
-        is_from = event.generation == self.generation and self.in_place.is_from(event.local_rank, event.process)
-        if not is_from or self.assigned is None:
+        if event.generation != self.generation or not self.in_place.is_from(event.local_rank, event.process):
             return []  # an earlier generation's, or of a process that was replaced
         if isinstance(event, ev.Ready):
             return self._on_ready(event)
-        is_of_now = event.round == self.assigned.fence and self.phase is Phase.RUNNING
+        is_of_now = event.round == self.fence and self.phase is Phase.RUNNING
         if not is_of_now:
             return []  # of another round, or it is over
         match event:
@@ -331,17 +376,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(event)
 
     def _on_ready(self, event: ev.Ready) -> list[ev.Action]:
-        assert self.assigned is not None
         standing = self.in_place.standing[event.local_rank]
         is_new = standing is Standing.STARTING and event.round < 0
-        has_left = standing is Standing.LEAVING and event.round == self.assigned.fence
+        has_left = standing is Standing.LEAVING and event.round == self.fence
         if not is_new and not has_left:
             return []  # told twice, or of another round
         self.in_place.on_ready(event.local_rank)
         match self.phase:
             case Phase.RUNNING:  # it enters the round that it was started for
                 return self._begin((event.local_rank,))
-            case Phase.LEAVING:  # the last one has this node join the next round
+            case Phase.LEAVING | Phase.PREPARING:  # the last one has this node join the next round
                 return self._form()
             case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
                 return []  # it enters once all are started; or it is stopped
@@ -368,7 +412,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.RUNNING | Phase.FORMING | Phase.CANCELLING:
                 raise self._impossible(event)
-            case Phase.AWAITING | Phase.BARRIER:
+            case Phase.PREPARING | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -387,6 +431,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []  # the workers ended meanwhile
             case Phase.INIT | Phase.SPAWNING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.CANCELLING:
                 return []  # no worker is being stopped
+            case Phase.PREPARING:
+                return []  # no worker is being stopped
             case _:
                 assert_never(self.phase)
 
@@ -395,7 +441,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.SPAWNING:  # the start is cancelled, and the agent leaves
                 return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
-            case Phase.RUNNING | Phase.LEAVING | Phase.FORMING:  # workers are stopped, and the agent leaves
+            case (
+                Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING
+            ):  # they are stopped, and the agent leaves
                 return [ev.TellLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now)]
             case Phase.CANCELLING if isinstance(self._wish, End) and self._wish.asked:  # waits no longer
                 return self._finish(self._wish)
@@ -414,7 +462,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[ev.Action]:
+    def _on_deadline_passed(self, event: ev.DeadlinePassed, now: float) -> list[ev.Action]:  # noqa: C901  as above
         if self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was in the mailbox
         match self.phase:
@@ -425,6 +473,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
             case Phase.LEAVING:  # kills those that do not leave; or, if it waits in vain, stops all
                 return self._on_late(now)
+            case Phase.PREPARING:  # stops all: they start when a round takes them in
+                reason = f"not all workers were ready {LIMIT_S:g} s after their start"
+                return self._stop(self._wish, WorkerState.STOPPED, reason, now)
             case Phase.STOPPING if not self.exits.may_kill:  # gives up on its workers
                 reason = "workers survived SIGKILL"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.UNKNOWN, reason))]
@@ -480,14 +531,14 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return []
 
     def _form(self) -> list[ev.Action]:
-        """Joins the next round, if all workers are ready for it."""
+        """Joins the next round, or tells that this node can, if all workers are ready for it."""
         if not self.in_place.are_all(Standing.READY) or isinstance(self._wish, Await):
             return []
         if self.in_place.next is not None:
             return self._enter(self.in_place.next)
-        self.phase, self.deadline = Phase.FORMING, None
+        self.phase, self.deadline = Phase.PREPARING if self.in_place.is_ahead else Phase.FORMING, None
         if self.in_place.has_joined:
-            return []
+            return [ev.TellPrepared(are_ready=True)] if self.in_place.is_ahead else []
         self.in_place.join()
         return [ev.Join()]
 
@@ -516,12 +567,18 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.phase, self.deadline = Phase.JOINING, None
         return [ev.Join()]
 
-    def _spawn(self, assigned: Assigned) -> list[ev.Action]:
-        self.generation, self.assigned = self.generation + 1, assigned
+    def _spawn(self, assigned: Assigned | None) -> list[ev.Action]:
+        """Starts the workers: for a round, or ahead of it."""
+        local_ranks = range(self.spec.local_world_size)
+        self.generation += 1
         self.phase, self.state, self.reason = Phase.SPAWNING, WorkerState.HEALTHY, ""
-        self._wish, self.exits = Rejoin(), Exits()
-        self.in_place.start(range(self.spec.local_world_size))
-        self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in range(self.spec.local_world_size))
+        self._wish, self.exits, self.deadline = Rejoin(), Exits(), None
+        self.in_place.start(local_ranks, is_ahead=assigned is None)
+        if assigned is None:
+            self.workers = tuple(ev.Worker(rank) for rank in local_ranks)
+        else:
+            self.assigned = assigned
+            self.workers = tuple(ev.worker_of(assigned.ranks, rank) for rank in local_ranks)
         return [ev.Spawn(self.generation, assigned)]
 
     def _take_ids(self, event: ev.Spawned) -> None:
@@ -572,6 +629,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _stopped(self) -> list[ev.Action]:
         match self._wish:
+            case Rejoin() if self.in_place.is_ahead and self.in_place.next is not None:  # a round waits for this node
+                return self._spawn(self.in_place.next)
             case Rejoin():
                 self.state = WorkerState.STOPPED
                 return self._join()

@@ -30,7 +30,9 @@ CLOSE_TIMEOUT_S = 5.0
 # What restarts without imports would have saved is worth a log line from here on.
 SAVED_MIN_S = 5.0
 # Workers run, or begin to.
-_WITH_WORKERS = {Phase.SPAWNING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.CANCELLING, Phase.STOPPING}
+_WITH_WORKERS = {
+    Phase.SPAWNING, Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.FORMING, Phase.CANCELLING, Phase.STOPPING,
+}  # fmt: skip
 
 
 class Observer(ABC):

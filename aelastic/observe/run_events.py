@@ -33,8 +33,8 @@ PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop",
 # What takes time in each phase of the worker group; in the others nothing does.
 NAME_OF: dict[Phase, PhaseName] = {
     Phase.JOINING: "rendezvous", Phase.SPAWNING: "spawn", Phase.RUNNING: "run", Phase.CANCELLING: "stop",
-    Phase.LEAVING: "stop", Phase.FORMING: "rendezvous", Phase.STOPPING: "stop", Phase.AWAITING: "await",
-    Phase.BARRIER: "barrier",
+    Phase.PREPARING: "rendezvous", Phase.LEAVING: "stop", Phase.FORMING: "rendezvous", Phase.STOPPING: "stop",
+    Phase.AWAITING: "await", Phase.BARRIER: "barrier",
 }  # fmt: skip
 # How a worker was started: with modules imported already (`--preload`), or from nothing.
 StartKind: TypeAlias = Literal["warm", "cold"]
@@ -113,7 +113,7 @@ class RoundFormed(RunEvent):
     local_world_size: int  # workers on this node
     world_size: int  # workers of the job
     workers: tuple[Worker, ...] = ()  # of this node; without ids unless they continue in place
-    in_place: bool = False  # workers of the round before kept their processes
+    in_place: bool = False  # workers run already: they kept their processes, or were started before this round
 
 
 class WorkersStarted(RunEvent):

@@ -40,7 +40,7 @@ from aelastic.group.events import (
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 
 if TYPE_CHECKING:
     from aelastic.group.worker_group import WorkerGroup
@@ -130,17 +130,23 @@ class RunEventSource:
             self._phase, self._state = group.phase, group.state
         return told
 
-    def _what_happened(self, event: Event, now: float) -> list[ev.RunEvent]:  # noqa: C901  a case for each event
+    def _what_happened(  # noqa: C901, PLR0912  a case for each event
+        self, event: Event, now: float
+    ) -> list[ev.RunEvent]:
         group = self._group
         match event:
             case Shared() if self._is_recovered(event):
                 return [self._recovered(now)]
+            case Exited() | DeadlinePassed() if self._is_no_longer_ahead():
+                failure = next(iter(group.exits.failed.values()), None)
+                why = wording.text_of(group.reason) + ("" if failure is None else f" ({failure.headline})")
+                return [ev.Waited(f"{why}; the workers of this node start when a round takes it in")]
             case StateLost() | Exited() | DeadlinePassed() if self._is_given_up():
                 return [*self._ended_now(event, now), ev.NotRecovered(group.generation, wording.text_of(group.reason))]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
                 return []
-            case Spawned(generation, ids, warm) if generation == group.generation and self._phase in _STARTING:
+            case Spawned(generation, ids, warm) if generation == self._generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
             # Else the group knew better.
             case FoundUnhealthy() if group.exits.failed.get(event.local_rank) is event.failure:
@@ -165,8 +171,8 @@ class RunEventSource:
 
     def _ended_now(self, event: Event, now: float) -> list[ev.RunEvent]:
         """The end of a worker, if the event is one."""
-        if not isinstance(event, Exited) or event.generation != self._group.generation:
-            return []
+        if not isinstance(event, Exited) or event.generation != self._generation:
+            return []  # an earlier generation's, or one's that was started ahead of its round
         if event.local_rank in self._ended:
             return []  # told twice
         self._ended.add(event.local_rank)
@@ -179,6 +185,12 @@ class RunEventSource:
         group = self._group
         could_recover = self._phase in {Phase.LEAVING, Phase.FORMING} or group.in_place.is_state_lost
         return group.phase is Phase.STOPPING and self._phase is not Phase.STOPPING and could_recover
+
+    def _is_no_longer_ahead(self) -> bool:
+        """Whether workers that were started ahead of their round are stopped, to be started in it."""
+        group = self._group
+        is_stopped = group.phase is Phase.STOPPING and self._phase is Phase.PREPARING
+        return is_stopped and not group.is_leaving
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank
@@ -239,10 +251,10 @@ class RunEventSource:
     def _round_formed(self) -> list[ev.RunEvent]:
         group, assigned = self._group, self._group.assigned
         assert assigned is not None  # it has changed, and was set
-        in_place = group.generation == self._generation
+        is_new, in_place = group.generation != self._generation, group.phase is Phase.RUNNING
         self._generation, self._assigned, self._restart_count = group.generation, assigned, assigned.restart_count
         self._kept, self._state_from = len(group.in_place.kept) if in_place else 0, (-1, -1)
-        if not in_place:
+        if is_new:
             self._ended = set()
         formed = self._formed(assigned, in_place=in_place)
         ids = {worker.local_rank: worker.id for worker in group.workers}
@@ -269,6 +281,8 @@ def _words(event: Event) -> str:
     match event:
         case Assigned(round_):
             return f"round {round_} is complete"
+        case StartAhead():
+            return "workers start before a round takes this node in"
         case Spawned():
             return "all workers of this node are started"
         case _:

@@ -28,6 +28,7 @@ _NOT_READY: dict[Phase, str] = {
     Phase.INIT: "the agent begins",
     Phase.JOINING: "waiting for a round to be complete",
     Phase.SPAWNING: "workers are being started",
+    Phase.PREPARING: "workers are ready for a round, or start before it; waiting for it to be complete",
     Phase.LEAVING: "workers leave the round and keep their processes",
     Phase.FORMING: "workers are ready for the next round",
     Phase.CANCELLING: "workers are being stopped",
@@ -49,8 +50,8 @@ def readiness(state: RunState, kernel: Mapping[int, str] = _NONE) -> tuple[bool,
         kernel: what the kernel says of workers that live and do not run on, by local rank.
     """
     if state.phase is not Phase.RUNNING:
-        why = _NOT_READY[state.phase]
-        return False, f"{why}: {state.waited}" if state.waited and state.phase is Phase.JOINING else why
+        why, is_waiting = _NOT_READY[state.phase], state.phase in {Phase.JOINING, Phase.PREPARING}
+        return False, f"{why}: {state.waited}" if state.waited and is_waiting else why
     halted = told_of({state.workers[local].rank: word for local, word in kernel.items() if local in state.workers})
     return True, "; ".join(filter(None, [f"{len(state.running)} of {len(state.workers)} workers run", halted]))
 

@@ -85,7 +85,7 @@ class StatusText:
         match self._of.phase:
             case Phase.INIT:
                 return ("starting",)
-            case Phase.JOINING:
+            case Phase.JOINING | Phase.PREPARING:
                 began = self._of.began
                 if began is None or began.max_nodes == 1:
                     return ("starting", *self._waited)

@@ -91,6 +91,7 @@ MESSAGES: list[Any] = [
     m.Ended(m.Outcome.TIMED_OUT, decided.TOO_FEW),
     m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED),
     m.Waiting("1 of 2 nodes are ready"),
+    m.StartAhead(),
     r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot", spares_job=True),
     r.Frozen("n1", 1000, 81, 2, 0),
     r.Saved("n1", 1000),

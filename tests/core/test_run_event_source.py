@@ -32,7 +32,7 @@ def some_line(random: Random, story: Told) -> str:
     restarts, how = random.randrange(3), random.choice(("", "failed"))
     return random.choice(
         (
-            "start", f"round {story.core.generation + 1} restarts={restarts}", f"spawned of={of}",
+            "start", "start ahead", f"round {story.core.generation + 1} restarts={restarts}", f"spawned of={of}",
             f"interrupted {of} restarts={restarts} for=joined", f"{rank} exits {how} ago=0 of={of}", f"{rank} clears of={of}",
             f"{rank} hangs of={of}", "a timer fires",
         )

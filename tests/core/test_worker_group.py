@@ -72,20 +72,23 @@ def test_nothing_follows(where: str, before: str, lines: str) -> None:
 # Every pair is decided.
 
 EVENTS = [
-    "start", "round 2", "round 0", "interrupted 1", "interrupted 0", "verdict failed", "verdict succeeded",
+    "start", "start ahead", "round 2", "round 0", "interrupted 1", "interrupted 0", "verdict failed", "verdict succeeded",
     "verdict timed out", "spawned", "cancelled", "cancelled of=0", "1 exits", "1 exits failed", "0 exits failed of=0",
     "0 clears", "0 clears of=0", "1 hangs", "0 hangs of=0", "grace over", "grace over of=0", "drained 0", "drained",
     "drained 0 of=0", "stop", "a timer fires", "interrupted 1 in-place",
     "0 ready", "0 ready of=0", "0 ready process=7", "0 ready after=1", "1 ready after=1", "0 shares", "0 shares in=9",
     "0 has no state", "0 has no state in=9", "0 is done", "0 is done in=9", "0 is replaced", "0 is replaced of=0",
 ]  # fmt: skip
-WITH_WORKERS = "spawning", "running", "stopping", "opted in", "leaving", "replacing", "forming"
+AHEAD = "starting ahead", "ready ahead"
+WITH_WORKERS = "spawning", "running", "stopping", "opted in", "leaving", "replacing", "forming", *AHEAD
+ROUND_MAY_COME = {"joining", "forming", "leaving again", "done", *AHEAD}
 IMPOSSIBLE = {
     *((where, "start") for where in WHERE if where != "init"),
     ("init", "round 0"),
-    *((where, "round 2") for where in WHERE if where not in {"joining", "forming", "leaving again", "done"}),
+    ("init", "start ahead"),
+    *((where, "round 2") for where in WHERE if where not in ROUND_MAY_COME),
     *((where, "cancelled") for where in WHERE if where.startswith(WITH_WORKERS)),
-    ("forming", "0 clears"),
+    *((where, "0 clears") for where in ("forming", *AHEAD)),
 }
 
 

@@ -407,6 +407,7 @@ def workers_start_and_end(count: int) -> Iterator[Measured]:
     yield "to wait cannot help", ALL, Act(working(count, STOPPED), g.GraceOver(1, "idle"), NOW)
     yield "the verdict", ALL, Act(working(count), m.Ended(m.Outcome.FAILED, decided.refused(0, decided.failed(4))), NOW)
     yield from workers_recover_in_place(count)
+    yield "workers are to be started ahead", ALL, Act(group_of(count, g.Start()), m.StartAhead(), NOW)
     group = working(count)
     yield "the agent leaves", ALL, Act(group, g.StopRequested(), NOW)
     yield "workers are killed", ALL, Act(group, g.DeadlinePassed(), LATE)

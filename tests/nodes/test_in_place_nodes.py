@@ -20,7 +20,7 @@ from aelastic.errors import EXIT_TRY_AGAIN
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 WORKER = f"""
-import os, signal, socket, sys
+import os, signal, socket, sys, time
 from aelastic.training import messages
 
 def fail(*_):
@@ -38,7 +38,14 @@ def tell_start():
 link, entered = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), -1
 signal.signal({int(FAIL)}, fail)
 signal.signal({int(FINISH)}, finish)
-if os.environ["GROUP_RANK"] == os.environ.get("OPTS_OUT"):
+
+is_ahead = "RANK" not in os.environ
+os.write(1, f"arrives {{os.getpid()}} {{'ahead' if is_ahead else 'in a round'}}\\n".encode())
+while os.path.exists("imports"):
+    time.sleep(0.01)
+if is_ahead and os.path.exists("needs-a-rank"):
+    fail()
+if not is_ahead and os.environ["GROUP_RANK"] == os.environ.get("OPTS_OUT"):
     tell_start()
     while True:
         signal.pause()
@@ -184,3 +191,116 @@ def test_a_drained_node_leaves_and_the_others_keep_their_processes(launch: Launc
         assert (second.pids, second.restart) == (kept, 0), team.story
         assert leaver.wait() == EXIT_TRY_AGAIN, team.story
         team.finish(second)
+
+
+# Nodes that join.
+
+STARTS_AHEAD = "after the workers of new nodes have started"
+
+
+def start_late(team: Team, *options: str, file: str = "imports") -> Any:
+    """Starts one more agent, whose workers find this file."""
+    folder = team.launcher.folder / f"{team.run_id}-{len(team.agents)}"
+    folder.mkdir()
+    (folder / file).touch()
+    return team.start(*options)
+
+
+def arrived(agent: Any, how: str = "ahead") -> set[int]:
+    """Waits until all workers of an agent have been started, ahead of a round or in one; gives their pids."""
+
+    def found() -> set[int] | None:
+        pids = {int(line.split()[1]) for line in agent.lines if line.startswith("arrives ") and line.endswith(how)}
+        return pids if len(pids) == agent.nproc else None
+
+    pids: set[int] = wait_for(f"workers of {agent} have started {how}", found)
+    return pids
+
+
+def test_a_node_that_joins_interrupts_the_others_once_its_workers_are_ready(launch: Launcher) -> None:
+    with in_place_team(launch, "1:2") as team:
+        first = started(team, 1)
+        late = start_late(team)
+        ahead = arrived(late)
+        late.wait_said(STARTS_AHEAD)  # the settle time is over
+        team.assert_untouched(first)
+
+        (late.folder / "imports").unlink()
+        second = team.wait_round(team.agents, after=first)
+        assert second.pids == first.pids | ahead and second.restart == 0, team.story
+        assert first.number + 1 == second.number, "one interruption"
+        team.finish(second)
+
+
+def test_workers_that_need_a_rank_start_in_the_round_that_takes_their_node_in(launch: Launcher) -> None:
+    with in_place_team(launch, "1:2") as team:
+        first = started(team, 1)
+        late = start_late(team, file="needs-a-rank")
+        second = team.wait_round(team.agents, after=first)
+        assert second.pids == first.pids | arrived(late, "in a round") and second.restart == 0, team.story
+        late.wait_said("ended before it was in a round .*the workers of this node start when a round takes it in")
+        team.finish(second)
+
+
+def test_a_round_ends_while_the_workers_of_a_newcomer_start(launch: Launcher) -> None:
+    with in_place_team(launch, "1:3") as team:
+        first = started(team, 2)
+        late = start_late(team)
+        ahead = arrived(late)
+        os.kill(first.starts[-1].pid, signal.SIGKILL)
+        second = team.wait_round(team.agents[:2], after=first)
+        assert len(first.pids & second.pids) == 3, team.story
+
+        (late.folder / "imports").unlink()
+        third = team.wait_round(team.agents, after=second)
+        assert third.pids == second.pids | ahead and third.restart == 1, team.story
+        team.finish(third)
+
+
+def test_the_leader_is_lost_while_the_workers_of_a_newcomer_start(launch: Launcher) -> None:
+    with in_place_team(launch, "1:3", conf={"last_call_timeout": 1, "settle_time": 0.1, "lease": 1.5}) as team:
+        first = started(team, 2)
+        late = start_late(team)
+        ahead = arrived(late)
+        leader = team.coordinator
+        (rest,) = [agent for agent in team.agents[:2] if agent is not leader]
+        kept = {start.pid for start in rest.starts}
+        leader.crash()
+        second = team.wait_round([rest], after=first)
+        assert second.pids == kept, team.story
+
+        (late.folder / "imports").unlink()
+        third = team.wait_round([rest, late], after=second)
+        assert third.pids == kept | ahead, team.story
+        team.finish(third)
+
+
+def test_the_workers_of_a_spare_wait_for_the_loss_of_a_node(launch: Launcher) -> None:
+    with in_place_team(launch, "2:2") as team:
+        first = started(team, 2)
+        spare = team.start()
+        ahead = arrived(spare)
+        last = max(team.agents[:2], key=lambda agent: agent is not team.coordinator)
+        (rest,) = [agent for agent in team.agents[:2] if agent is not last]
+        kept = {start.pid for start in rest.starts}
+        last.crash()
+        second = team.wait_round([rest, spare], after=first)
+        assert second.pids == kept | ahead and second.restart == 0, team.story
+        team.finish(second)
+
+
+def test_the_job_ends_and_the_workers_of_a_spare_with_it(launch: Launcher) -> None:
+    with in_place_team(launch, "1:1") as team:
+        first = started(team, 1)
+        spare = team.start()
+        arrived(spare)
+        team.finish(first)
+        assert not spare.starts, team.story
+
+
+def test_a_node_that_may_not_recover_in_place_joins_with_workers_of_the_round(launch: Launcher) -> None:
+    with in_place_team(launch, "1:2", env={"OPTS_OUT": "1"}) as team:
+        first = started(team, 1)
+        late = team.start("--recovery", "restart")
+        second = team.wait_round(team.agents, after=first)
+        assert second.pids == first.pids | arrived(late, "in a round"), team.story

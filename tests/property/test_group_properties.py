@@ -79,7 +79,7 @@ class FakeWorld(RuleBasedStateMachine):
             case ev.Spawn(generation, assigned):
                 assert not self.alive and not self.is_starting, "two generations alive at once"
                 assert generation == self.generation + 1
-                assert assigned.round == self.round
+                assert assigned is not None and assigned.round == self.round
                 self.generation = generation
                 self.is_starting, self.is_cancelled = True, False
                 self.failed, self.signalled, self.unhealthy = set(), set(), set()

@@ -16,14 +16,14 @@ from aelastic.errors import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.phases import KILL_COUNT_MAX, Phase
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Interrupted
+from aelastic.rdzv.protocol.messages import Assigned, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.spec import WorkerSpec
 
 WORKERS = 3
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 # A stop arms the deadline; each SIGKILL arms it again.
-INTERRUPTIBLE = {Phase.RUNNING, Phase.LEAVING, Phase.STOPPING, Phase.AWAITING, Phase.BARRIER}
+INTERRUPTIBLE = {Phase.PREPARING, Phase.RUNNING, Phase.LEAVING, Phase.STOPPING, Phase.AWAITING, Phase.BARRIER}
 DEADLINES_TO_THE_END = KILL_COUNT_MAX + 2
 
 
@@ -104,6 +104,10 @@ class InPlaceWorld(RuleBasedStateMachine):
             case ev.TellOptedIn(round_):
                 fences = {each.round for each in self.processes.values()}
                 assert round_ == self.round and fences == {self.round}, "a worker is not in the round"
+            case ev.TellPrepared(are_ready):
+                at_safe_point = [each for each in self.processes.values() if each.is_at_safe_point]
+                assert len(at_safe_point) == WORKERS * are_ready, "told as ready, and not at the safe point"
+                assert self.is_ready and self.is_over, "a round has taken this node in"
             case ev.TellFailed(round_):
                 assert round_ == self.round and round_ not in self.charged, "one charge a round"
                 self.charged.append(round_)
@@ -253,6 +257,11 @@ class InPlaceWorld(RuleBasedStateMachine):
         self.is_ready, self.is_over = False, False
         ranks = assign_ranks([("default", WORKERS)] * size)[-1]
         self.tell(Assigned(self.round, 0, ranks, "host0", 29500))
+
+    @precondition(lambda self: self.is_ready and not self.is_finished)
+    @rule()
+    def a_running_round_can_be_left_in_place(self) -> None:
+        self.tell(StartAhead())
 
     @precondition(lambda self: not self.is_over and not self.is_finished and self.group.phase in INTERRUPTIBLE)
     @rule(in_place=st.sampled_from([True, True, True, False]))

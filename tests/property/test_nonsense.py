@@ -26,7 +26,7 @@ PAST = m.Past(m.Standing.FAILED, 1, 1, 0, 2, 0, FAILURE, epoch=EPOCH)
 # One of each, true or nearly so; what is drawn differs from it in some places.
 DOWN: list[Any] = [
     m.Welcome(4, LEASE_S), m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False),
-    m.Departed(1, 0), SEATS, assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"),
+    m.Departed(1, 0), SEATS, assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
     m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()),
 ]  # fmt: skip
 UP: list[Any] = [

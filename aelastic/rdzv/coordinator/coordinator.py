@@ -81,9 +81,10 @@ class Coordinator(Machine[ev.Event, Send]):
                     self.deadline = max(now, self.newcomers.settled_at)
                 return []  # newcomers may have waited for that
             case m.OptedIn(node_id, round_):
-                if round_ == self.round and node_id in self.roster.participants:
-                    self.roster.opt_in(node_id)
-                return []  # what follows from it is said when the round ends
+                if round_ != self.round or node_id not in self.roster.participants:
+                    return []  # of an earlier round
+                self.roster.opt_in(node_id)  # the end of the round says what follows from it
+                return self.newcomers.start_ahead([*self.roster.ready]) if self.phase is Phase.RUNNING else []
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
@@ -193,7 +194,8 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
                 told = self.forming.bench.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
-                return told or self.newcomers.tell([node.node_id], self.deadline, now)
+                ahead = self.newcomers.start_ahead([node.node_id])
+                return told or ahead + self.newcomers.tell([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it hears the verdict
                 return self._close(self.verdict, node)
             case _:
@@ -411,7 +413,10 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.forming.inherit(takeover, now):
             return self._end_round(now)
         self.deadline = self.newcomers.on_come(None, now)
-        told = self._close_if_finished() or self.newcomers.tell(self.roster.ready, self.deadline, now)
+        told = self._close_if_finished()
+        if not told:
+            told = self.newcomers.start_ahead([*self.roster.ready])
+            told += self.newcomers.tell(self.roster.ready, self.deadline, now)
         return told + self._drain(None, now)
 
     def validate(self) -> None:

@@ -40,6 +40,8 @@ from aelastic.rdzv.restart_policy import End, RestartPolicy
 SPARES_TIMEOUT_S = 1.0
 # A fork server that imports for longer is not waited for: the workers import on their own.
 PREPARE_MAX_S = 10.0
+# Workers that start before a round takes their node in are not waited for any longer.
+START_AHEAD_MAX_S = 60.0
 # Workers of a round that is younger may still be starting.
 YOUNG_S = 10.0
 
@@ -48,9 +50,11 @@ YOUNG_S = 10.0
 class Newcomers:
     """When nodes that come while a round runs interrupt it.
 
-    All that come within the settle time cost one interruption.  Two kinds wait longer:
+    All that come within the settle time cost one interruption.  Three kinds wait longer:
 
     - A newcomer whose fork server still **imports**, until it has: its workers would start cold, and all others wait.
+    - Where all workers of the round can leave it **in place**, a node that waits starts its own **ahead**.
+      It interrupts the round once they are ready for the next, so no worker waits for the imports of another one.
     - Where workers start **cold**, newcomers that have interrupted a young round have thrown a start away.  From then
       on they leave a round alone until it is twice as old as that one was, longer each time.  The story behind it:
       agents are lost and replaced every few seconds, and each replacement stops workers that were about to make their
@@ -108,14 +112,21 @@ class Newcomers:
     def _due(self) -> float:
         due, self.why = self.settled_at, ""
         if self.roster.are_preparing:
-            due, self.why = (
-                max(due, self.came_at + PREPARE_MAX_S),
-                "after the fork servers of new nodes have imported their modules",
-            )
+            limit_s, until = PREPARE_MAX_S, "after the fork servers of new nodes have imported their modules"
+            if self.roster.can_all_leave:
+                limit_s, until = START_AHEAD_MAX_S, "after the workers of new nodes have started"
+            due, self.why = max(due, self.came_at + limit_s), until
         spared_until = self.began_at + self.spared_s
         if spared_until > due and self.roster.start_cold:
             due, self.why = spared_until, "because new nodes have interrupted workers that had just started"
         return due
+
+    def start_ahead(self, nodes: Collection[str]) -> list[Send]:
+        """What nodes read that wait, if the workers of the round will keep their processes when it takes them in."""
+        if not self.roster.can_all_leave:
+            return []
+        waiting = [node_id for node_id in nodes if self.roster.set_starts(node_id, m.Starts.PREPARING)]
+        return [Send(node_id, m.StartAhead()) for node_id in waiting]
 
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
         """What nodes read that wait: there is no room in the round, or it is not interrupted soon."""

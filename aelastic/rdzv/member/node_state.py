@@ -155,6 +155,8 @@ class NodeState:
                 return self.on_interrupted(message)
             case m.Waiting() | m.Settled() | m.Ended() | r.Benched():
                 return True
+            case m.StartAhead():
+                return self._on_start_ahead()
             case m.Look() | m.Compared():
                 return message.round == self.round
             case r.Notice(_, round_, stage):
@@ -167,6 +169,13 @@ class NodeState:
                 return True
             case _:
                 assert_never(message)
+
+    def _on_start_ahead(self) -> bool:
+        """No round waits for this node until its workers are ready, whoever coordinates then."""
+        if self.node is None or self.standing is not m.Standing.READY:
+            return False
+        self.node = self.node.replace(starts=m.Starts.PREPARING)
+        return True
 
     def requests(self, now: float) -> list[r.Request | r.Fetch]:
         """What a coordinator that has just welcomed this node is to hear, again or for the first time."""

@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 15
+PROTOCOL = 16
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.

@@ -107,7 +107,10 @@ class Left(Record):
 
 
 class Prepared(Record):
-    """A node that was ready, and preparing, is so no more; void once it takes part in a round.  Not answered."""
+    """A node that was ready, and preparing, is so no more; void once it takes part in a round.  Not answered.
+
+    After `StartAhead`: its workers wait for the round, or could not be started before it.
+    """
 
     node_id: str
     starts: Starts
@@ -319,6 +322,13 @@ class Settled(Record):
     decision: Decision
 
 
+class StartAhead(Record):
+    """The round that runs can be left in place: start the workers before it takes this node in.
+
+    Answered by `Prepared`, unless a round takes the node in before.
+    """
+
+
 class Look(Record):
     """A worker of the round hangs: see what yours do, before anything is stopped.  Answered by `Saw`."""
 
@@ -336,7 +346,9 @@ class Compared(Record):
     waited_s: float = 0.0  # for how long the job has stood still
 
 
-CoordinatorMessage: TypeAlias = Assigned | Interrupted | Ended | Settled | Waiting | Look | Compared | Reply
+CoordinatorMessage: TypeAlias = (
+    Assigned | Interrupted | Ended | Settled | Waiting | StartAhead | Look | Compared | Reply
+)
 
 
 class Departed(Record):

@@ -230,6 +230,7 @@ class Agent(SimulatedProcess):
                 is_late = self.starts is Starts.PREPARING and self.group.generation > 0
                 self._tell(Ready(node.replace(starts=Starts.COLD if is_late else self.starts)))
             case g.Spawn(generation, assigned):
+                assert assigned is not None, "no worker opts in to recovery in place, so none starts ahead"
                 self._spawn(generation, assigned)
             case g.TellFailed(round_, failure, at):
                 self._tell(Failed(self.node_id, round_, failure, self.now - at))

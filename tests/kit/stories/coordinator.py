@@ -120,7 +120,8 @@ def told(story: Story) -> list[str]:
                 send.node_id
                 for send in each
                 if not isinstance(
-                    send.message, m.Waiting | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice
+                    send.message,
+                    m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice,
                 )
             ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
@@ -248,7 +249,7 @@ def said(sends: list[Send]) -> list[str]:
     ]
 
 
-def words(message: Any) -> str:  # noqa: C901  a case for each message
+def words(message: Any) -> str:  # noqa: C901, PLR0912  a case for each message
     match message:
         case m.Assigned():
             size, boss = message.ranks.group_world_size, message.coordinator_rank
@@ -263,6 +264,8 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
             return f"ended {message.outcome}: {wording.text_of(message.decision)}{cause}"
         case m.Waiting():
             return f"waiting: {message.full}"
+        case m.StartAhead():
+            return "start ahead"
         case m.Settled():
             return f"settled: {wording.settled(message.round, message.decision)}"
         case m.Departed():

@@ -14,7 +14,7 @@ from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome
+from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, Outcome, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 from kit import decided
@@ -59,6 +59,8 @@ WHERE = {
     "replacing": "leaving for a failure; interrupted 1 in-place; 0 clears",
     "forming": "leaving; 0 ready after=1; 1 ready after=1",
     "leaving again": "forming; 0 exits",
+    "starting ahead": "joining; start ahead; spawned",
+    "ready ahead": "starting ahead; 0 ready; 1 ready",
 }
 
 
@@ -115,6 +117,8 @@ class Told(texts.Told):
         match line.split():
             case ["start"]:
                 yield ev.Start()
+            case ["start", "ahead"]:
+                yield StartAhead()
             case ["a", "timer", "fires"]:
                 yield DeadlinePassed()
             case ["round", number, *_]:
@@ -176,7 +180,9 @@ class Told(texts.Told):
             case ev.Join():
                 return "joins"
             case ev.Spawn(generation, assigned):
-                return f"spawns generation {generation} for round {assigned.round}"
+                return f"spawns generation {generation} " + (f"for round {assigned.round}" if assigned else "ahead")
+            case ev.TellPrepared(are_ready):
+                return f"tells that its workers {'are ready' if are_ready else 'start in the round'}"
             case ev.Begin(_, local_ranks, assigned):
                 return f"has {' '.join(map(str, local_ranks))} begin round {assigned.round}"
             case ev.Leave(_, local_ranks, round_):
