@@ -268,6 +268,7 @@ class Records:
             case ev.Waited():
                 fields = {"text": event.full}
             case ev.Restarting():
+                del fields["only_here"]  # the logs of the other nodes have it, as `in_place`
                 fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}
             case ev.JobEnded() | ev.RunEnded():
                 fields |= {"reason": event.reason, "otherwise": wording.instead_of(event.decision)}

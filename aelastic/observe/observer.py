@@ -207,10 +207,12 @@ class LogLines(Observer):
                     _log.warning("rank %d failed on %s: %s", failure.rank, failure.host, failure.short_message)
             case ev.Restarting(in_place=True):
                 _log.warning("recovering in place: %s", event.reason)
+            case ev.Restarting(only_here=True):
+                _log.warning("restarting the workers of this node: %s; other nodes keep theirs", event.reason)
             case ev.Recovered():
                 _log.warning("round %d continues in place: %s", event.round, event.text)
             case ev.NotRecovered(_, reason):
-                _log.warning("not continuing in place: %s; restarting all workers", reason)
+                _log.warning("not continuing in place: %s; restarting all workers of this node", reason)
             case ev.Restarting("membership"):  # also where the other nodes of a job are stopped one by one
                 _log.warning("stopping workers for the next round: %s", event.reason)
             case ev.Restarting():

@@ -263,6 +263,7 @@ class Restarting(RunEvent):
     decision: Decision
     restart_count: int  # of the next round
     in_place: bool = False  # workers keep their processes
+    only_here: bool = False  # those of this node do not, and those of the others do
 
     @property
     def reason(self) -> str:

@@ -217,7 +217,9 @@ class RunEventSource:
         self._restart_count = max(event.restart_count, self._restart_count)
         cause: ev.RestartCause = "failure" if has_failed else "membership"
         in_place = event.in_place and group.phase in {Phase.LEAVING, Phase.FORMING}
-        return [ev.Restarting(cause, event.decision, self._restart_count, in_place)]
+        has_others = group.assigned is not None and group.assigned.ranks.group_world_size > 1
+        only_here = event.in_place and not in_place and has_others
+        return [ev.Restarting(cause, event.decision, self._restart_count, in_place, only_here)]
 
     def _is_recovered(self, shared: Shared) -> bool:
         """Whether the last worker of this node has the state of a round that continues in place."""

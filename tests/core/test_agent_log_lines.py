@@ -69,6 +69,10 @@ def lines_of(caplog: pytest.LogCaptureFixture, *events: ev.RunEvent) -> list[tup
         ([*RUNNING, ev.Announced("answer", "n1 leaves")], ""),
         ([*RUNNING, ev.Restarting("failure", decided.restart(3, 3, decided.failed(5)), 3)], "W restarting worker group: rank 5 failed on host; restart 3 of 3"),
         (
+            [*RUNNING, ev.Restarting("failure", decided.restart(3, 3, decided.failed(5)), 3, only_here=True)],
+            "W restarting the workers of this node: rank 5 failed on host; restart 3 of 3; other nodes keep theirs",
+        ),
+        (
             [*RUNNING, ev.Restarting("membership", decided.left("n1", "the agent was asked to stop"), 0)],
             "W stopping workers for the next round: node n1 left: the agent was asked to stop",
         ),
