@@ -197,6 +197,7 @@ class Generation:
         """Has workers enter a round: the one that they were started for, or the next one."""
         if action.assigned is not self._assigned:
             self._assigned = action.assigned
+            self.is_held = False
             self._stuck = None  # what was found in the last round says nothing about this one
             self._resources.pages.set_phase(NONE)
             await self._listen_for_workers()
@@ -378,6 +379,7 @@ class Generation:
             return
         if not self.is_held:
             self.is_held = True
+            self._links.hold(self._assigned.fence)
             until = "" if limit_s == math.inf else f", or {limit_s:g} s have passed"
             text = f"rank {failure.rank} failed on {failure.host}: {failure.headline}"
             self._tell(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))

@@ -70,6 +70,11 @@ class WorkerLinks:
         self._kept.end_before(round_)
         self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 
+    def hold(self, round_: int) -> None:
+        """Tells the workers that one has failed, and that the round goes on until somebody has looked at it."""
+        for local_rank in self._links:
+            self._send(local_rank, messages.encode(messages.HELD, round=round_))
+
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
         """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit into a packet."""
         packet = messages.encode(messages.OVER, round=round_, why=why[:SENTENCE_CHARS_MAX])

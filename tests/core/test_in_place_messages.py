@@ -18,6 +18,7 @@ EXAMPLES: list[tuple[str, dict[str, Any]]] = [
     ("done", {"round": 3}),
     ("keep", {"round": 3}),
     ("begin", {"round": 4, "env": {"RANK": "0", "TORCHELASTIC_ERROR_FILE": None, "PATH": "/caf\udce9"}}),
+    ("held", {"round": 4}),
     ("over", {"round": 4, "why": "rank 2 (node n1) was lost"}),
     ("end", {}),
 ]

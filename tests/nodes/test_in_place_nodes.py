@@ -59,6 +59,8 @@ while packet := link.recv(messages.MAX_PACKET):
         assert entered == int(os.environ["AELASTIC_ROUND"])
         tell_start()
         link.send(messages.encode("shared", round=entered, step=17, source=0))
+    elif message["kind"] == "held":
+        os.write(1, f"held {{os.getpid()}} in round {{message['round']}}\\n".encode())
     elif message["kind"] == "over" and not os.path.exists(os.environ["STAR"] + "/stays-" + str(os.getpid())):
         link.send(messages.encode("ready", round=message["round"], step=17))
     elif message["kind"] == "end":
@@ -68,7 +70,7 @@ while packet := link.recv(messages.MAX_PACKET):
 
 def in_place_team(launch: Launcher, nnodes: str, **more: Any) -> Any:
     conf = {"last_call_timeout": 1, "settle_time": 0.1}
-    return team_of(launch, c10d(), nnodes, worker=WORKER, nproc=2, **{"conf": conf, **more})
+    return team_of(launch, c10d(), nnodes, worker=WORKER, **{"conf": conf, "nproc": 2, **more})
 
 
 def started(team: Team, nodes: int) -> Round:
@@ -152,6 +154,21 @@ def test_a_survivor_that_does_not_leave_its_round_is_killed_and_replaced(launch:
         second = team.wait_round(team.agents, after=first)
         assert first.pids - second.pids == {stays.pid, lost.pid} and second.restart == 1, team.story
         team.finish(second)
+
+
+def test_a_failure_is_held_for_somebody_to_look_and_the_others_keep_their_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "1", options=("--max-restarts", "3", "--on-failure", "hold:1"), nproc=3) as team:
+        (agent,) = team.start_many(1)
+        before = team.wait_round([agent])
+        for _ in range(2):  # each failure is held, and each round is left
+            lost = before.starts[1].pid
+            os.kill(lost, signal.SIGKILL)
+            agent.wait_line(f"held {before.starts[0].pid} in round {before.number}")
+            after = team.wait_round([agent], after=before)
+            assert before.pids - after.pids == {lost}, team.story
+            before = after
+        assert agent.has_said("held: nothing is stopped until aelastic restart or stop, or 1 s have passed", 2)
+        team.finish(before)
 
 
 def test_a_restart_that_is_requested_ends_processes(launch: Launcher) -> None:
