@@ -46,6 +46,8 @@ _log = logging.getLogger(__name__)
 
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
+# So long a worker that blames a lost peer is told later than it ended, if that peer is not seen before.
+GIVES_WAY_S = 0.3
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 # What stands for the round of workers that start ahead of it.
 NO_ROUND = Assigned(0, 0, NodeRanks(-1, 0, -1, 0, -1, 0, 0), "", 0)
@@ -262,7 +264,7 @@ class Generation:
         self._links.close()
 
     def on_change(self) -> None:
-        """Something has happened to the group."""
+        """Something has happened to the group, or to a worker."""
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
         if self._stuck is not None:
@@ -335,11 +337,14 @@ class Generation:
         exit_ = await held.backend.wait(local_rank)
         self._one_has_ended.set()
         self._context.ended.add(local_rank)
+        self.on_change()
         held.watches.ended(self.number, local_rank)
         gone_at = aio.now()
         # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
+        elif self._is_killed_by_others(local_rank, exit_):
+            await self._tell_in_turn(start, exit_, gone_at)
         elif local_rank in self._context.asked_at or local_rank in self._killed:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
@@ -354,6 +359,11 @@ class Generation:
         self._links.on_ended(local_rank)
         self._post(ev.Cleared(self.number, local_rank))
 
+    def _is_killed_by_others(self, local_rank: int, exit_: WorkerExit) -> bool:
+        """Whether a worker that was to end for the failure of another one has died of a SIGKILL that is not ours."""
+        is_killed = exit_.exitcode == -signal.SIGKILL and not exit_.by_guard
+        return is_killed and local_rank not in self._killed and bool(self._group.exits.failed)
+
     async def _tell_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
         """Looks back at once, and tells after the failures before: the first to end is the first in the report."""
         before, told = self._told, anyio.Event()
@@ -362,6 +372,9 @@ class Generation:
         try:
             failure = await self._look_back(start, exit_)
             if failure is not None:
+                if failure.names_lost_peer:
+                    told.set()
+                    await self._give_way()
                 await self.stuck.inquiries.excuse(start.local_rank, failure)
                 await self._hold(failure)
             if exit_.exitcode:
@@ -371,6 +384,15 @@ class Generation:
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
         finally:
             told.set()
+
+    async def _give_way(self) -> None:
+        """A worker that blames a lost peer fails after that peer, which may be of this node and be seen a moment later.
+
+        The coordinator waits for as long before it names such a failure.
+        """
+        with anyio.move_on_after(GIVES_WAY_S):
+            while self._group.phase is Phase.RUNNING and self._group.exits.alive - self._context.ended:
+                await self._changed.wait()
 
     async def _hold(self, failure: ProcessFailure) -> None:
         """Nothing is stopped for a failure until somebody asks for it, if the user wants to look first."""
