@@ -31,11 +31,11 @@ from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
 from aelastic.group.in_place import Standing
 from aelastic.group.phases import Phase
-from aelastic.group.worker_env import ROUND_VARIABLES, own_variables, worker_args, worker_env
+from aelastic.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol.messages import Assigned, Interrupted
-from aelastic.rdzv.protocol.ranks import NodeRanks
+from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.training.notice.page import NONE, PAGE_VARIABLE
 
 if TYPE_CHECKING:
@@ -49,8 +49,6 @@ PREPARES_AFTER_S = 1.0
 # So long a worker that blames a lost peer is told later than it ended, if that peer is not seen before.
 GIVES_WAY_S = 0.3
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
-# What stands for the round of workers that start ahead of it.
-NO_ROUND = Assigned(0, 0, NodeRanks(-1, 0, -1, 0, -1, 0, 0), "", 0)
 
 
 class Generation:
@@ -65,7 +63,8 @@ class Generation:
     def __init__(self, context: GenerationContext, spawn: ev.Spawn, give_up: Callable[[HostError], None]) -> None:
         self.number = spawn.generation
         self.return_values: dict[int, Any] = {}  # by local rank
-        self._assigned = spawn.assigned or NO_ROUND
+        self._is_ahead = spawn.assigned is None  # workers are started before a round takes this node in
+        self._assigned = spawn.assigned or provisional(context.settings)
         self._context, self._settings, self._group = context, context.settings, context.group
         self._resources, self._post, self._tell = context.held, context.post, context.tell
         self._give_up = give_up
@@ -186,11 +185,6 @@ class Generation:
 
     # Recovery in place.
 
-    @property
-    def _is_ahead(self) -> bool:
-        """Whether workers are started before a round takes this node in."""
-        return self._assigned is NO_ROUND
-
     def _listen(self, local_rank: int, process: int) -> Mapping[str, str]:
         """Opens the socket of a process that is about to start; gives its variable."""
         return self._links.listen(local_rank, process) if can_recover_in_place(self._settings) else {}
@@ -198,7 +192,7 @@ class Generation:
     async def begin(self, action: ev.Begin) -> None:
         """Has workers enter a round: the one that they were started for, or the next one."""
         if action.assigned is not self._assigned:
-            self._assigned = action.assigned
+            self._assigned, self._is_ahead = action.assigned, False
             self.is_held = False
             self._stuck = None  # what was found in the last round says nothing about this one
             self._resources.pages.set_phase(NONE)
@@ -313,7 +307,7 @@ class Generation:
 
     def _worker_start(self, local_rank: int, files: WorkerFiles, env: dict[str, str]) -> WorkerStart:
         spec = self._settings.spec
-        known = {name: value for name, value in env.items() if not (self._is_ahead and name in ROUND_VARIABLES)}
+        known = {name: value for name, value in env.items() if not (self._is_ahead and name in MEETING_VARIABLES)}
         return WorkerStart(
             local_rank=local_rank,
             entrypoint=spec.entrypoint,
@@ -429,6 +423,16 @@ def can_recover_in_place(settings: AgentSettings) -> bool:
     """Whether workers may keep their processes when a round ends, if they opt in."""
     is_ours = settings.is_local and settings.starter is None
     return is_ours and settings.spec.recovery == "in-place"
+
+
+def provisional(settings: AgentSettings) -> Assigned:
+    """What stands for a round until one takes this node in: that of a node beyond the largest one.
+
+    Scripts look whether they have a rank, and what rank 0 does is done once.
+    """
+    spec = settings.spec
+    nodes, size = (1 if spec.rdzv is None else spec.rdzv.max_nodes), spec.local_world_size
+    return Assigned(0, 0, assign_ranks([(spec.role, size)] * (nodes + 1))[-1], "", 0)
 
 
 def can_start_ahead(settings: AgentSettings) -> bool:

@@ -37,13 +37,8 @@ OWN_VARIABLES = frozenset(
     }
 )  # fmt: skip
 
-# Of these, what a worker that starts ahead of its round learns only when it enters one.
-ROUND_VARIABLES = frozenset(
-    {
-        "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "MASTER_ADDR",
-        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_USE_AGENT_STORE", FENCE_VARIABLE,
-    }
-)  # fmt: skip
+# Of these, what workers that start ahead of their round do not have: they cannot meet before they are in it.
+MEETING_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 
 
 def worker_env(

@@ -39,11 +39,12 @@ link, entered = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET), -1
 signal.signal({int(FAIL)}, fail)
 signal.signal({int(FINISH)}, finish)
 
-is_ahead = "RANK" not in os.environ
+is_ahead = "MASTER_ADDR" not in os.environ
+assert not is_ahead or int(os.environ["RANK"]) >= 2
 os.write(1, f"arrives {{os.getpid()}} {{'ahead' if is_ahead else 'in a round'}}\\n".encode())
 while os.path.exists("imports"):
     time.sleep(0.01)
-if is_ahead and os.path.exists("needs-a-rank"):
+if is_ahead and os.path.exists("makes-a-group"):
     fail()
 if not is_ahead and os.environ["GROUP_RANK"] == os.environ.get("OPTS_OUT"):
     tell_start()
@@ -249,10 +250,10 @@ def test_a_node_that_joins_interrupts_the_others_once_its_workers_are_ready(laun
         team.finish(second)
 
 
-def test_workers_that_need_a_rank_start_in_the_round_that_takes_their_node_in(launch: Launcher) -> None:
+def test_workers_that_make_a_group_too_early_start_in_the_round_that_takes_their_node_in(launch: Launcher) -> None:
     with in_place_team(launch, "1:2") as team:
         first = started(team, 1)
-        late = start_late(team, file="needs-a-rank")
+        late = start_late(team, file="makes-a-group")
         second = team.wait_round(team.agents, after=first)
         assert second.pids == first.pids | arrived(late, "in a round") and second.restart == 0, team.story
         late.wait_said("ended before it was in a round .*the workers of this node start when a round takes it in")
