@@ -158,6 +158,8 @@ class Coordinator(Machine[ev.Event, Send]):
         if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
             was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
             return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
+        if is_running and past.has_opted_in:
+            self.roster.opt_in(node_id)  # what it said of that may have been lost with its connection
         if not is_running:  # it has workers of the last round, which is over; it may be told with the others
             is_told = node_id not in self.forming.end.untold
             return [self.forming.ended(node_id, past.round)] if is_told else self._form(now)

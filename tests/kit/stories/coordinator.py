@@ -235,6 +235,7 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
         joined("host-x").cause if "ended" in options else None,
         "charged" in options,
         number.get("epoch", 0),
+        has_opted_in="opted" in options,
     )
 
 
