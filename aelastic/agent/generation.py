@@ -190,7 +190,12 @@ class Generation:
         return self._links.listen(local_rank, process) if can_recover_in_place(self._settings) else {}
 
     async def begin(self, action: ev.Begin) -> None:
-        """Has workers enter a round: the one that they were started for, or the next one."""
+        """Has workers enter a round: the one that they were started for, or the next one.
+
+        Before the next one an address may have to be looked up.  Meanwhile a worker may be lost and that round be over:
+        its replacement must not enter it.
+        """
+        links = self._links.present(action.local_ranks)
         if action.assigned is not self._assigned:
             self._assigned, self._is_ahead = action.assigned, False
             self.is_held = False
@@ -203,9 +208,9 @@ class Generation:
             self._watch({worker.local_rank: worker.id for worker in self._group.workers})
         self._resources.progress.expect_commits()
         own = own_variables(self._settings.spec)
-        for rank in action.local_ranks:
+        for rank, link in links.items():
             env = self._worker_env(rank, self._context.starts[rank].env.get(PAGE_VARIABLE))
-            self._links.begin(rank, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
+            self._links.begin(link, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
 
     def on_opted_in(self) -> None:
         """All workers of this node can recover in place."""

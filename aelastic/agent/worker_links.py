@@ -65,10 +65,14 @@ class WorkerLinks:
         if (link := self._links.pop(local_rank, None)) is not None:
             link.close()
 
-    def begin(self, local_rank: int, round_: int, env: Mapping[str, str | None]) -> None:
-        """Tells a worker to enter a round.  All workers of the job have left the last one."""
+    def present(self, local_ranks: Collection[int]) -> dict[int, _Link]:
+        """The links of the processes that have these ranks now, by local rank."""
+        return {rank: link for rank in local_ranks if (link := self._links.get(rank)) is not None}
+
+    def begin(self, link: _Link, round_: int, env: Mapping[str, str | None]) -> None:
+        """Tells a process, which may have ended, to enter a round.  All workers of the job have left the last one."""
         self._kept.end_before(round_)
-        self._send(local_rank, messages.encode(messages.BEGIN, round=round_, env=dict(env)))
+        link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 
     def hold(self, round_: int) -> None:
         """Tells the workers that one has failed, and that the round goes on until somebody has looked at it."""

@@ -75,13 +75,14 @@ async def test_those_of_a_worker_that_has_died_last_until_the_round_has_ended(
             socket.send_fds(worker, [messages.encode(messages.KEEP, round=ROUND)], [mine.fileno()])
     with peers:
         await following  # until the worker's end
+        (link,) = links.present((0,)).values()
         links.on_ended(0)
-        links.begin(0, ROUND, {})
+        links.begin(link, ROUND, {})
         assert not has_ended(peers)
         if is_last:
             links.close()
         else:
-            links.begin(0, ROUND + 1, {})
+            links.begin(link, ROUND + 1, {})
         assert has_ended(peers, wait_s=10)
 
 
@@ -118,3 +119,27 @@ async def test_workers_leave_a_round_whatever_the_error_that_has_ended_it_says(t
     links.close()
     await following
     assert (message["kind"], message["round"]) == (messages.OVER, ROUND)
+
+
+async def test_a_replacement_does_not_enter_the_round_that_the_process_before_it_was_about_to_enter(
+    tmp_path: Path,
+) -> None:
+    """Between the two an address was looked up."""
+    ready = asyncio.Event()
+    links = WorkerLinks(1, ControlSockets(tmp_path), lambda _: ready.set())
+    links.listen(0, 0)
+    (link,) = links.present((0,)).values()
+    links.on_ended(0)
+    path = messages.socket_path(links.listen(0, 1)[messages.SOCKET_VARIABLE])
+    assert path is not None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as replacement:
+        replacement.connect(path)
+        replacement.send(messages.encode(messages.READY, round=-1, step=-1))
+        following = asyncio.create_task(links.follow(0))
+        await ready.wait()
+        links.begin(link, ROUND, {})
+        links.begin(links.present((0,))[0], ROUND + 1, {})
+        message = messages.decode(replacement.recv(messages.MAX_PACKET))
+    links.close()
+    await following
+    assert (message["kind"], message["round"]) == (messages.BEGIN, ROUND + 1)
