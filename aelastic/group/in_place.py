@@ -86,7 +86,12 @@ class InPlace:
     @property
     def can_leave(self) -> bool:
         """Whether workers may keep their processes if the round ends now."""
-        return self.have_all_opted_in and self.unshared_rounds < UNSHARED_ROUNDS_MAX
+        return self.have_all_opted_in and not self.is_worn_out
+
+    @property
+    def is_worn_out(self) -> bool:
+        """Whether so many rounds have ended before all workers had the state that the next one ends in a restart."""
+        return self.unshared_rounds >= UNSHARED_ROUNDS_MAX
 
     @property
     def can_lose_one(self) -> bool:

@@ -363,8 +363,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return []  # of another round, or it is over
         match event:
             case ev.Shared():
+                could_leave = self.in_place.can_leave
                 self.in_place.on_shared(event.local_rank)
-                return []
+                return [] if could_leave else self._opt_in()
             case ev.StateLost():  # what is in these processes is of no step
                 self.in_place.on_state_lost()
                 reason = "no rank has a whole state, and there is no checkpoint"
@@ -502,8 +503,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert self.assigned is not None
         for rank in local_ranks:
             self.in_place.begin(rank)
-        begin = ev.Begin(self.generation, local_ranks, self.assigned)
-        return [begin, ev.TellOptedIn(self.assigned.round)] if self.in_place.have_all_opted_in else [begin]
+        return [ev.Begin(self.generation, local_ranks, self.assigned), *self._opt_in()]
+
+    def _opt_in(self) -> list[ev.Action]:
+        """Tells that all workers can leave the round.
+
+        After several rounds without the state they can only once they have it: one node must not restart its workers
+        where the others keep theirs.
+        """
+        assert self.assigned is not None
+        return [ev.TellOptedIn(self.assigned.round)] if self.in_place.can_leave else []
 
     def _leave(self, wish: Rejoin | Await, state: WorkerState, reason: Why, now: float) -> list[ev.Action]:
         """Workers leave the round and keep their processes."""
@@ -549,7 +558,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.workers = tuple(ev.worker_of(assigned.ranks, each.local_rank).replace(id=each.id) for each in self.workers)
         self.in_place.begin_round()
         local_ranks = tuple(self.in_place.standing)
-        return [ev.Begin(self.generation, local_ranks, assigned), ev.TellOptedIn(assigned.round)]
+        return [ev.Begin(self.generation, local_ranks, assigned), *self._opt_in()]
 
     def _on_late(self, now: float) -> list[ev.Action]:
         """Workers are not ready in time."""
