@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from aelastic.core.record import Record
 from aelastic.decisions import wording
+from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group.events import (
@@ -37,6 +38,7 @@ from aelastic.group.events import (
     WorkerState,
     signal_words,
 )
+from aelastic.group.in_place import UNSHARED_ROUNDS_MAX
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
@@ -142,7 +144,7 @@ class RunEventSource:
                 why = wording.text_of(group.reason) + ("" if failure is None else f" ({failure.headline})")
                 return [ev.Waited(f"{why}; the workers of this node start when a round takes it in")]
             case StateLost() | Exited() | DeadlinePassed() if self._is_given_up():
-                return [*self._ended_now(event, now), ev.NotRecovered(group.generation, wording.text_of(group.reason))]
+                return [*self._ended_now(event, now), ev.NotRecovered(group.generation, self._why_given_up())]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
                 return []
@@ -159,7 +161,9 @@ class RunEventSource:
             case Interrupted():
                 if self._phase is Phase.RUNNING:
                     self._left_at = now
-                return self._restarting(event)
+                is_asked = event.decision.cause.kind is CauseKind.RESTART_REQUESTED
+                why = self._why_given_up(event) if self._is_given_up() and not is_asked else ""
+                return [*self._restarting(event), *([ev.NotRecovered(group.generation, why)] if why else [])]
             case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, decision, cause)]
             case StopRequested(is_drained=True) if self._phase is not Phase.DONE:
@@ -183,7 +187,8 @@ class RunEventSource:
     def _is_given_up(self) -> bool:
         """Whether workers that were to continue in place are stopped instead."""
         group = self._group
-        could_recover = self._phase in {Phase.LEAVING, Phase.FORMING} or group.in_place.is_state_lost
+        was_leaving, has_workers = self._phase in {Phase.LEAVING, Phase.FORMING}, self._phase is Phase.RUNNING
+        could_recover = was_leaving or group.in_place.is_state_lost or (has_workers and group.in_place.is_worn_out)
         return group.phase is Phase.STOPPING and self._phase is not Phase.STOPPING and could_recover
 
     def _is_no_longer_ahead(self) -> bool:
@@ -191,6 +196,14 @@ class RunEventSource:
         group = self._group
         is_stopped = group.phase is Phase.STOPPING and self._phase is Phase.PREPARING
         return is_stopped and not group.is_leaving
+
+    def _why_given_up(self, event: Interrupted | None = None) -> str:
+        group = self._group
+        if group.in_place.is_worn_out and self._phase is Phase.RUNNING and not group.in_place.is_state_lost:
+            return f"{UNSHARED_ROUNDS_MAX} rounds in a row ended before all workers had the state"
+        if event is not None and event.decision.cause.is_failure:
+            return "not all workers of the job can leave the round"
+        return wording.text_of(group.reason if event is None else event.decision)
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank
