@@ -391,7 +391,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._join(node, now)
             self.roster.put_stray(node)
             taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
-            return [self.forming.ended(node.node_id, past.round, taken)]
+            return [self.forming.interrupted(node.node_id, past.round, taken)]
         self.roster.take_seat(node, past.standing)
         if past.has_opted_in:
             self.roster.opt_in(node.node_id)

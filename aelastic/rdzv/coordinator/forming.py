@@ -274,9 +274,9 @@ class Forming:
         return Send(node_id, m.Interrupted(round_, decision, self.next_count, went_on, in_place))
 
     def ended(self, node_id: str, round_: int, decision: Decision | None = None) -> Send:
-        """Its round is over for a node that returns."""
+        """The last round is over for a node that returns: in place, if it is for the others."""
         decision = decision or next_round(Cause(CauseKind.ROUND_ENDED, round=round_))
-        return self.interrupted(node_id, round_, decision)
+        return self.interrupted(node_id, round_, decision, in_place=self.is_in_place)
 
     def went_on(self, stray: m.Node, round_: int) -> Send:
         decision = next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_))
