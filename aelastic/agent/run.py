@@ -207,8 +207,8 @@ class Run:
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
         held, node_id = self.resources, self._settings.node_id
         match action:
-            case ev.Join():
-                self._join(tasks)
+            case ev.Join(round_):
+                self._join(tasks, round_)
             case ev.Spawn(number):
                 context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
                 if self._generation is not None:
@@ -251,10 +251,10 @@ class Run:
             case _:
                 assert_never(action)
 
-    def _join(self, tasks: TaskGroup) -> None:
+    def _join(self, tasks: TaskGroup, after: int) -> None:
         held, is_new = self.resources, self._generation is None
         starts, reached = held.starts(is_new=is_new), None if is_new else held.reached(self._observers.state)
-        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached)
+        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached, after)
         if held.gate is not None:
             tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
             return

@@ -227,6 +227,8 @@ Event: TypeAlias = (
 class Join(Record):
     """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
 
+    round: int  # the newest that this node was assigned to
+
 
 class Spawn(Record):
     """Start every local worker.  Answered by `Spawned`, and then by `Exited` and `Cleared` once per local rank."""

@@ -53,6 +53,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     in_place: InPlace = field(default_factory=InPlace)  # of the current generation
     verdict: Ended | None = None
     is_drained: bool = False  # its node has left since it was about to go
+    _missed_round: int = 0  # the newest that was complete before all workers of this node were ready for it
     _wish: Wish = field(default_factory=Rejoin)
     _story: Story = field(default_factory=Story)
 
@@ -148,8 +149,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []
             case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING if self.in_place.is_ahead:  # these, or others, will
                 self.in_place.keep_next(event)
+                self._missed_round = event.round
                 return []
             case Phase.STOPPING if self.in_place.has_joined:
+                self._missed_round = event.round
                 return []  # the round completed when our workers had to be stopped after all
             case Phase.DONE:
                 return []  # the round completed while we were leaving
@@ -549,7 +552,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if self.in_place.has_joined:
             return [ev.TellPrepared(are_ready=True)] if self.in_place.is_ahead else []
         self.in_place.join()
-        return [ev.Join()]
+        return [self._ready()]
 
     def _enter(self, assigned: Assigned) -> list[ev.Action]:
         """All workers enter a round that is complete."""
@@ -574,7 +577,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _join(self) -> list[ev.Action]:
         self.phase, self.deadline = Phase.JOINING, None
-        return [ev.Join()]
+        return [self._ready()]
+
+    def _ready(self) -> ev.Join:
+        assigned = 0 if self.assigned is None else self.assigned.round
+        return ev.Join(max(assigned, self._missed_round))
 
     def _spawn(self, assigned: Assigned | None) -> list[ev.Action]:
         """Starts the workers: for a round, or ahead of it."""

@@ -66,6 +66,7 @@ def decode(message: Any) -> Any:
         ("local_world_size", m.Ready(NODE.replace(local_world_size=0))),
         ("preferred_rank", m.Ready(NODE.replace(preferred_rank=-1))),
         ("ballot_port", m.Ready(NODE.replace(ballot_port=2**16))),
+        ("after", m.Ready(NODE, after=-1)),
         ("departed", hello("a", past=PAST.replace(departed=(1, 1)))),
         ("departed", hello("a", past=PAST.replace(departed=(2,)))),
         ("group_rank", hello("a", past=PAST.replace(group_rank=-1))),

@@ -66,6 +66,8 @@ class Coordinator(Machine[ev.Event, Send]):
         match event:
             case ev.Registered():
                 return self._on_registered(event, now)
+            case m.Ready() if self._has_crossed(event):
+                return []
             case m.Ready():
                 self.forming.end.on_ended(event, self.roster.participants)
                 return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
@@ -180,6 +182,16 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.is_closed or (old := self.roster.on_connected(node)) is None:
             return []
         return [Send(old, replaced_by(node)), *self._on_gone(ev.Lost(old, "another agent has its node rank"), now)]
+
+    def _has_crossed(self, ready: m.Ready) -> bool:
+        """Whether a node was ready before it could hear of the round that it has been assigned to.
+
+        The story behind it: a node whose workers are at the safe point is ready, and loses them; when nothing is left
+        of them it says so again, while the round is being assigned.  Taken for news, that would end the round, and
+        assign the node to another one while it starts workers for this one.
+        """
+        is_assigned = self.phase is Phase.RUNNING and ready.node.node_id in self.roster.participants
+        return is_assigned and ready.is_before(self.round)
 
     def _join(self, node: m.Node, now: float) -> list[Send]:
         if not self.is_closed:

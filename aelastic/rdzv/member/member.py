@@ -150,6 +150,8 @@ class Member(Machine[Event, Action]):
             return [ev.Send(message)] if was_member else []
         if isinstance(message, r.Ask | r.Fetch) and (why := unreadable(message)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
+        if isinstance(message, m.Ready) and message.is_before(self.state.round):
+            return []  # its supervisor has yet to read of the round that it was assigned to
         if self.phase is Phase.IDLE and (why := unreadable(message)):
             self.phase = Phase.OVER
             return [ev.GiveUp(why, is_refused=True)]

@@ -79,6 +79,11 @@ class Ready(Record):
 
     node: Node
     reached: Reached | None = None  # by its workers in the last round
+    after: int | None = None  # the newest round that its supervisor had been assigned to
+
+    def is_before(self, round_: int) -> bool:
+        """Whether the node was not ready again after this round, but has yet to hear that it was assigned to it."""
+        return self.after is not None and self.after < round_
 
 
 class Failed(Record):

@@ -154,7 +154,7 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
         match verb:
             case "is ready":
                 given = node(name, rank).replace(starts=starts_in(options), unfit=options.get("unfit", ""))
-                yield m.Ready(given, reached_in(options))
+                yield m.Ready(given, reached_in(options), number.get("after"))
             case "is prepared":
                 yield m.Prepared(name, starts_in(options))
             case "opts in":
