@@ -36,6 +36,7 @@ class Kept:
         self.fingerprints = 0  # how often this job has compared them
         self._check = check
         self._modules: list[torch.nn.Module] = []
+        self._parameters: list[torch.nn.Parameter] = []
         self._modes: list[bool] = []
         self._buffers: list[_Buffer] = []
         self._small_buffers: _SmallBuffers | None = None
@@ -80,6 +81,8 @@ class Kept:
         """These objects have the state, whole or not, from now on."""
         self.objects = objects
         self._modules = [module for each in modules_of(objects) for module in each.modules()]
+        # Not to be looked up later: in the middle of a step, modules of FSDP have others, which are not sharded.
+        self._parameters = [each for module in modules_of(objects) for each in module.parameters()]
         self._modes = [module.training for module in self._modules]
         self._buffers = [_Buffer(module, name) for module in self._modules for name in torch_private.buffers_of(module)]
         self._small_buffers = None
@@ -147,12 +150,7 @@ class Kept:
             raise
 
     def _versions_now(self) -> list[int]:
-        return [
-            torch_private.version(parameter)
-            for module in self._modules
-            for parameter in torch_private.parameters_of(module).values()
-            if parameter is not None
-        ]
+        return [torch_private.version(each) for each in self._parameters]
 
     def _copy_buffers(self) -> None:
         if not self._buffers:
