@@ -9,6 +9,8 @@ parameters (`Tensor._version`), which any change raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -20,6 +22,14 @@ from aelastic.training import torch_private
 NO_STEP = -1
 # Batch normalization changes its buffers without raising their versions.  Larger ones, such as masks, raise theirs.
 _SMALL_BUFFER = 65536  # elements: more than any normalization has channels
+
+
+@dataclass(frozen=True)
+class Older:
+    """A copy of the step before the one that was committed last."""
+
+    step: int
+    state: Any  # a `State`
 
 
 class Kept:
@@ -34,6 +44,8 @@ class Kept:
         self.is_fresh = True  # what the script has made, and nothing has changed: no step, no part of another's state
         self.objects: Sequence[Any] = ()
         self.fingerprints = 0  # how often this job has compared them
+        self.hold_vote: Callable[[], None] | None = None  # where a loss could leave replica groups a step apart
+        self.older: Older | None = None
         self._check = check
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
@@ -42,14 +54,20 @@ class Kept:
         self._small_buffers: _SmallBuffers | None = None
         self._versions: list[int] | None = None
         self._hook = register_optimizer_step_pre_hook(self._before_step)
+        self._remove_scaler_hook = torch_private.register_scaler_update_pre_hook(self._before_scaler_update)
 
     def close(self) -> None:
         """Watches no more."""
         self._hook.remove()
+        self._remove_scaler_hook()
 
     @property
     def whole_step(self) -> int:
         return self.step if self.is_whole else NO_STEP
+
+    @property
+    def older_step(self) -> int:
+        return NO_STEP if self.older is None else self.older.step
 
     def note_versions(self) -> None:
         """Called before anything may change the parameters unnoticed; no-op if the last commit did it."""
@@ -74,6 +92,7 @@ class Kept:
     def adopt(self, objects: Sequence[Any], step: int) -> None:
         """These objects have the whole state of this step from now on."""
         self.tear()
+        self.older = None
         self.hold(objects)
         self.commit(step)
 
@@ -106,6 +125,14 @@ class Kept:
             for buffer in self._buffers:
                 buffer.rewind()
 
+    @contextmanager
+    def buffers_as_committed(self) -> Iterator[None]:
+        """Meanwhile, buffers are what they were at the commit; then again what the forward pass has made of them."""
+        with ExitStack() as stack:
+            for buffer in self._buffers:
+                stack.enter_context(buffer.as_committed())
+            yield
+
     def clear_gradients(self) -> None:
         """Many loops clear gradients after the update: those of a lost step would be added to the next ones.
 
@@ -121,21 +148,36 @@ class Kept:
         is_positional = len(args) > 1  # after the optimizer itself
         closure = args[1] if is_positional else kwargs.get("closure")
         if closure is None:
-            self._begin_update()
+            self.begin_update()
             return None
 
         def closure_then_update() -> Any:
             loss = closure()
-            self._begin_update()
+            self.begin_update()
             return loss
 
         if is_positional:
             return (args[0], closure_then_update, *args[2:]), kwargs
         return args, {**kwargs, "closure": closure_then_update}
 
-    def _begin_update(self) -> None:
-        self._check()
+    def begin_update(self) -> None:
+        """Called before an update, when this rank has its gradients.
+
+        Raises:
+            RoundOver: the round is over, so the update must not be made.
+        """
+        if self.hold_vote is None:
+            self._check()
+        elif self.is_whole:
+            self._check()
+            self.hold_vote()
+        # Otherwise all ranks have voted for this step: another optimizer's update is made, even if the round is over.
         self.tear()
+
+    def _before_scaler_update(self) -> None:
+        """A `GradScaler` may have skipped the update; then its own is the first change of the step."""
+        if self.hold_vote is not None and self.is_whole:
+            self.begin_update()
 
     def _check_other_objects(self) -> None:
         """Checks at the end of a step without an update, such as one that a `GradScaler` skips.
@@ -211,6 +253,15 @@ class _Buffer:
             self._kept = live.detach().clone()
             return None
         return self._kept, live.detach()
+
+    @contextmanager
+    def as_committed(self) -> Iterator[None]:
+        now = self._buffers.get(self._name)
+        self._buffers[self._name] = self._kept
+        try:
+            yield
+        finally:
+            self._buffers[self._name] = now
 
     def rewind(self) -> None:
         if self._live is None or self._kept is None:

@@ -28,6 +28,7 @@ from aelastic.training.shared_state import sharing
 from aelastic.training.shared_state.state import is_sharded
 from aelastic.training.shared_state.wire import Wire
 from aelastic.training.sockets import GroupSockets
+from aelastic.training.vote import Vote
 
 _ROUND_VARIABLE = "AELASTIC_ROUND"
 _STOP_S = 60.0  # an agent ends workers whose state is lost within moments
@@ -89,6 +90,7 @@ class RoundInPlace(Round):
         self._link = link
         self._kept = kept
         self._old_groups = old_groups
+        self._vote: Vote | None = None
 
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
         try:
@@ -97,6 +99,9 @@ class RoundInPlace(Round):
             self._wait_for_fresh_processes()
         self._kept.adopt(state, shared.step)
         self._kept.clear_gradients()
+        if shared.needs_votes:
+            self._vote = Vote(self._kept, dist.barrier)
+            self._kept.hold_vote = self._vote.hold
         page.commit(shared.step)
         self._link.send(messages.SHARED, round=self.number, step=shared.step, source=shared.source)
         self._release_old_groups()
@@ -110,6 +115,8 @@ class RoundInPlace(Round):
         if step > self._kept.step:
             self._kept.commit(step)
             page.commit(step)
+            if self._vote is not None:
+                self._vote.raise_if_cut()
 
     def attach(self, late: Late, made: Any) -> None:
         super().attach(late, made)
@@ -227,6 +234,7 @@ class _Rounds:
                 os.environ[name] = value
         self._number = begin["round"]
         page.renew()
+        self.kept.hold_vote = None
         self._link.sockets.begin()
         if self.kept.is_whole:
             self.kept.note_versions()

@@ -6,6 +6,7 @@ without recovery instead of failing in the middle of one.
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -122,6 +123,23 @@ def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | Non
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The module's own buffers, to be read and replaced."""
     return module._buffers
+
+
+def register_scaler_update_pre_hook(call: Callable[[], None]) -> Callable[[], None]:
+    """Calls this before each `GradScaler.update`, for which torch has no hook; returns what removes it."""
+    scaler: Any = torch.amp.GradScaler
+    update = scaler.update
+
+    @functools.wraps(update)
+    def call_then_update(*args: Any, **kwargs: Any) -> None:
+        call()
+        update(*args, **kwargs)
+
+    def remove() -> None:
+        scaler.update = update
+
+    scaler.update = call_then_update
+    return remove
 
 
 def forget_unscaled(scaler: Any) -> None:

@@ -1,9 +1,9 @@
 """How all ranks come to the newest whole step: who has what, who sends it to whom, and whether all then have the same.
 
-Each rank claims a step.  The newest step that every replica group has wins: after a kill, one group may be a step ahead
-of another.  The lowest rank of a group that has it sends it to the others of the group.  If a group has no whole state,
-all ranks load the newest checkpoint; without one, only ranks that have never had a state may begin with what the script
-has made.
+Each rank claims a step, or two: see `vote`.  The newest step that every replica group has wins: after a kill, one group
+may be a step ahead of another.  The lowest rank of a group that has it sends it to the others of the group.  If a group
+has no whole state, all ranks load the newest checkpoint; without one, only ranks that have never had a state may begin
+with what the script has made.
 """
 
 from __future__ import annotations
@@ -46,20 +46,26 @@ class DifferentStatesError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """What a rank tells all others."""
 
     step: int
+    older: int  # another step, of which it has a copy
     group: int  # the lowest rank of its replica group
     is_fresh: bool
     fingerprints: int
     bytes: int
+
+    @property
+    def steps(self) -> set[int]:
+        return {self.step, self.older} - {NO_STEP}
 
 
 @dataclass(frozen=True)
 class Shared:
     step: int
     source: int  # the rank that this one has the state from, which may be itself; -1: from a checkpoint, or it is new
+    needs_votes: bool  # without, a loss could leave replica groups a step apart
 
 
 def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> Shared:
@@ -78,28 +84,35 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
     """
     if not kept.check_versions():
         print(_CHANGED, file=sys.stderr, flush=True)
-    if kept.is_whole:
+    if kept.is_whole or kept.older is not None:
         kept.rewind()
         _check_objects(kept.objects, objects)
     claims = _exchange(kept, kept.whole_step, objects, replicas, everyone)
-    step = newest_common_step([(each.step, each.group) for each in claims])
+    needs_votes = _needs_votes(claims)
+    step = newest_common_step(claims)
     if step != NO_STEP:
         source = _transfer(kept, step, claims, objects, replicas)
         if _is_compared(claims) and not _are_equal(objects, replicas):
             raise _differ(replicas, step)
         kept.fingerprints += 1
-        return Shared(step, source)
+        return Shared(step, source, needs_votes)
     if load is None and any(not each.is_fresh for each in claims):
         raise LostStateError
-    return Shared(_begin(kept, objects, load, replicas, everyone), -1)
+    return Shared(_begin(kept, objects, load, replicas, everyone), -1, needs_votes)
 
 
-def newest_common_step(claims: Sequence[tuple[int, int]]) -> int:
-    """The newest step that each replica group has, of pairs (step, group); NO_STEP if there is none."""
+def newest_common_step(claims: Sequence[Claim]) -> int:
+    """The newest step that each replica group has; NO_STEP if there is none."""
     steps: dict[int, set[int]] = {}
-    for step, group in claims:
-        steps.setdefault(group, set()).add(step)
+    for claim in claims:
+        steps.setdefault(claim.group, set()).update(claim.steps)
     return max(set.intersection(*steps.values()), default=NO_STEP)
+
+
+def _needs_votes(claims: Sequence[Claim]) -> bool:
+    """Whether there are several replica groups, and in one of them a rank can be lost that another one replaces."""
+    groups = {each.group for each in claims}
+    return 1 < len(groups) < len(claims)
 
 
 def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
@@ -108,20 +121,28 @@ def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
         raise ValueError(f"share: the objects were {before} in the last round, and are {now} in this one")
 
 
-def _exchange(kept: Kept, step: int, objects: Sequence[Any], replicas: Wire, everyone: Wire) -> list[_Claim]:
-    mine = _Claim(step, min(replicas.ranks), kept.is_fresh, kept.fingerprints, size(objects))
+def _exchange(kept: Kept, step: int, objects: Sequence[Any], replicas: Wire, everyone: Wire) -> list[Claim]:
+    mine = Claim(step, kept.older_step, min(replicas.ranks), kept.is_fresh, kept.fingerprints, size(objects))
     claims = []
-    for claimed, of, is_fresh, fingerprints, its_size in everyone.gather(astuple(mine)):
-        claims.append(_Claim(claimed, of, bool(is_fresh), fingerprints, its_size))
+    for claimed, older, of, is_fresh, fingerprints, its_size in everyone.gather(astuple(mine)):
+        claims.append(Claim(claimed, older, of, bool(is_fresh), fingerprints, its_size))
     return claims
 
 
-def _transfer(kept: Kept, step: int, claims: list[_Claim], objects: Sequence[Any], replicas: Wire) -> int:
+def _transfer(kept: Kept, step: int, claims: list[Claim], objects: Sequence[Any], replicas: Wire) -> int:
     """Gives every rank of the group the state of this step; returns the rank that this one has it from."""
-    is_kept = kept.whole_step == step
-    if is_kept and kept.holds_other_than(objects):
-        move(State(kept.objects), objects)
-    return _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
+    take_own(kept, step, objects)
+    return _spread(kept, [rank for rank in replicas.ranks if step in claims[rank].steps], objects, replicas)
+
+
+def take_own(kept: Kept, step: int, objects: Sequence[Any]) -> None:
+    """Gives the objects this rank's own state of the step, if it has that."""
+    if kept.whole_step == step:
+        if kept.holds_other_than(objects):
+            move(State(kept.objects), objects)
+    elif kept.older is not None and kept.older.step == step:
+        move(kept.older.state, objects)
+        kept.adopt(objects, step)  # all survivors have it, so nobody will need the newer one
 
 
 def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], replicas: Wire) -> int:
@@ -147,11 +168,12 @@ def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire
     loaded = (load() if load is not None else None) or NO_STEP  # some return 0 where there is no checkpoint
     if loaded != NO_STEP:
         kept.tear()
+        kept.older = None
     claims = _exchange(kept, loaded, objects, replicas, everyone)
     steps = {each.step for each in claims}
     if steps == {NO_STEP} and not all(each.is_fresh for each in claims):
         raise LostStateError
-    step = newest_common_step([(each.step, each.group) for each in claims])
+    step = newest_common_step(claims)
     if step == NO_STEP and steps != {NO_STEP}:
         raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
     _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
@@ -168,7 +190,7 @@ def _differ(replicas: Wire, step: int) -> DifferentStatesError:
     return DifferentStatesError(f"share: ranks {replicas.ranks} should have equal states of step {step}, but differ")
 
 
-def _is_compared(claims: list[_Claim]) -> bool:
+def _is_compared(claims: list[Claim]) -> bool:
     largest = max(each.bytes for each in claims)
     return largest <= _COMPARED_ALWAYS or max(each.fingerprints for each in claims) < _COMPARED_FIRST
 

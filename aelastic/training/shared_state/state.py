@@ -6,6 +6,7 @@ only this rank's part is taken; it becomes a `DTensor` again on a mesh of the ob
 
 from __future__ import annotations
 
+import copy
 import io
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -70,6 +71,13 @@ class State:
         self.paths.append(path)
         layout = _layout(tensor) if part is not tensor else None
         return ["tensor", len(self.tensors) - 1, part.dtype, tuple(part.shape), part.device.type, layout]
+
+    def copied(self) -> State:
+        """This state, which no change of the objects reaches any more.  Takes the memory of its tensors again."""
+        self.tree = copy.deepcopy(self.tree)
+        self.tensors = [each.clone() for each in self.tensors]
+        self.originals = self.tensors
+        return self
 
     def packed(self) -> bytes:
         """The tree, without the tensors."""
