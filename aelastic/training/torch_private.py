@@ -115,11 +115,6 @@ def version(tensor: torch.Tensor) -> int:
     return tensor._version
 
 
-def parameters_of(module: torch.nn.Module) -> dict[str, torch.nn.Parameter | None]:
-    """The module's own parameters; `parameters()` takes ten times as long."""
-    return module._parameters
-
-
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     """The module's own buffers, to be read and replaced."""
     return module._buffers

@@ -57,7 +57,7 @@ def others_say(*steps: int, groups: Sequence[int] = ()) -> Answer:
     return answer
 
 
-GROUP = [*sharing._Claim.__dataclass_fields__].index("group")
+GROUP = [*sharing.Claim.__dataclass_fields__].index("group")
 
 
 @pytest.fixture(autouse=True)
@@ -82,17 +82,17 @@ def at_step(kept: Kept, step: int) -> list[Any]:
 
 
 def test_a_job_begins_with_what_the_script_has_made(kept: Kept) -> None:
-    assert share(kept, [nn.Linear(2, 2)], None, Scripted(), Scripted()) == Shared(0, -1)
+    assert share(kept, [nn.Linear(2, 2)], None, Scripted(), Scripted()) == Shared(0, -1, needs_votes=False)
 
 
 def test_all_ranks_get_the_weights_of_the_lowest_if_they_have_made_others(kept: Kept) -> None:
     replicas = Scripted(3, lambda mine: [[mine[0] + 1]] * 2)
-    assert share(kept, [nn.Linear(2, 2)], None, replicas, Scripted(3)) == Shared(0, -1)
+    assert share(kept, [nn.Linear(2, 2)], None, replicas, Scripted(3)) == Shared(0, -1, needs_votes=False)
     assert replicas.sent_to == [1, 2]
 
 
 def test_a_checkpoint_is_loaded_if_no_rank_has_a_state(kept: Kept) -> None:
-    assert share(kept, [nn.Linear(2, 2)], lambda: 7, Scripted(2), Scripted(2)) == Shared(7, -1)
+    assert share(kept, [nn.Linear(2, 2)], lambda: 7, Scripted(2), Scripted(2)) == Shared(7, -1, needs_votes=False)
 
 
 def test_ranks_that_have_no_checkpoint_get_what_others_have_loaded(kept: Kept) -> None:
@@ -120,14 +120,14 @@ def test_ranks_that_have_loaded_different_states_of_a_step_end_the_job(kept: Kep
 def test_a_rank_without_the_state_gets_it_from_one_that_has_it(kept: Kept) -> None:
     objects = at_step(kept, 4)
     replicas = Scripted(3)
-    assert share(kept, objects, None, replicas, Scripted(3, others_say(-1, 4))) == Shared(4, 0)
+    assert share(kept, objects, None, replicas, Scripted(3, others_say(-1, 4))) == Shared(4, 0, needs_votes=False)
     assert replicas.sent_to == [1]
 
 
 def test_the_newest_step_that_every_group_has_wins(kept: Kept) -> None:
     objects = at_step(kept, 4)
     everyone = Scripted(4, others_say(5, 4, 4, groups=[0, 2, 2]))
-    assert share(kept, objects, None, Scripted(2), everyone) == Shared(4, 0)
+    assert share(kept, objects, None, Scripted(2), everyone) == Shared(4, 0, needs_votes=True)
 
 
 @pytest.mark.parametrize("load", [None, lambda: None, lambda: 0], ids=["no load", "no checkpoint", "step 0"])
@@ -143,7 +143,7 @@ def test_without_a_step_that_every_group_has_and_without_a_checkpoint_the_state_
 def test_without_a_step_that_every_group_has_all_ranks_load_the_checkpoint(kept: Kept) -> None:
     objects = at_step(kept, 4)
     everyone = Scripted(2, others_say(5, groups=[1]), others_say(3, groups=[1]))
-    assert share(kept, objects, lambda: 3, Scripted(1), everyone) == Shared(3, -1)
+    assert share(kept, objects, lambda: 3, Scripted(1), everyone) == Shared(3, -1, needs_votes=False)
 
 
 def test_a_torn_state_is_not_offered(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
