@@ -67,7 +67,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Registered():
                 return self._on_registered(event, now)
             case m.Ready() if self._has_crossed(event):
-                return []
+                return []  # the node hears of its round, and starts workers in it
             case m.Ready():
                 self.forming.end.on_ended(event, self.roster.participants)
                 return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
