@@ -146,6 +146,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._enter(event)
             case Phase.LEAVING | Phase.PREPARING if self.in_place.has_joined:  # they will, once all are ready
                 self.in_place.keep_next(event)
+                self._missed_round = event.round
                 return []
             case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING if self.in_place.is_ahead:  # these, or others, will
                 self.in_place.keep_next(event)
@@ -169,7 +170,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return [ev.TellPrepared(are_ready=False)]
             case Phase.JOINING:  # workers are started
                 return self._spawn(None)
-            case Phase.PREPARING if self.in_place.are_all(Standing.READY):  # another coordinator asks
+            case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(Standing.READY):  # they wait already
                 return [ev.TellPrepared(are_ready=True)]
             case Phase.SPAWNING | Phase.PREPARING:
                 return []  # started already
@@ -550,7 +551,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return self._enter(self.in_place.next)
         self.phase, self.deadline = Phase.PREPARING if self.in_place.is_ahead else Phase.FORMING, None
         if self.in_place.has_joined:
-            return [ev.TellPrepared(are_ready=True)] if self.in_place.is_ahead else []
+            return [ev.TellPrepared(are_ready=True)]
         self.in_place.join()
         return [self._ready()]
 
