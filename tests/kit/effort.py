@@ -14,6 +14,7 @@ WAKE_UPS = (5, 60, 60)[_OF]  # orders in which a machine that was suspended hear
 CUT_AT = (range(30, 40, 6), range(48), range(48))[_OF]
 SIMULATION_SEEDS = (20, 500, 5000)[_OF]
 DRAIN_SEEDS = (4, 125, 1250)[_OF]  # with each fault
+IN_PLACE_SEEDS = (20, 500, 5000)[_OF]
 ENDPOINTS_SEEDS = (5, 100, 5000)[_OF]
 CLAIM_SEEDS = (1, 3, 3)[_OF]  # with each fault at each write
 BAD_NODE_JOBS = (30, 4_000, 10_000)[_OF]

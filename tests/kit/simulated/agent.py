@@ -101,6 +101,7 @@ class Agent(SimulatedProcess):
         clock: its machine's.
         prepares_s: until its fork server has imported; 0: it has none.
         has_board: it serves the board.
+        workers: how many its node has.
     """
 
     def __init__(
@@ -116,13 +117,17 @@ class Agent(SimulatedProcess):
         clock: Clock,
         prepares_s: float = 0.0,
         has_board: bool = False,
+        workers: int = 1,
     ) -> None:
         super().__init__(world, host, clock)
         self.watcher, self.settings, self.has_board = watcher, settings, has_board
         self.node_id, self.work = f"{host}#{number}", work
         self.policy = RestartPolicy(max_restarts)
         terms = Terms("job", settings.min_nodes, settings.max_nodes, max_restarts, LEASE_S)
-        self.group = WorkerGroup(WorkerSpec(entrypoint="x", shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0))
+        spec = WorkerSpec(
+            entrypoint="x", local_world_size=workers, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0
+        )
+        self.group = WorkerGroup(spec)
         self.holds = Holds(self, self._tell)
         self.training: Training | None = None
         self.answers: list[Answer] = []
@@ -223,12 +228,9 @@ class Agent(SimulatedProcess):
 
     def _carry_out_for_group(self, action: g.Action) -> None:
         match action:
-            case g.Join():
+            case g.Join(round_):
                 assert not self.alive, "ready, and workers run"
-                preferred, port = self.settings.node_rank, self.ballot_port
-                node = Node(self.node_id, self.host, "", 1, "", 29500, preferred, ballot_port=port)
-                is_late = self.starts is Starts.PREPARING and self.group.generation > 0
-                self._tell(Ready(node.replace(starts=Starts.COLD if is_late else self.starts)))
+                self._tell(self._ready(round_))
             case g.Spawn(generation, assigned):
                 assert assigned is not None, "no worker opts in to recovery in place, so none starts ahead"
                 self._spawn(generation, assigned)
@@ -244,6 +246,12 @@ class Agent(SimulatedProcess):
                     self.world.after(stops_in_s, partial(self.worker_exits, generation))
             case g.Finish():
                 pass
+
+    def _ready(self, after: int) -> Ready:
+        preferred, port, workers = self.settings.node_rank, self.ballot_port, self.group.spec.local_world_size
+        node = Node(self.node_id, self.host, "", workers, "", 29500, preferred, ballot_port=port)
+        is_late = self.starts is Starts.PREPARING and self.group.generation > 0
+        return Ready(node.replace(starts=Starts.COLD if is_late else self.starts), after=after)
 
     def _prepare(self) -> None:
         self.starts = Starts.WARM
@@ -306,6 +314,11 @@ class Agent(SimulatedProcess):
         ranks, step_s = assigned.ranks, self.world.random.uniform(*self.world.step_s)
         self.training = self.world.trainings.setdefault(assigned.fence, Training(self.world, ranks.world_size))
         self.training.join(ranks.first_rank, Rank(self, generation, step_s))
+
+    @property
+    def can_leave_in_place(self) -> bool:
+        """Whether its workers can leave their round and keep their processes."""
+        return self.group.in_place.can_leave
 
     def leaves_in_order(self) -> None:
         """It was drained."""

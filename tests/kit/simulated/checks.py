@@ -19,6 +19,7 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
@@ -124,6 +125,8 @@ class Checks:
                 if message.outcome is not m.Outcome.REPLACED:
                     self._check_last_failure(agent, leader, message)
                     self._on_verdict(message)
+            case r.Notice(stage=r.Stage.LEAVE):
+                pass
             case _:
                 return
         self._last_said[leader.sessions.token, node_id] = message
@@ -395,10 +398,10 @@ class Checks:
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be told when it comes back
             last = self._last_said.get((leader.sessions.token, other.node_id))
-            is_told = isinstance(last, m.Interrupted | m.Ended) or (
+            is_told = isinstance(last, m.Interrupted | m.Ended | r.Notice) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
-            if not is_told and other.group.phase not in {"stopping", "done"}:
+            if not is_told and other.group.phase not in {"stopping", "leaving", "forming", "done"}:
                 self.fail(f"{round_} begins, and {other} runs workers of round {workers_of.round}: it was not told")
 
     def _on_begun_again(self, round_: Round) -> None:
@@ -608,8 +611,8 @@ class Checks:
             deaf = not self._board.is_up  # the board has gone with node0, and the verdict with it
             return "" if deaf else f"{living} have not heard the verdict"
         running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
-        waiting = [agent for agent in living if agent.group.phase == "joining"]
-        rest = [agent for agent in living if agent.group.phase not in {"running", "barrier", "joining"}]
+        waiting = [agent for agent in living if agent.group.phase in {"joining", "preparing", "forming"}]
+        rest = [agent for agent in living if agent not in running and agent not in waiting]
         rounds = {self.round_of(agent) for agent in running}
         if rest:
             return f"{rest} are on their way"

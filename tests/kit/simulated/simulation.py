@@ -136,12 +136,18 @@ class Simulation:
         self._number += 1
         self.world.note(f"{host}#{self._number}", "starts")
         self.board.on_host_up(host)
-        agent = Agent(
+        agent = self.agent_on(host, settings)
+        self.agents.append(agent)
+        return agent
+
+    def agent_on(self, host: str, settings: RendezvousSettings) -> Agent:
+        """An agent that starts there."""
+        return Agent(
             self.world,
             self.board,
             self.checks,
             settings,
-            size.max_restarts,
+            self.size.max_restarts,
             host,
             self._number,
             self.work,
@@ -149,8 +155,6 @@ class Simulation:
             prepares_s=self.prepares_s(),
             has_board=self.board.is_served_by(host),
         )
-        self.agents.append(agent)
-        return agent
 
     def work(self, agent: Agent) -> Work:
         if self.is_calm:
@@ -501,8 +505,12 @@ class Simulation:
         ]
         told = [f"{now:9.4f}  {words}" for now, words in without_repetition(trace)]
         head = f"seed {self.seed}: {_changed(self.size)}; {_changed(self.faults)}"
-        replay = f"replay: PYTHONPATH=tests python -m kit.simulated.simulation {self.seed} {self.size.endpoints}"
-        return "\n".join([head, *told[-lines:], replay])
+        return "\n".join([head, *told[-lines:], f"replay: PYTHONPATH=tests python -m {self.program}"])
+
+    @property
+    def program(self) -> str:
+        """What replays it."""
+        return f"kit.simulated.simulation {self.seed} {self.size.endpoints}"
 
 
 def _changed(values: Any) -> str:

@@ -146,7 +146,8 @@ class Holds:
     def _say_frozen(self, notice: r.Notice, save_at: int) -> None:
         calls = [each.calls for each in self._ranks]
         pages = sum(each > 0 for each in calls)
-        self.tell(r.Frozen(self.agent.node_id, notice.notice_id, max(calls, default=0), pages, save_at))
+        most, can_leave = max(calls, default=0), self.agent.can_leave_in_place
+        self.tell(r.Frozen(self.agent.node_id, notice.notice_id, most, pages, save_at, can_leave))
 
     def _look(self, notice: r.Notice) -> None:
         if any(each.lives and each.saved_at != self.save_at for each in self._ranks) or not notice.save_at:

@@ -1,0 +1,270 @@
+"""An agent of the simulation whose workers recover in place: several on its node, each in processes one after the other.
+
+The shells are those of `agent/run.py`, `agent/generation.py` and `agent/worker_links.py`.
+"""
+
+from __future__ import annotations
+
+import signal
+from functools import partial
+from typing import Any
+
+from aelastic.errors import ProcessFailure
+from aelastic.group import events as g
+from aelastic.group.in_place import Standing
+from aelastic.group.phases import Phase
+from aelastic.observe.run_state import RunEventSource
+from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
+from kit.simulated.agent import POSTMORTEM_S, VICTIMS, WAYS_TO_FAIL, Agent
+from kit.simulated.crews import Place, Process, Workplace
+from kit.simulated.process import CoreShell
+
+FAILS = ("killed", "raised")
+
+
+class InPlaceAgent(Agent):
+    """Takes what `Agent` does, and where its workers work."""
+
+    def __init__(self, workplace: Workplace, *args: Any, opt_in: float, **more: Any) -> None:
+        self.workplace, self.checks, self.opt_in = workplace, workplace.checks, opt_in
+        self.processes: dict[int, Process] = {}  # by local rank, the present ones
+        self.in_round: Assigned | None = None  # as its workers know it: told to begin, and not told that it is over
+        self.thawed_at = 0.0
+        self._links: dict[int, Process] = {}  # open sockets
+        self._joins, self._told_at = 0, 0.0
+        self._source: RunEventSource | None = None
+        super().__init__(*args, **more)
+
+    # What it hears.
+
+    def handle(self, shell: CoreShell, event: Any) -> None:
+        if shell.name == "leader":
+            self.checks.coordinator_hears(self, event)
+        if shell.name != "group":
+            super().handle(shell, event)
+            return
+        if self._source is None:
+            self._source = RunEventSource(self.group)
+        self.checks.before(self, event)
+        super().handle(shell, event)
+        lines = self._source.handle(event, self.now)
+        self.checks.after(self, event, lines)
+
+    def thaw(self) -> None:
+        self.thawed_at = self.world.now if self.is_frozen else self.thawed_at
+        super().thaw()
+
+    def hear(self, process: Process, event: g.Event) -> None:
+        """A worker says something; what comes once its socket is closed is not read."""
+
+        def heard() -> None:
+            if self._links.get(process.local_rank) is process:
+                self.mail(self._group_shell, event)
+
+        self.post(process, heard)
+
+    # What it does.
+
+    def _carry_out_for_group(self, action: g.Action) -> None:  # noqa: C901, PLR0912  one case for each action
+        match action:
+            case g.Join(round_):
+                self._join(round_)
+            case g.Spawn(generation, assigned):
+                self._spawn(generation, assigned)
+            case g.TellPrepared(are_ready):
+                self._tell(Prepared(self.node_id, Starts.WARM if are_ready else self.starts))
+            case g.Begin(_, local_ranks, assigned):
+                self._begin(local_ranks, assigned)
+            case g.Leave(_, local_ranks, round_):
+                self.in_round = None
+                for rank in local_ranks:
+                    if (process := self._links.get(rank)) is not None:
+                        self._tell_worker(process, partial(process.hear_over, round_))
+            case g.Replace(generation, local_rank, number):
+                self.checks.replaces(self, local_rank)
+                started = partial(self._replace, generation, local_rank, number)
+                slow_s = self.world.random.choice((0.02, 0.02, 0.3))
+                self.world.after(self.world.random.uniform(0, slow_s), partial(self.post, object(), started))
+            case g.Release():
+                self.checks.releases(self)
+                for process in [*self._links.values()]:
+                    self._tell_worker(process, process.hear_end)
+            case g.TellSucceeded():
+                self.checks.succeeds(self)
+                super()._carry_out_for_group(action)
+            case g.TellOptedIn(round_):
+                self._tell(OptedIn(self.node_id, round_))
+            case g.Stop(generation, local_ranks, signum):
+                self.checks.stops(self, local_ranks, signum)
+                self._stop(generation, local_ranks, signum)
+            case _:
+                super()._carry_out_for_group(action)
+
+    def _join(self, after: int) -> None:
+        """In place, once the store of the last round is gone."""
+        self.checks.joins(self)
+        self._joins += 1
+        number, ready = self._joins, self._ready(after)
+        if self.group.phase is not Phase.FORMING:
+            self._tell(ready)
+            return
+
+        def join() -> None:
+            if number == self._joins and self.group.phase in {Phase.FORMING, Phase.LEAVING}:
+                self._tell(ready)
+
+        self.world.after(self.world.random.uniform(0, 0.02), partial(self.post, object(), join))
+
+    def _spawn(self, generation: int, assigned: Assigned | None) -> None:
+        """Starts the workers: for a round, or ahead of it."""
+        if assigned is None:
+            self.checks.starts_ahead(self)
+        else:
+            self.checks.spawns(self, assigned)
+        self._work = self.work(self)
+        self.holds.begin()
+        self.in_round = assigned
+        self.alive, self.round_of_workers = generation, assigned
+        spawning_s = self.world.random.uniform(0, 0.1)
+        self._spawned_at = self.world.now + spawning_s
+        self.processes, self._links = {}, {}
+        self.world.after(spawning_s, partial(self.post, "workers", partial(self._start_all, generation, assigned)))
+
+    def _start_all(self, generation: int, assigned: Assigned | None) -> None:
+        local_ranks = range(self.group.spec.local_world_size)
+        for rank in local_ranks:
+            self._start(generation, rank, 0, assigned)
+        self.mail(self._group_shell, g.Spawned(generation, dict.fromkeys(local_ranks, 0)))
+
+    def _start(self, generation: int, local_rank: int, number: int, assigned: Assigned | None) -> None:
+        opts_in = self.world.random.random() < self.opt_in
+        process = Process(self, generation, local_rank, number, opts_in)
+        self.processes[local_rank], self.alive = process, generation
+        if opts_in:
+            self._links[local_rank] = process
+        self.world.note(repr(process), "starts" if opts_in else "starts, and does not opt in")
+        self.checks.processes.append(process)
+        process.start(assigned)
+
+    def _replace(self, generation: int, local_rank: int, number: int) -> None:
+        if self.is_finishing:
+            return
+        assert self.round_of_workers is not None
+        self.mail(self._group_shell, g.Replaced(generation, local_rank, 0))
+        self._start(generation, local_rank, number, self.round_of_workers)
+
+    def _begin(self, local_ranks: tuple[int, ...], assigned: Assigned) -> None:
+        """The words go out a moment later, to the processes that are there now."""
+        is_next = assigned is not self.round_of_workers
+        if is_next:
+            self.checks.continues(self, assigned)
+            self.in_round = self.round_of_workers = assigned
+        random = self.world.random
+        processes = [self._links[rank] for rank in local_ranks if rank in self._links]
+
+        def begin() -> None:
+            for process in processes:
+                self._tell_worker(process, partial(process.hear_begin, assigned))
+
+        is_late = is_next and assigned.ranks.group_rank == 0 and random.random() < self.workplace.habits.begins_late
+        delay_s = random.uniform(0.2, 6.0) if is_late else random.uniform(0, 0.01)
+        self.world.after(delay_s, partial(self.post, object(), begin))
+
+    def _tell_worker(self, process: Process, tell: Any) -> None:
+        def told() -> None:
+            if process.is_alive:
+                tell()
+
+        process.hears_at = max(process.hears_at, self.world.now + 1e-4)
+        self.world.at(process.hears_at, told)
+
+    def _stop(self, generation: int, local_ranks: tuple[int, ...], signum: int) -> None:
+        if signum == signal.SIGKILL:
+            dump_s = self.world.random.choice((0.0, 0.1, 0.3))
+            killed = partial(self._kill, generation, local_ranks)
+            self.world.after(dump_s, partial(self.post, object(), killed))
+            return
+        for rank in local_ranks:
+            self._signal(rank, signum)
+
+    def _kill(self, generation: int, local_ranks: tuple[int, ...]) -> None:
+        """Where their stacks were taken: workers that have left their round meanwhile live on."""
+        if generation != self.group.generation:
+            return
+        is_in_place = self.group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
+        for rank in local_ranks:
+            late = {Standing.LEAVING, Standing.LOST}
+            if not is_in_place or self.group.in_place.standing[rank] in late:
+                self._signal(rank, signal.SIGKILL)
+
+    def _signal(self, local_rank: int, signum: int) -> None:
+        process = self.processes.get(local_rank)
+        if process is None or not process.is_alive:
+            return
+        process.is_asked = True
+        if signum == signal.SIGKILL:
+            process.end()
+        elif process.place is not Place.IN_ROUND or not self._work.ignores_term:
+            self.world.after(self.world.random.uniform(0, self._work.stops_within_s), process.end)
+
+    # What its workers do.
+
+    def on_end(self, process: Process) -> None:
+        """A process has ended; the agent sees it a moment later, and then that nothing of it is left."""
+        if not any(each.is_alive for each in self.processes.values()):
+            self.alive = 0
+        how = "succeeds" if process.has_succeeded else "is asked to end" if process.is_asked else "ends"
+        self.world.note(repr(process), how)
+        failure = None if process.has_succeeded else self._failure_of(process)
+        if failure is not None and not process.is_asked and self.is_alive:
+            self.checks.ends_by_itself(self, process)
+        random, rank = self.world.random, process.local_rank
+        leftover_s = self._work.leaves_something_s
+        gone_at = self.world.now
+
+        def see() -> None:
+            is_known = process.is_asked or rank in self.group.exits.failed
+            event = g.Exited(process.generation, rank, None if is_known else failure, self.now)
+            self.checks.ended_at[id(event)] = event, process, gone_at
+            # The first to end is the first to be told.
+            self._told_at = max(self._told_at, self.world.now + random.uniform(0, POSTMORTEM_S))
+            self.world.at(self._told_at, partial(self.post, "ends", partial(self.mail, self._group_shell, event)))
+            self.world.at(self._told_at + leftover_s + 1e-4, partial(self.post, "ends", clear))
+
+        def clear() -> None:
+            process.is_cleared = True
+            if self._links.get(rank) is process:
+                del self._links[rank]
+            self.mail(self._group_shell, g.Cleared(process.generation, rank))
+
+        self.post(process, see)
+
+    def _failure_of(self, process: Process) -> ProcessFailure:
+        random = self.world.random
+        exitcode, message = WAYS_TO_FAIL[random.choice(VICTIMS if process.is_victim else FAILS)]
+        rank = self.group.workers[process.local_rank].global_rank
+        return ProcessFailure.from_elsewhere(self.host, rank, process.local_rank, 1, exitcode, message, "", 0)
+
+    def find_unhealthy(self, process: Process) -> None:
+        """It hangs in its round."""
+
+        def found() -> None:
+            if process.is_alive and self.processes.get(process.local_rank) is process:
+                event = g.FoundUnhealthy(
+                    process.generation, process.local_rank, self._failure_of(process), signal.SIGKILL
+                )
+                self.checks.ended_at[id(event)] = event, process, self.world.now
+                self.mail(self._group_shell, event)
+
+        self.post(object(), found)
+
+    def succeed_now(self) -> None:
+        """Its workers return once all have the state."""
+
+    def _end(self, end: str, how: str) -> None:
+        self.checks.agent_ends(self, end)
+        self.is_alive = False
+        for process in self.processes.values():
+            process.end(is_dark=how == "dark")
+        self.alive = 0  # where they were about to start, too
+        super()._end(end, how)
