@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -151,17 +151,19 @@ class Team:
     def story(self) -> str:
         return "\n".join(f"{job.folder.name}\n{job.story}" for job in self.jobs)
 
-    def wait_round(self, killed: Sequence[int] = (), limit_s: float = RECOVERY_LIMIT_S) -> dict[int, Checked]:
-        """By rank, the newest round that all ranks have begun and that none of these processes takes part in."""
+    def wait_round(
+        self, after: int = -1, lost: Collection[int] = (), limit_s: float = RECOVERY_LIMIT_S
+    ) -> dict[int, Checked]:
+        """By rank, the newest round that all ranks have begun, after another one and without some of its processes."""
 
         def newest() -> dict[int, Checked]:
             rounds: dict[int, dict[int, Checked]] = {}
-            for number, rank, pid, step, lost, at in self.lines("checked"):
-                each = Checked(int(number), int(rank), int(pid), int(step), int(lost), float(at))
+            for number, rank, pid, step, lost_steps, at in self.lines("checked"):
+                each = Checked(int(number), int(rank), int(pid), int(step), int(lost_steps), float(at))
                 rounds.setdefault(each.round, {})[each.rank] = each
-            ranks = rounds[max(rounds)] if rounds else {}
-            is_whole = len(ranks) == RANKS and not {each.pid for each in ranks.values()} & set(killed)
-            return ranks if is_whole else {}
+            ranks = rounds.get(max(rounds, default=-1), {})
+            is_whole = len(ranks) == RANKS and not {each.pid for each in ranks.values()} & set(lost)
+            return ranks if is_whole and ranks[0].round > after else {}
 
         found: dict[int, Checked] = wait_for(lambda: f"a round of all ranks\n{self.story}", newest, limit_s)
         return found
@@ -170,7 +172,8 @@ class Team:
         """Has training end; what ranks compared, by step."""
         (self.folder / "go").touch()
         for job in self.jobs:
-            job.assert_ends(limit_s=RECOVERY_LIMIT_S)
+            assert job.wait(RECOVERY_LIMIT_S) == 0, job.story
+            job.wait_nothing_left()
         return self.compared()
 
     def compared(self) -> dict[int, set[str]]:
@@ -191,7 +194,7 @@ class Undisturbed:
         if step not in self._compared:
             team = Team(self._launch, 1, f"undisturbed-{step}", step + 1)
             for job in team.jobs:
-                job.assert_ends(limit_s=10 * LAUNCH_TIMEOUT_S)
+                assert job.wait(10 * LAUNCH_TIMEOUT_S) == 0, job.story
             self._compared = team.compared()
         return self._compared
 
@@ -210,16 +213,16 @@ def test_kills_at_random_moments_cost_nothing(
 ) -> None:
     chance = random.Random(f"{agents} {seed}")
     team, figures = Team(launch, agents, "job"), Figures()
-    ranks, killed = team.wait_round(limit_s=3 * LAUNCH_TIMEOUT_S), list[int]()
-    while len(killed) < KILLS:
+    ranks, kills = team.wait_round(limit_s=3 * LAUNCH_TIMEOUT_S), 0
+    while kills < KILLS:
         time.sleep(0.0 if chance.random() < AT_ONCE else chance.uniform(*PAUSE_S))
         victims = chance.sample(range(RANKS), 2 if chance.random() < DOUBLED else 1)
         for number, victim in enumerate(victims):
             time.sleep(chance.uniform(0, DOUBLED_WITHIN_S) if number else 0)
             os.kill(ranks[victim].pid, signal.SIGKILL)
-            killed.append(ranks[victim].pid)
         last_kill_at = time.monotonic()
-        after = team.wait_round(killed)
+        after = team.wait_round(ranks[0].round, [ranks[victim].pid for victim in victims])
+        kills += len(victims)
         figures.doubled += len(victims) - 1
         figures.recovery_s.append(max(each.at for each in after.values()) - last_kill_at)
         for rank in ranks.keys() - set(victims):
@@ -230,7 +233,7 @@ def test_kills_at_random_moments_cost_nothing(
             figures.lost_steps["of lost ranks, beyond the one in flight"] += max(0, after[rank].lost - 1)
         ranks = after
     found = team.end()
-    sys.stdout.write(f"\n{agents} agents, seed {seed}: {figures.told(len(killed), max(found))}\n")
+    sys.stdout.write(f"\n{agents} agents, seed {seed}: {figures.told(kills, max(found))}\n")
     assert not figures.lost_survivors, f"{figures.lost_survivors}\n{team.story}"
     assert not figures.lost_steps.total(), f"{figures.lost_steps}\n{team.story}"
     expected = undisturbed.up_to(max(found))
