@@ -41,6 +41,7 @@ class Kept:
         """
         self.step = NO_STEP
         self.is_whole = False
+        self.is_watching = True
         self.is_fresh = True  # what the script has made, and nothing has changed: no step, no part of another's state
         self.objects: Sequence[Any] = ()
         self.fingerprints = 0  # how often this job has compared them
@@ -58,6 +59,7 @@ class Kept:
 
     def close(self) -> None:
         """Watches no more."""
+        self.is_watching = False
         self._hook.remove()
         self._remove_scaler_hook()
 

@@ -1,9 +1,9 @@
 """How all ranks come to the newest whole step: who has what, who sends it to whom, and whether all then have the same.
 
-Each rank claims a step, or two: see `vote`.  The newest step that every replica group has wins: after a kill, one group
-may be a step ahead of another.  The lowest rank of a group that has it sends it to the others of the group.  If a group
-has no whole state, all ranks load the newest checkpoint; without one, only ranks that have never had a state may begin
-with what the script has made.
+Each rank claims a step, or two: see `vote`.  The newest step that all survivors have wins, otherwise the newest that
+every replica group has.  The lowest rank of a group that has it sends it to the others of the group.  If a group has no
+whole state, all ranks load the newest checkpoint; without one, only ranks that have never had a state may begin with
+what the script has made.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Claim:
     older: int  # another step, of which it has a copy
     group: int  # the lowest rank of its replica group
     is_fresh: bool
+    is_voting: bool  # sees its updates, and can vote before them
     fingerprints: int
     bytes: int
 
@@ -88,7 +89,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
         kept.rewind()
         _check_objects(kept.objects, objects)
     claims = _exchange(kept, kept.whole_step, objects, replicas, everyone)
-    needs_votes = _needs_votes(claims)
+    needs_votes = are_votes_needed(claims)
     step = newest_common_step(claims)
     if step != NO_STEP:
         source = _transfer(kept, step, claims, objects, replicas)
@@ -102,17 +103,26 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
 
 
 def newest_common_step(claims: Sequence[Claim]) -> int:
-    """The newest step that each replica group has; NO_STEP if there is none."""
+    """The newest step that all survivors have, otherwise the newest that each replica group has; NO_STEP without one.
+
+    A newer one that some ranks of each group have would be at risk: a rank that is sent it has no other step from then
+    on, and one that is lost before it has sent it leaves its group without.
+    """
     steps: dict[int, set[int]] = {}
     for claim in claims:
         steps.setdefault(claim.group, set()).update(claim.steps)
-    return max(set.intersection(*steps.values()), default=NO_STEP)
+    in_each_group = set.intersection(*steps.values())
+    in_all_survivors = in_each_group.intersection(*(claim.steps for claim in claims if claim.steps))
+    return max(in_all_survivors or in_each_group, default=NO_STEP)
 
 
-def _needs_votes(claims: Sequence[Claim]) -> bool:
-    """Whether there are several replica groups, and in one of them a rank can be lost that another one replaces."""
+def are_votes_needed(claims: Sequence[Claim]) -> bool:
+    """Whether there are several replica groups, and in one of them a rank can be lost that another one replaces.
+
+    If one rank cannot recover in place, none does, and that rank would not come to the vote.
+    """
     groups = {each.group for each in claims}
-    return 1 < len(groups) < len(claims)
+    return 1 < len(groups) < len(claims) and all(each.is_voting for each in claims)
 
 
 def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
@@ -122,10 +132,12 @@ def _check_objects(kept: Sequence[Any], objects: Sequence[Any]) -> None:
 
 
 def _exchange(kept: Kept, step: int, objects: Sequence[Any], replicas: Wire, everyone: Wire) -> list[Claim]:
-    mine = Claim(step, kept.older_step, min(replicas.ranks), kept.is_fresh, kept.fingerprints, size(objects))
+    mine = Claim(
+        step, kept.older_step, min(replicas.ranks), kept.is_fresh, kept.is_watching, kept.fingerprints, size(objects)
+    )
     claims = []
-    for claimed, older, of, is_fresh, fingerprints, its_size in everyone.gather(astuple(mine)):
-        claims.append(Claim(claimed, older, of, bool(is_fresh), fingerprints, its_size))
+    for claimed, older, of, is_fresh, is_voting, fingerprints, its_size in everyone.gather(astuple(mine)):
+        claims.append(Claim(claimed, older, of, bool(is_fresh), bool(is_voting), fingerprints, its_size))
     return claims
 
 
