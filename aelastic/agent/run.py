@@ -207,8 +207,8 @@ class Run:
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
         held, node_id = self.resources, self._settings.node_id
         match action:
-            case ev.Join(round_):
-                self._join(tasks, round_)
+            case ev.Join():
+                self._join(tasks, action)
             case ev.Spawn(number):
                 context = GenerationContext(self._settings, held, self._group, tasks, self._mailbox.post, self._tell)
                 if self._generation is not None:
@@ -229,7 +229,7 @@ class Run:
                 held.link.tell(m.OptedIn(node_id, round_))
                 self._current.on_opted_in()
             case ev.TellPrepared(are_ready):
-                starts = m.Starts.WARM if are_ready else held.starts(is_new=False)
+                starts = m.Starts.READY if are_ready else held.starts(is_new=False)
                 held.link.tell(m.Prepared(node_id, starts))
             case ev.TellFailed(round_, failure, at):
                 age_s, reached = aio.now() - at, held.reached(self._observers.state)
@@ -251,10 +251,11 @@ class Run:
             case _:
                 assert_never(action)
 
-    def _join(self, tasks: TaskGroup, after: int) -> None:
+    def _join(self, tasks: TaskGroup, join: ev.Join) -> None:
         held, is_new = self.resources, self._generation is None
-        starts, reached = held.starts(is_new=is_new), None if is_new else held.reached(self._observers.state)
-        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached, after)
+        starts = m.Starts.READY if join.are_ready else held.starts(is_new=is_new)
+        reached = None if is_new else held.reached(self._observers.state)
+        self._ready = ready = m.Ready(node_offer(self._settings, held.store, starts), reached, join.round)
         if held.gate is not None:
             tasks.start_soon(self._join_when_fit, held.gate, ready, name="health gate")
             return

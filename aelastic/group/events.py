@@ -228,6 +228,7 @@ class Join(Record):
     """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
 
     round: int  # the newest that this node was assigned to
+    are_ready: bool = False  # its workers, which can leave the next round from its first moment
 
 
 class Spawn(Record):
@@ -277,7 +278,7 @@ class TellOptedIn(Record):
 class TellPrepared(Record):
     """Tell the rendezvous that its `StartAhead` is done, or cannot be done.  Not answered."""
 
-    are_ready: bool  # the workers, for the next round
+    are_ready: bool  # its workers, as in `Join`
 
 
 class CancelSpawn(Record):

@@ -171,7 +171,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.JOINING:  # workers are started
                 return self._spawn(None)
             case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(Standing.READY):  # they wait already
-                return [ev.TellPrepared(are_ready=True)]
+                return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
             case Phase.SPAWNING | Phase.PREPARING:
                 return []  # started already
             case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
@@ -551,9 +551,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return self._enter(self.in_place.next)
         self.phase, self.deadline = Phase.PREPARING if self.in_place.is_ahead else Phase.FORMING, None
         if self.in_place.has_joined:
-            return [ev.TellPrepared(are_ready=True)]
+            return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
         self.in_place.join()
-        return [self._ready()]
+        return [self._ready(are_ready=not self.in_place.is_worn_out)]
 
     def _enter(self, assigned: Assigned) -> list[ev.Action]:
         """All workers enter a round that is complete."""
@@ -580,9 +580,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.phase, self.deadline = Phase.JOINING, None
         return [self._ready()]
 
-    def _ready(self) -> ev.Join:
+    def _ready(self, *, are_ready: bool = False) -> ev.Join:
         assigned = 0 if self.assigned is None else self.assigned.round
-        return ev.Join(max(assigned, self._missed_round))
+        return ev.Join(max(assigned, self._missed_round), are_ready=are_ready)
 
     def _spawn(self, assigned: Assigned | None) -> list[ev.Action]:
         """Starts the workers: for a round, or ahead of it."""

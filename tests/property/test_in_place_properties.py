@@ -62,10 +62,11 @@ class InPlaceWorld(RuleBasedStateMachine):
 
     def carry_out(self, action: Any) -> None:  # noqa: C901, PLR0912  a case for each action
         match action:
-            case ev.Join():
+            case ev.Join(are_ready=are_ready):
                 known = [*self.processes.values()]  # the end of one may not be known yet
                 is_in_place = len(known) == WORKERS and all(each.is_at_safe_point for each in known)
                 assert is_in_place or not self.processes, "ready while workers are in a round, or on their way"
+                assert are_ready == (is_in_place and not self.group.in_place.is_worn_out)
                 assert not self.to_start and not self.is_starting
                 self.is_ready = True
             case ev.Spawn(generation):
@@ -106,7 +107,10 @@ class InPlaceWorld(RuleBasedStateMachine):
                 assert round_ == self.round and fences == {self.round}, "a worker is not in the round"
             case ev.TellPrepared(are_ready):
                 at_safe_point = [each for each in self.processes.values() if each.is_at_safe_point]
-                assert len(at_safe_point) == WORKERS * are_ready, "told as ready, and not at the safe point"
+                is_worn_out = self.group.in_place.is_worn_out
+                assert len(at_safe_point) == WORKERS * (are_ready or is_worn_out), (
+                    "told as ready, and not at the safe point"
+                )
                 assert self.is_ready and self.is_over, "a round has taken this node in"
             case ev.TellFailed(round_):
                 assert round_ == self.round and round_ not in self.charged, "one charge a round"

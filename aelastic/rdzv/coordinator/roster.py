@@ -225,7 +225,7 @@ class Roster:
                 round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch, ledger=ledger
             )
         self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
-        self.opted_in = set()
+        self.opted_in = {node.node_id for node in nodes if node.starts is m.Starts.READY}
         self.fence = m.fence_of(self.epoch, round_)
         return assignments
 

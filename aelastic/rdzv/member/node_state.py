@@ -208,7 +208,8 @@ class NodeState:
         self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, None, False, None, now
-        self.ended_alone_since, self.has_opted_in = None, False
+        self.ended_alone_since = None
+        self.has_opted_in = self.node is not None and self.node.starts is m.Starts.READY
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
         self.notice = None
         return True

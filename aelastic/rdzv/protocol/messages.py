@@ -49,6 +49,7 @@ class Starts(StrEnum):
     COLD = "cold"  # each imports what it needs
     PREPARING = "preparing"  # the node is new, and its fork server imports: they would wait for it
     WARM = "warm"  # forked from a process that has imported it
+    READY = "ready"  # they have started, and can leave the round from its first moment (recovery in place)
 
 
 class Node(Record):

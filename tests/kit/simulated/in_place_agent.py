@@ -67,12 +67,12 @@ class InPlaceAgent(Agent):
 
     def _carry_out_for_group(self, action: g.Action) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
-            case g.Join(round_):
-                self._join(round_)
+            case g.Join(round_, are_ready):
+                self._join(round_, are_ready=are_ready)
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
             case g.TellPrepared(are_ready):
-                self._tell(Prepared(self.node_id, Starts.WARM if are_ready else self.starts))
+                self._tell(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
             case g.Begin(_, local_ranks, assigned):
                 self._begin(local_ranks, assigned)
             case g.Leave(_, local_ranks, round_):
@@ -100,11 +100,13 @@ class InPlaceAgent(Agent):
             case _:
                 super()._carry_out_for_group(action)
 
-    def _join(self, after: int) -> None:
+    def _join(self, after: int, *, are_ready: bool) -> None:
         """In place, once the store of the last round is gone."""
         self.checks.joins(self)
         self._joins += 1
         number, ready = self._joins, self._ready(after)
+        if are_ready:
+            ready = ready.replace(node=ready.node.replace(starts=Starts.READY))
         if self.group.phase is not Phase.FORMING:
             self._tell(ready)
             return

@@ -82,6 +82,7 @@ class InPlaceChecks(Checks):
         self._ends: dict[tuple[str, int], bool] = {}  # by token and round: whether it ends in place, as it was said
         self._books: defaultdict[str, Book] = defaultdict(Book)  # by node
         self._opted_in: dict[tuple[str, str], tuple[int, float]] = {}  # by token and node: in which round, and when
+        self._starts: dict[tuple[str, str], m.Starts] = {}  # by token and node: what it has said of its next workers
         self._failed_at: dict[tuple[str, int], float] = {}  # by token and round: when the first failure was heard
         self._unsure: set[Round] = set()  # that victims have ended: of a worker whose agent was frozen, or is gone
         self._asked_at = -1.0
@@ -89,7 +90,7 @@ class InPlaceChecks(Checks):
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:
+    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:  # noqa: C901  one case for each event
         assert agent.server is not None
         token = agent.server.leader.sessions.token
         match event:
@@ -97,7 +98,13 @@ class InPlaceChecks(Checks):
                 self._opted_in.setdefault((token, node_id), (round_, self._world.now))
                 if self._opted_in[token, node_id][0] != round_:
                     self._opted_in[token, node_id] = round_, self._world.now
+            case c.Received(message=m.Ready(node=node)):
+                self._starts[token, node.node_id] = node.starts
+            case c.Received(message=m.Prepared(node_id, starts)):
+                self._starts[token, node_id] = starts
             case c.Received(message=m.Hello(node=node, past=past)):
+                if past.standing is m.Standing.READY:
+                    self._starts[token, node.node_id] = node.starts
                 if past.has_opted_in:
                     self._opted_in[token, node.node_id] = past.round, self._world.now
                 if past.standing is m.Standing.FINISHED:
@@ -129,12 +136,9 @@ class InPlaceChecks(Checks):
             return
         alive = [each.node_id for each in self.agents if each.node_id in round_.heard and each.is_alive]
         known = {each: self._opted_in.get((token, each), (0, 0.0)) for each in alive}
-        inside = [known[each][0] for each in alive if self._books[each].last == round_.fence]
-        if (
-            message.in_place
-            and any(number != round_.number for number in inside)
-            and self._is_connected_to(agent, alive)
-        ):
+        inside = [each for each in alive if self._books[each].last == round_.fence]
+        can_leave = [known[each][0] == round_.number or self._were_ready(token, each) for each in inside]
+        if message.in_place and not all(can_leave) and self._is_connected_to(agent, alive):
             self.fail(f"{round_} ends in place, and not all of its workers have opted in")
         are_long = all(self._has_long_opted_in(token, each, round_) for each in round_.heard)
         is_asked = self._asked_at >= round_.began_at  # by a person: that ends processes
@@ -144,6 +148,10 @@ class InPlaceChecks(Checks):
             self.fail(
                 f"{round_} does not end in place, and all of its workers have opted in: {text_of(message.decision)} ({known})"
             )
+
+    def _were_ready(self, token: str, node_id: str) -> bool:
+        """Whether the workers of a node waited for the round at the safe point, as far as its leader has heard."""
+        return self._starts.get((token, node_id)) is m.Starts.READY
 
     def _has_long_opted_in(self, token: str, node_id: str, round_: Round) -> bool:
         """Whether a leader knows that, or one before it did, if the node is gone."""

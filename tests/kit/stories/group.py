@@ -177,9 +177,10 @@ class Told(texts.Told):
 
     def words(self, action: ev.Action) -> str:  # noqa: C901, PLR0912  as above
         match action:
-            case ev.Join(round_):
+            case ev.Join(round_, are_ready):
                 assigned = 0 if self.core.assigned is None else self.core.assigned.round
-                return "joins" if round_ == assigned else f"joins after round {round_}"
+                said = "joins" if round_ == assigned else f"joins after round {round_}"
+                return f"{said}, its workers ready" if are_ready else said
             case ev.Spawn(generation, assigned):
                 return f"spawns generation {generation} " + (f"for round {assigned.round}" if assigned else "ahead")
             case ev.TellPrepared(are_ready):
