@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.stories.coordinator import node
+from kit.stories.coordinator import failure, node
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Event, Registered
 from aelastic.rdzv.coordinator.inbox import Inbox
@@ -11,6 +11,10 @@ from aelastic.rdzv.protocol import messages as m
 
 def registration(name: str) -> Registered:
     return Registered(node(name), m.Past(m.Standing.READY))
+
+
+def failed_registration(name: str) -> Registered:
+    return Registered(node(name), m.Past(m.Standing.FAILED, 5, failure=failure(name)))
 
 
 def heard(inbox: Inbox) -> list[Event]:
@@ -27,6 +31,14 @@ def test_what_a_node_said_before_it_reconnected_is_not_heard_but_that_it_left_is
         inbox.add("a", event, 0.0)
     assert heard(inbox) == [left, registration("a"), ready]
     assert not inbox.is_registering("a")
+
+
+def test_a_failure_that_a_node_repeats_when_it_is_back_came_before_its_connection_broke() -> None:
+    inbox, failed, older = Inbox(), m.Failed("a", 5, failure("a")), m.Failed("a", 4, failure("a"))
+    other = m.Failed("a", 5, failure("a", exitcode=1))
+    for event in (older, other, failed, Broken("a"), failed_registration("a"), Broken("a"), failed_registration("a")):
+        inbox.add("a", event, 0.0)
+    assert heard(inbox) == [failed, failed_registration("a")]
 
 
 def test_however_often_a_node_reconnects_little_waits_while_the_board_is_away() -> None:

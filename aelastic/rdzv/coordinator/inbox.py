@@ -87,14 +87,14 @@ class Inbox:
     def add(self, node_id: str, event: Event, now: float) -> None:
         """Adds what a node said, or what became of it.
 
-        A registration takes what its node said before out of the queue, but for a `Left`.  The story behind it: the
-        board is slow, and node A is silent, is lost, and comes back ready, all before the board has answered.  Then a
-        round begins that A is told of, A is lost to it, and last comes A's message that it is ready, which it was
+        A registration takes what its node said before out of the queue, unless that still holds.  The story behind it:
+        the board is slow, and node A is silent, is lost, and comes back ready, all before the board has answered.  Then
+        a round begins that A is told of, A is lost to it, and last comes A's message that it is ready, which it was
         before it was told.  And while a board stays away, the queue would grow with each connection.
         """
         if isinstance(event, Registered):
             for number in self._numbers_of.get(node_id, ())[:]:
-                if not isinstance(self._queue[number][1], m.Left):
+                if not _still_holds(self._queue[number][1], event.past):
                     self._drop(number)
             self._registrations[node_id] = event
         self._number += 1
@@ -125,3 +125,13 @@ class Inbox:
         assert numbers_of == self._numbers_of, "each event is found by its node"
         registrations = [event for _, event, _ in self._queue.values() if isinstance(event, Registered)]
         assert len(registrations) == len(self._registrations), "a node has one registration in the queue at most"
+
+
+def _still_holds(said: Event, past: m.Past) -> bool:
+    """Whether a node's message counts although the node has connected again.
+
+    A failure does, if it is the one that the node repeats: it came before the connection broke, and not after it.
+    """
+    if isinstance(said, m.Failed):
+        return said.round == past.round and said.failure == past.failure
+    return isinstance(said, m.Left)
