@@ -354,7 +354,7 @@ class Member(Machine[Event, Action]):
         if self._look_at is not None and now >= self._look_at:
             self.contact.look_again(now)
             actions += [ev.ReadBoard()] if self.leader.ask_board() else []
-            is_cut_off = self._may_be_given_up and self.state.seats is not None and self.contact.is_cut_off(now)
+            is_cut_off = self._may_be_given_up and self.state.can_others_elect and self.contact.is_cut_off(now)
             if is_cut_off and (stop := self.state.interrupt(Cause(CauseKind.LEADER_SILENT))) is not None:
                 actions.append(ev.Deliver(stop))
         return actions

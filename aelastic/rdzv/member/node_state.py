@@ -98,6 +98,14 @@ class NodeState:
             has_opted_in=self.has_opted_in,
         )
 
+    @property
+    def can_others_elect(self) -> bool:
+        """Whether nodes of its round elect a coordinator; the connection may break before this node hears of them."""
+        if self.seats is not None:
+            return True
+        is_small = self.assigned is not None and self.assigned.ranks.group_world_size <= m.SEATS_MAX
+        return is_small and self.node is not None and self.node.ballot_port > 0
+
     def past_at(self, now: float) -> m.Past:
         """The `Past` snapshot, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
