@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
+
+if os.environ.get("AELASTIC_REHEARSAL"):
+    from aelastic.training.rehearsed import reads
+
+    reads.watch()
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed as dist
@@ -24,11 +24,15 @@ from aelastic.training.kept import Kept
 from aelastic.training.late import Late
 from aelastic.training.link import Link
 from aelastic.training.notice import page
+from aelastic.training.rehearsed.notes import FOLDER_VARIABLE
 from aelastic.training.shared_state import sharing
 from aelastic.training.shared_state.state import is_sharded
 from aelastic.training.shared_state.wire import Wire
 from aelastic.training.sockets import GroupSockets
 from aelastic.training.vote import Vote
+
+if TYPE_CHECKING:
+    from aelastic.training.rehearsed.watch import Watch
 
 _ROUND_VARIABLE = "AELASTIC_ROUND"
 _STOP_S = 60.0  # an agent ends workers whose state is lost within moments
@@ -71,7 +75,19 @@ class Round:
 class SingleRound(Round):
     """The round of a rank that does not recover in place: the state comes from a checkpoint, or is new."""
 
+    def __init__(self, watch: Watch | None = None) -> None:
+        super().__init__()
+        self._watch = watch
+
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
+        if self._watch is not None:
+            self._watch.before_share(state)
+        step = self._share(state, load, replicas)
+        if self._watch is not None:
+            self._watch.shared(state, step)
+        return step
+
+    def _share(self, state: Sequence[Any], load: sharing.Load | None, replicas: Any) -> int:
         if _ROUND_VARIABLE in os.environ and dist.is_initialized():
             # The agent may have given its socket to other ranks and not to this one.  Their `share` waits for ours.
             kept = Kept(lambda: None)
@@ -82,17 +98,22 @@ class SingleRound(Round):
 
     def commit(self, step: int) -> None:
         page.commit(step)
+        if self._watch is not None:
+            self._watch.committed(step)
 
 
 class RoundInPlace(Round):
-    def __init__(self, link: Link, kept: Kept, old_groups: list[weakref.ref[Any]]) -> None:
+    def __init__(self, link: Link, kept: Kept, old_groups: list[weakref.ref[Any]], watch: Watch | None) -> None:
         super().__init__()
+        self._watch = watch
         self._link = link
         self._kept = kept
         self._old_groups = old_groups
         self._vote: Vote | None = None
 
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
+        if self._watch is not None:
+            self._watch.before_share(state)
         try:
             shared = _share(self._kept, state, load, replicas, self._link, self.number)
         except sharing.LostStateError:
@@ -105,6 +126,8 @@ class RoundInPlace(Round):
         page.commit(shared.step)
         self._link.send(messages.SHARED, round=self.number, step=shared.step, source=shared.source)
         self._release_old_groups()
+        if self._watch is not None:
+            self._watch.shared(state, shared.step)
         return shared.step
 
     def steps(self, start: int, end: int) -> Iterator[int]:
@@ -115,6 +138,8 @@ class RoundInPlace(Round):
         if step > self._kept.step:
             self._kept.commit(step)
             page.commit(step)
+            if self._watch is not None:
+                self._watch.committed(step)
             if self._vote is not None:
                 self._vote.raise_if_cut()
 
@@ -161,15 +186,28 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
     connection = _connect()
     if connection is None:
         _complete_environment()
-        with _running(SingleRound()) as current:
+        watch = _watch(in_place=False)
+        single = SingleRound(watch)
+        if watch is not None:
+            watch.begin(single.number, has_groups=bool(torch_private.groups()))
+        with _running(single) as current:
             return function(current, *args, **kwargs)
     sockets = GroupSockets()
     link = Link(connection, sockets, torch_private.abort_groups)
-    rounds = _Rounds(link)
+    rounds = _Rounds(link, _watch(in_place=True))
     try:
         return rounds.run(function, args, kwargs)
     finally:
         rounds.kept.close()
+
+
+def _watch(*, in_place: bool) -> Watch | None:
+    """What watches this worker in a rehearsal; None outside of one."""
+    if not os.environ.get(FOLDER_VARIABLE):
+        return None
+    from aelastic.training.rehearsed import watch
+
+    return watch.of_this_process(in_place=in_place)
 
 
 def _connect() -> socket.socket | None:
@@ -208,8 +246,9 @@ def _running(current: Round) -> Iterator[Round]:
 
 
 class _Rounds:
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, watch: Watch | None) -> None:
         self._link = link
+        self._watch = watch
         self._number = -1
         self.kept = Kept(lambda: link.check(self._number))
         self._old_groups: list[weakref.ref[Any]] = []
@@ -241,11 +280,13 @@ class _Rounds:
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
         """Whether the round ended before the job did; otherwise the value of the function."""
+        if self._watch is not None:
+            self._watch.begin(self._number, has_groups=bool(torch_private.groups()), old_groups=self._old_groups)
         forming = Forming(self._link, self._number)
         hook = sys.excepthook  # each `init_process_group` wraps it
         result = None
         try:
-            round_in_place = RoundInPlace(self._link, self.kept, self._old_groups)
+            round_in_place = RoundInPlace(self._link, self.kept, self._old_groups, self._watch)
             with _running(round_in_place) as current, forming.watched():
                 result = function(current, *args, **kwargs)
         except BaseException as error:
