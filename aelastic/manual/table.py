@@ -80,6 +80,10 @@ _COMMANDS = (
                 "rehearse only the kills, and compare the loss",
                 r"aelastic rehearse --only killed --metric 'loss (\S+)' train.py",
             ),
+            Example(
+                "rehearse only recovery in place, with four ranks",
+                "aelastic rehearse --only 'in place' --nproc-per-node 4 train.py",
+            ),
         ),
         (
             ("0", "every case holds"),
@@ -102,7 +106,8 @@ _COMMANDS = (
         ),
         note=(
             "Runs the script undisturbed, then under one fault at a time. --progress tells which step it is at; "
-            "without it, calls of notice.due() are counted. Options may come in any order before the script."
+            "without it, steps are those that the script commits (recovery in place), or calls of notice.due(). "
+            "Options may come in any order before the script."
         ),
         script="SCRIPT [ARGS]...",
         job_options=("--nproc-per-node", "--nnodes", "--progress", "--max-restarts"),

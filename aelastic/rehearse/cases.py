@@ -11,6 +11,7 @@ from functools import partial
 from aelastic.errors import EXIT_TRY_AGAIN
 from aelastic.rdzv.requests.drain import MARGIN_S
 from aelastic.rehearse.files import Files, by_kind, kind_of, overwritten
+from aelastic.rehearse.in_place import InPlace
 from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
@@ -74,21 +75,26 @@ class Rehearsals:
         }
         if many == 1:
             del self.cases[f"one {what} fewer"]
+        self.in_place = InPlace(partial(self._play, is_in_place=True), nodes * script.workers)
+        self.cases |= self.in_place.cases
 
     def first(self) -> str:
-        """Runs it undisturbed; says how it went.
+        """Runs it undisturbed; says how it went.  A script that cannot recover in place has fewer cases then.
 
         Raises:
             CannotError: it fails, or shows no progress.
         """
         try:
-            with self._play() as play:
+            with self._play(is_in_place=True) as play:
                 play.wait(lambda: bool(play.first), max(self._for_s, SLACK_S))
                 code = play.wait_end(self._for_s)
                 self._asks = play.asks
         finally:
             self._clear()
+        self.in_place.take_usual(play, is_whole=code == 0)
         self._check(play, code)
+        if self.in_place.why_not:
+            self.cases = {name: case for name, case in self.cases.items() if name not in self.in_place.cases}
         begins, last = play.first[play.round], play.last()
         kinds = by_kind(play.changes, last - begins.number, len(play.looks))
         left = {kind_of(path) for path in play.stamps}  # others are half written, or were removed in the end
@@ -107,11 +113,12 @@ class Rehearsals:
             why = f"the undisturbed run failed: {play.cause}"
         elif len({each.round for each in play.workers}) > 1:
             why = f"the undisturbed run was restarted: {play.cause}"
-        elif step is None and code is None:
+        elif step is None and code is None and not play.commits:
             why = f"the undisturbed run takes more than {self._for_s:g} s: raise --for, or add --progress"
         elif play.last() < 0:
             no_calls = (
-                "cannot tell the script's steps, as it never calls notice.due(): add --progress, as in 'step (\\d+)'"
+                "cannot tell the script's steps, as it neither commits steps nor calls notice.due(): "
+                "add --progress, as in 'step (\\d+)'"
             )
             why = f"the script printed no step that matches '{step.pattern}' (--progress)" if step else no_calls
         elif play.goes_back:
@@ -143,8 +150,10 @@ class Rehearsals:
         finally:
             self._clear()
 
-    def _play(self, nodes: int | None = None, *more: str) -> Play:
+    def _play(self, nodes: int | None = None, *more: str, is_in_place: bool = False) -> Play:
+        """Begins a run.  Without recovery in place, what a script saves is put to the test."""
         self._number += 1
+        more = more if is_in_place else (*more, "--recovery=restart")
         folder = self._files.apart / f"{self._number:02}"
         play = Play(self._script, self._files, self._metric, folder, nodes, *more)
         play.watch = self._watch

@@ -10,16 +10,18 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from aelastic.errors import EXIT_FAILURE, InputError
 from aelastic.failures.failure import printable
 from aelastic.observe.status_text import duration
+from aelastic.rehearse import habits
 from aelastic.rehearse.cases import SHARE, CannotError, Rehearsals
 from aelastic.rehearse.files import FOLDER, RESULT, Files
 from aelastic.rehearse.judging import Judged
+from aelastic.rehearse.noted import Habit
 from aelastic.rehearse.play import Play, Script
 from aelastic.ui.commands import Colour, paint_for, say, say_painted
 from aelastic.ui.progress_line import ProgressLine
@@ -134,7 +136,9 @@ def _clear(apart: Path, wanted: Wanted) -> bool:
 def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place) -> int:
     found, to = list[Judged](), None if not wanted.is_json else io.StringIO()
     paint = paint_for(to or sys.stdout)
-    names = ["undisturbed", *(name for name in rehearsals.cases if wanted.only in name)]
+    in_place = rehearsals.in_place
+    names = ["undisturbed"]
+    asked = [name for name in rehearsals.cases if wanted.only in name]
 
     def tell(judged: Judged, verdict: str) -> None:
         found.append(judged)
@@ -148,7 +152,10 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
         each = [{"name": name, **judged._asdict()} for name, judged in zip(names, found, strict=False)]
         if where is not None and code != "cannot":
             text += f"\nlogs and saved files: {where}"
-        result = {"code": code, "text": text, "rehearsals": each, "folder": where and str(where)}
+        broken = [{**habit._asdict(), "breaks": habits.breaks(habit)} for habit in in_place.habits]
+        result = {
+            "code": code, "text": text, "rehearsals": each, "habits": broken, "folder": where and str(where)
+        }  # fmt: skip
         said = json.dumps(result, indent=2)
         if where is not None:
             (where / RESULT).write_text(said)
@@ -156,13 +163,17 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
         say(said if wanted.is_json else text)
         return EXIT_CODES[code]
 
-    say(_expected(len(names)), to)
-    place.begin(1, len(names), names[0])
+    least = [name for name in asked if name not in in_place.cases] or asked
+    say(_expected(1 + len(least)), to)
+    place.begin(1, 1 + len(least), names[0])
     try:
         tell(Judged(True, rehearsals.first()), "")
     except CannotError as error:
-        return end("cannot", f"aelastic: {error}; logs: {apart}")
+        return end("cannot", "\n".join([f"aelastic: {error}; logs: {apart}", *_against(in_place.habits)]))
+    names += [name for name in asked if name in rehearsals.cases]
     say(f"   about {duration(rehearsals.takes_s(names[1:]))} to go", to)
+    if in_place.why_not:
+        say(f"   recovery in place is not rehearsed: {in_place.why_not}", to)
     try:
         _run_cases(rehearsals, names, place, tell)
     finally:  # also if it is interrupted
@@ -173,12 +184,20 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
     untested = sum(each.holds is None for each in found)
     tested = len(names) - 1 - untested
     if not tested:
-        return end("cannot", f"aelastic: nothing could be tested; logs and saved files: {apart}")
+        why = f": {in_place.why_not}" if len(names) == 1 else ""
+        return end("cannot", f"aelastic: nothing could be tested{why}; logs and saved files: {apart}")
     all_hold = f"all {tested} hold" if tested > 1 else "the only case holds"
     text = f"{len(failed)} of {tested} do not hold" if failed else all_hold
     text += f", {untested} not tested" if untested else ""
     advice = [f"  {each}" for each in dict.fromkeys(each.advice for each in failed if each.advice)]
-    return end("failed" if failed else "ok", "\n".join([text, *advice]))
+    is_broken = any(map(habits.breaks, in_place.habits))
+    return end("failed" if failed or is_broken else "ok", "\n".join([text, *advice, *_against(in_place.habits)]))
+
+
+def _against(found: Collection[Habit]) -> list[str]:
+    """Which rules of recovery in place a script breaks."""
+    lines = [f"  {line}" for line in habits.lines_of(found)]
+    return ["rules of recovery in place that the script breaks:", *lines] if lines else []
 
 
 def _run_cases(

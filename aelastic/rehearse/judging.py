@@ -112,12 +112,13 @@ class Undisturbed(NamedTuple):
                 return Judged(None, "it finished before that")
             return Judged(False, f"it did not resume: {play.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
-        by_calls = play.script.step is None
+        # Calls are counted from the end, and so are metrics where the script prints no steps.
+        by_calls = play.script.step is None and (not play.commits or bool(self.metrics))
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
             if play.wait_end(self.until(goal)) != 0:
                 return Judged(False, f"it resumed but did not finish: {play.why_it_stands()}")
-            if by_calls and not same_size and play.last(after + 1) != self.last - self.first:
+            if by_calls and not play.commits and not same_size and play.last(after + 1) != self.last - self.first:
                 return Judged(True, "it finished")  # how many calls are left is not known
             if by_calls:
                 play.align(goal, len(self.metrics))

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple, Self
 
 from aelastic.host import proc_table
 from aelastic.rehearse.files import Change, Files, Stamp, changes
-from aelastic.training.notice.page import CALLS
+from aelastic.rehearse.noted import Noted
+from aelastic.training.notice.page import CALLS, STEP
+from aelastic.training.rehearsed.notes import FOLDER_VARIABLE
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 LOOK_S = 0.005
@@ -28,6 +30,8 @@ FILES_EACH_S = 0.05
 END_S = 20.0  # for a run that was stopped
 NOTICE_S = 15  # from a notice until the node goes
 LAST_CALL_S = 2  # all nodes of a rehearsal begin at once
+# Of the agents' event logs, those that are read: starts, and how a recovery in place goes.
+_EVENTS = ("workers_started", "worker_ended", "restarting", "recovered", "not_recovered")
 
 
 class Script(NamedTuple):
@@ -37,7 +41,7 @@ class Script(NamedTuple):
     command: Sequence[str]  # the script, and its arguments
     nodes: tuple[int, int]  # that it can do with, and that it has room for
     workers: int  # of a node
-    step: re.Pattern[str] | None  # none: a step is a call of `notice.due()`
+    step: re.Pattern[str] | None  # none: a step is one that is committed, or else a call of `notice.due()`
     environ: Mapping[str, str]
 
     @property
@@ -103,10 +107,13 @@ class Play:
         self.began = time.monotonic()
         self._metrics: dict[tuple[int, int], dict[int, float]] = {}  # by step, or the how manieth
         self._offsets: dict[Path, int] = {}
-        self._starts: dict[int, int] = {}  # of workers, by node
+        self.noted = Noted()
+        self.recoveries: list[dict[str, Any]] = []  # records of the event logs, about recovery in place
         self._look_at_files = 0.0
         self.watch: Callable[[Play], None] = lambda _: None  # called after each look
         folder.mkdir()
+        self._notes = folder / "notes"
+        self._notes.mkdir()
         self._job = ["--rdzv-id", f"{files.apart.name}-{folder.name}"]
         with socket.create_server(("127.0.0.1", 0)) as free:
             endpoint = f"127.0.0.1:{free.getsockname()[1]}"
@@ -120,7 +127,7 @@ class Play:
         own = ["--log-dir", str(self._logs(place)), "--redirects", "3", "--max-restarts", "3", "--exit-codes", "cause"]
         own += ["--on-signal", f"USR1=drain:{NOTICE_S}", *self._job, *self._more]
         command = [sys.executable, "-m", "aelastic", *self.script.options, *own, *self.script.command]
-        environ, many = dict(self.script.environ), self.script.workers
+        environ, many = {**self.script.environ, FOLDER_VARIABLE: str(self._notes)}, self.script.workers
         share = self.script.gpus[place * many : (place + 1) * many]
         if self.script.is_several and len(share) == many:
             environ["CUDA_VISIBLE_DEVICES"] = ",".join(share)
@@ -179,19 +186,15 @@ class Play:
 
     def look(self) -> None:
         """Reads what agents and workers have written, and now and then which files have changed."""
-        for node in range(len(self.agents)):
-            for line in self._lines(self._logs(node) / "latest" / "events.jsonl"):
-                if '"event":"workers_started"' in line:
-                    self._take_start(node, json.loads(line))
+        self._look_at_events()
         for worker in self.workers:
             # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.  A number that
             # is read has its step by then.
             numbers = [*self._lines(worker.folder / "stdout.log")]
             for line in (*self._lines(worker.folder / "stderr.log"), *numbers):
                 self._take(line, worker)
-            if self.script.step is None and (calls := self._calls(worker)):
-                self.first.setdefault(worker.round, Step(time.monotonic(), 0))
-                self._newest(worker, calls - 1)
+            if self.script.step is None:
+                self._take_page(worker)
         if (began := time.monotonic()) >= self._look_at_files:
             before, self.stamps = self.stamps, self.files.stamps()
             if self.first:
@@ -200,6 +203,16 @@ class Play:
             now = time.monotonic()
             self._look_at_files = now + max(FILES_EACH_S, 10 * (now - began))  # many files may take longer
         self.watch(self)
+
+    def _look_at_events(self) -> None:
+        """Reads the agents' event logs, and what workers have noted."""
+        for node in range(len(self.agents)):
+            for line in self._lines(self._logs(node) / "latest" / "events.jsonl"):
+                if any(f'"event":"{name}"' in line for name in _EVENTS):
+                    self._take_event(node, json.loads(line))
+        for path in self._notes.iterdir():
+            for line in filter(None, self._lines(path)):
+                self.noted.take(json.loads(line))
 
     def _lines(self, path: Path) -> Iterator[str]:
         """What a file has more than at the look before, as far as lines are whole."""
@@ -211,13 +224,29 @@ class Play:
             self._offsets[path] = offset + whole
             yield from re.split(r"[\r\n]+", data[:whole].decode(errors="replace"))
 
+    def _take_event(self, node: int, record: dict[str, Any]) -> None:
+        if record["event"] == "workers_started":
+            self._take_start(node, record)
+        else:
+            self.recoveries.append(record)
+
     def _take_start(self, node: int, record: dict[str, Any]) -> None:
-        attempt = self._logs(node) / "latest" / f"attempt_{self._starts.get(node, 0)}"
-        self._starts[node] = self._starts.get(node, 0) + 1
+        attempt = self._logs(node) / "latest" / f"attempt_{record['generation'] - 1}"
         for each in record["workers"]:
             folder = attempt / str(each["local_rank"])
             page = _page_of(self.agents[node].pid, f"/notice_{record['generation']}_{each['local_rank']}")
             self.workers.append(Worker(node, record["round"], each["rank"], each["id"], folder, page))
+
+    def _take_page(self, worker: Worker) -> None:
+        """Steps of a script that prints none: those that it commits, or else its calls of `notice.due()`."""
+        if committed := self._word(worker, STEP):
+            shared = [each for ranks in self.noted.shared.values() for each in ranks.values() if each.pid == worker.pid]
+            if shared:  # it is noted before the first commit
+                self.first.setdefault(worker.round, Step(shared[-1].at, shared[-1].step))
+                self._newest(worker, committed - 1)
+        elif not self.commits and (calls := self._word(worker, CALLS)):
+            self.first.setdefault(worker.round, Step(time.monotonic(), 0))
+            self._newest(worker, calls - 1)
 
     def _take(self, line: str, worker: Worker) -> None:
         of, step = (worker.round, worker.rank), self.script.step
@@ -251,21 +280,34 @@ class Play:
         return self._metrics.get(min((of for of in self._metrics if of[0] == round_), default=(0, 0)), {})
 
     @staticmethod
-    def _calls(worker: Worker) -> int:
+    def _word(worker: Worker, word: int) -> int:
+        """A word of the page that a worker shares with its agent."""
         with suppress(OSError, struct.error):  # there is no page
-            calls: int = struct.unpack("q", os.pread(worker.page, 8, 8 * CALLS))[0]
-            return calls
+            value: int = struct.unpack("q", os.pread(worker.page, 8, 8 * word))[0]
+            return value
         return 0
+
+    @property
+    def commits(self) -> bool:
+        """Whether steps are those that the script commits (`Round.steps`)."""
+        return self.script.step is None and bool(self.noted.shared)
+
+    def committed(self) -> int:
+        """The newest step that a worker has committed; 0: none has."""
+        return max((self._word(worker, STEP) for worker in self.team), default=0)
 
     def align(self, last: int, told: int) -> None:
         """Calls of `notice.due()` are counted from 0 by each process; one that came to the end has made the last ones.
+
+        Metrics are counted, too, where no steps are printed.
 
         Args:
             last: the last step of a job that nothing disturbs.
             told: how many metrics that tells.
         """
         off, more = last - self.last(self.round), told - len(self.metrics(self.round))
-        self.first[self.round] = Step(self.first[self.round].at, off)
+        first = self.first[self.round]
+        self.first[self.round] = first._replace(number=first.number + off)
         for of in [of for of in self.newest if of[0] == self.round]:
             self.newest[of] = self.newest[of]._replace(number=self.newest[of].number + off)
             self._metrics[of] = {at + more: value for at, value in self._metrics.get(of, {}).items()}
@@ -311,7 +353,7 @@ class Play:
     @property
     def asks(self) -> bool:
         """Whether a worker has asked for notices."""
-        return any(map(self._calls, self.workers))
+        return any(self._word(worker, CALLS) for worker in self.workers)
 
     def why_it_stands(self) -> str:
         """Of a run that does not go on: why it ended, or, if it has not, where it is said what its workers do."""

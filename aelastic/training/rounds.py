@@ -82,12 +82,12 @@ class SingleRound(Round):
     def share(self, *state: Any, load: sharing.Load | None = None, replicas: Any = None) -> int:
         if self._watch is not None:
             self._watch.before_share(state)
-        step = self._share(state, load, replicas)
+        step = self._shared_step(state, load, replicas)
         if self._watch is not None:
             self._watch.shared(state, step)
         return step
 
-    def _share(self, state: Sequence[Any], load: sharing.Load | None, replicas: Any) -> int:
+    def _shared_step(self, state: Sequence[Any], load: sharing.Load | None, replicas: Any) -> int:
         if _ROUND_VARIABLE in os.environ and dist.is_initialized():
             # The agent may have given its socket to other ranks and not to this one.  Their `share` waits for ours.
             kept = Kept(lambda: None)

@@ -344,6 +344,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     ],
     "docs/how-to/in-place.md": [
         Run(*IN_PLACE), Run(), Checked("lines of a log", said),
+        Checked("lines of a rehearsal", said),
         Run("", "assert Late().state_dict() is Value().state_dict() is None and ResumableSampler"),
     ],
     "docs/how-to/install.md": [Run(), Run()],
@@ -377,6 +378,7 @@ BLOCKS: dict[str, list[Run | Checked]] = {
     ],
     "docs/how-to/rehearse.md": [
         Checked("the tutorial, which is run, has it with a script", asks_to_rehearse),
+        Checked("lines of a rehearsal", said),
         Checked("a workflow of another project", asks_to_rehearse),
     ],
     "docs/how-to/spent.md": [Checked("is of a job of a day", tells_what_was_spent)],

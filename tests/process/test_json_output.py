@@ -15,6 +15,7 @@ from kit.waiting import wait_for
 
 from aelastic.cli.main import main
 from aelastic.manual.table import COMMANDS
+from aelastic.rehearse.noted import Habit
 
 PAGE = Path(__file__).parents[2] / "docs/reference/json.md"
 ROW = re.compile(r"^\| (`\w+`(?:, `\w+`)*) \|", re.MULTILINE)
@@ -102,7 +103,7 @@ def test_a_rehearsal_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     done = ran(sys.executable, "-m", "aelastic", "rehearse", *options, cwd=tmp_path)
     said = json.loads(done.stdout)
     assert done.stderr == "" and (done.returncode, said["code"]) in {(0, "ok"), (1, "failed"), (3, "cannot")}
-    assert {*said, *said["rehearsals"][0]} == fields_of("rehearse")
+    assert {*said, *said["rehearsals"][0], *Habit._fields, "breaks"} == fields_of("rehearse")
 
 
 @pytest.mark.parametrize(

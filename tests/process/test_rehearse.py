@@ -292,7 +292,7 @@ def started(log: Path) -> list[dict[str, Any]]:
 
 CANNOT = [
     ("raise ValueError('x')", PROGRESS, "the undisturbed run failed: rank 0 failed on "),
-    pytest.param("", (), "it never calls notice.due(): add --progress", marks=pytest.mark.all),
+    pytest.param("", (), "it neither commits steps nor calls notice.due(): add --progress", marks=pytest.mark.all),
     pytest.param(
         "for step in range(3): print('step', step)", ("--only", "notice", *PROGRESS), "nothing could be tested", marks=pytest.mark.all,
     ),

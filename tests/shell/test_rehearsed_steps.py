@@ -20,7 +20,9 @@ from aelastic.rehearse.cases import CannotError, Rehearsals
 from aelastic.rehearse.command import Wanted, run_rehearsal
 from aelastic.rehearse.files import Change, Files, Stamp, by_kind, changes, overwritten
 from aelastic.rehearse.judging import Judged, Undisturbed
+from aelastic.rehearse.noted import Habit, Noted
 from aelastic.rehearse.play import Play, Script, Worker
+from aelastic.training.rehearsed import notes
 
 
 @pytest.mark.parametrize(
@@ -181,7 +183,7 @@ CANNOT: list[tuple[str, str, list[str], int | None, str]] = [
         "",
         ["step 1"],
         0,
-        "cannot tell the script's steps, as it never calls notice.due(): add --progress, as in 'step (\\d+)'",
+        "cannot tell the script's steps, as it neither commits steps nor calls notice.due(): add --progress, as in 'step (\\d+)'",
     ),
     (STEP, "", ["stop 1"], 0, "the script printed no step that matches 'step (\\d+)' (--progress)"),
     (
@@ -288,3 +290,81 @@ def test_a_rehearsal_says_how_long_it_takes_and_shows_what_it_has_when_it_is_int
         ["killed", "again", "within", "a", "step", "yes", "30", "3"],
     ]
     assert err.startswith("interrupted; logs and saved files: ")
+
+
+class Habitual(Rehearsals):
+    """Each case holds; the script calls a collective after its update, and reads its rank outside of the function."""
+
+    def first(self) -> str:
+        self.usual = Undisturbed(0, 99, True, 1.0, 2.0, 1, {}, {})
+        noted = Noted()
+        noted.take({"kind": notes.BEGAN, "in_place": True})
+        self.in_place._usual = self.in_place._usual._replace(noted=noted)
+        self.in_place.habits = {
+            Habit(notes.READ_OUTSIDE, "train.py:3", "RANK"): None,
+            Habit(notes.COLLECTIVE_AFTER_UPDATE, "train.py:9", "barrier"): None,
+        }
+        return "100 steps in 100 s"
+
+    def run(self, name: str) -> Judged:
+        return Judged(True, "recovered", lost=0, resumed_at=30)
+
+
+class Plain(Interrupted):
+    """The script does not opt in to recovery in place."""
+
+    def first(self) -> str:
+        self.cases = {name: case for name, case in self.cases.items() if name not in self.in_place.cases}
+        return super().first()
+
+    def run(self, name: str) -> Judged:
+        return Judged(True, "resumed")
+
+
+@pytest.mark.parametrize("workers, cases", [(1, 0), (2, 2), (3, 3)])
+def test_ranks_are_killed_in_place_only_where_another_one_is_left(workers: int, cases: int, tmp_path: Path) -> None:
+    script = Script((), ("train.py",), (1, 1), workers, None, {})
+    rehearsals = Rehearsals(script, Files(tmp_path, tmp_path / "apart"), None, 9.0)
+    noted = Noted()
+    noted.take({"kind": notes.BEGAN, "in_place": True})
+    rehearsals.in_place._usual = rehearsals.in_place._usual._replace(noted=noted)
+    can = not rehearsals.in_place.why_not
+    assert can == bool(cases)
+    assert not can or len([name for name in rehearsals.cases if name.startswith("in place: ")]) == cases
+
+
+def rehearsed(rehearsals: type[Rehearsals], folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(command, "Rehearsals", rehearsals)
+    monkeypatch.chdir(folder)
+    script = Script((), ("train.py",), (1, 1), 3, re.compile(STEP), {})
+    with keeping_signals():
+        return run_rehearsal(script, Wanted(None, None, 9.0, "", None, False))
+
+
+def test_a_habit_that_breaks_recovery_in_place_fails_a_rehearsal_whose_cases_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rehearsed(Habitual, tmp_path, monkeypatch) == 1
+    out = capsys.readouterr().out
+    assert "in place: a second rank killed  ok   recovered\n" in out and "not rehearsed" not in out
+    assert out.partition("all 11 hold\n")[2].splitlines()[:3] == [
+        "rules of recovery in place that the script breaks:",
+        (
+            "  rule 3: train.py:9 calls barrier between optimizer.step() and the commit: "
+            "call round.commit(step + 1) before it"
+        ),
+        (
+            "  rule 5 (may do harm): train.py:3 reads RANK before the function is called: "
+            "read it inside, as ranks may change"
+        ),
+    ]
+
+
+def test_of_a_script_that_does_not_recover_in_place_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rehearsed(Plain, tmp_path, monkeypatch) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if "in place" in line]
+    assert said == [
+        "   recovery in place is not rehearsed: the script does not use @in_place, or --recovery restart turns it off"
+    ]
