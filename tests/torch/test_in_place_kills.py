@@ -33,12 +33,36 @@ PAUSE_S = (0.1, 0.6)  # between a recovery and the next kill
 AT_ONCE = 0.25  # share of kills without a pause: the recovery is over, and not long since
 DOUBLED, DOUBLED_WITHIN_S = 0.2, 0.06  # share of kills that are followed by that of another rank, and how soon
 
-# Learning goes on for good, and a step that is made twice or left out shows in what is compared: of the state, all but
-# the buffers, since each rank has statistics of its own.  Each rank notes in a file what it has committed: its
+# A step that is made twice or left out shows in what is compared.  Each rank notes in a file what it has committed: its
 # replacement, too, can tell how many of its steps are lost.
-CASE = """
+NOTED = """
 import hashlib
 
+
+def is_end():
+    told = torch.tensor(int(os.path.exists(FOLDER + "/go")))
+    dist.all_reduce(told)
+    return told.item() > 0
+
+
+def noted(round, start, tensors):
+    rank = dist.get_rank()
+    with open(os.open(f"{FOLDER}/committed-{rank}", os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as note:
+        lost = int(note.read() or 0) - start
+        say("checked", round.number, rank, os.getpid(), start, lost, time.monotonic())
+        for step in round.steps(start, STEPS):
+            note.seek(0)
+            note.write(b"%020d" % step)
+            if step % COMPARED_EVERY == 0:
+                state = b"".join(each.detach().numpy().tobytes() for each in tensors())
+                say("at", step, rank, hashlib.sha256(state).hexdigest()[:16])
+                if is_end():
+                    return
+            yield step
+"""
+
+# Learning goes on for good.  Of the state, all but the buffers is compared: each rank has statistics of its own.
+DDP = """
 scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7)
 scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=10)
 state = [model, optimizer, second, scheduler, scaler]
@@ -54,33 +78,93 @@ def form(round):
     assert counted.tolist() == [4, 0b1111, 4 * round.number], counted
 
 
-def digest():
+def compared():
     tensors = [*model.parameters(), torch.tensor([scaler.get_scale(), *scheduler.get_last_lr()])]
     for each in optimizer, second:
         tensors += [value for values in each.state.values() for value in values.values() if torch.is_tensor(value)]
-    return hashlib.sha256(b"".join(each.detach().numpy().tobytes() for each in tensors)).hexdigest()[:16]
+    return tensors
 
 
-def is_end():
-    told = torch.tensor(int(os.path.exists(FOLDER + "/go")))
-    dist.all_reduce(told)
-    return told.item() > 0
-
-
-def steps(round, start):
-    rank = dist.get_rank()
-    with open(os.open(f"{FOLDER}/committed-{rank}", os.O_RDWR | os.O_CREAT), "r+b", buffering=0) as note:
-        lost = int(note.read() or 0) - start
-        say("checked", round.number, rank, os.getpid(), start, lost, time.monotonic())
-        for step in round.steps(start, STEPS):
-            note.seek(0)
-            note.write(b"%020d" % step)
-            if step % COMPARED_EVERY == 0:
-                say("at", step, rank, digest())
-                if is_end():
-                    return
-            yield step
+def steps(round, start): return noted(round, start, compared)
 """
+
+# On a mesh of 2 x 2, ranks 0 and 2 hold one shard, ranks 1 and 3 the other.
+HSDP = """
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from aelastic import in_place
+
+torch.set_num_threads(1)
+
+
+@in_place
+def train(round):
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 1))
+    for layer in model[0], model[2]:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, 7)
+    start = round.share(model, optimizer, scheduler, replicas=mesh["replicate"].get_group())
+
+    def compared():
+        moments = [values["exp_avg"] for values in optimizer.state.values()]
+        shards = [each.to_local() for each in (*model.parameters(), *moments)]
+        return [*shards, torch.tensor(scheduler.get_last_lr())]
+
+    for step in noted(round, start, compared):
+        generator = torch.Generator().manual_seed(step * dist.get_world_size() + dist.get_rank())
+        x = torch.randn(16, 32, generator=generator)
+        loss = nn.functional.mse_loss(model(x), x.sin().mean(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    del model, optimizer, scheduler
+    dist.destroy_process_group()
+
+
+train()
+"""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is disturbed.
+
+    Attributes:
+        modules: that each replacement has when it is forked.
+        shards: of which each replica group has one.
+    """
+
+    modules: str
+    shards: int
+
+    def script(self, folder: str, steps: int) -> str:
+        names = f"FOLDER, COMPARED_EVERY, STEPS = {folder!r}, {COMPARED_EVERY}, {steps}\n"
+        return names + (NOTED + HSDP if self.shards > 1 else script(NOTED + DDP, steps))
+
+    def victims(self, chance: random.Random) -> list[int]:
+        """One rank, or two: of each shard, a rank lives."""
+        first, second = chance.sample(range(RANKS), 2)
+        if chance.random() >= DOUBLED:
+            return [first]
+        if self.shards > 1 and first % self.shards == second % self.shards:
+            second = (second + 1) % RANKS
+        return [first, second]
+
+
+TRAININGS = {
+    "ddp": Training("torch,torch._dynamo,aelastic.training.rounds", 1),
+    "hsdp": Training("torch,torch.distributed.fsdp,torch.distributed.device_mesh,aelastic.training.rounds", 2),
+}
 
 
 @dataclass(frozen=True)
@@ -121,10 +205,10 @@ class Figures:
 class Team:
     """One agent with four workers, or two with two."""
 
-    def __init__(self, launch: Launcher, agents: int, name: str, steps: int = FOREVER) -> None:
+    def __init__(self, launch: Launcher, training: Training, agents: int, name: str, steps: int = FOREVER) -> None:
         self.folder = launch.folder / name
         self.folder.mkdir()
-        names = f"FOLDER, COMPARED_EVERY = {str(self.folder)!r}, {COMPARED_EVERY}\n"
+        code = training.script(str(self.folder), steps)
         meeting = [
             f"--nnodes={agents}",
             "--rdzv-backend=c10d",
@@ -132,14 +216,14 @@ class Team:
             f"--rdzv-endpoint=127.0.0.1:{quiet_port()}",
         ]
         options = [
-            "--preload=torch,torch._dynamo,aelastic.training.rounds",
+            f"--preload={training.modules}",
             "--max-restarts=100000",
             *(meeting if agents > 1 else []),
         ]
         # Workers are forked from the agent's template, as a user's are.
         env = {"PYTHON_EXEC": sys.executable, "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
         self.jobs = [
-            start(launch, script(names + CASE, steps), *options, ranks=RANKS // agents, name=f"{name}-{each}", env=env)
+            start(launch, code, *options, ranks=RANKS // agents, name=f"{name}-{each}", env=env)
             for each in range(agents)
         ]
 
@@ -188,15 +272,15 @@ class Undisturbed:
 
     def __init__(self, launch: Launcher) -> None:
         self._launch = launch
-        self._compared: dict[int, set[str]] = {}
+        self._compared: dict[Training, dict[int, set[str]]] = {}
 
-    def up_to(self, step: int) -> dict[int, set[str]]:
-        if step not in self._compared:
-            team = Team(self._launch, 1, f"undisturbed-{step}", step + 1)
+    def up_to(self, step: int, training: Training) -> dict[int, set[str]]:
+        if step not in self._compared.get(training, {}):
+            team = Team(self._launch, training, 1, f"undisturbed-{training.shards}-{step}", step + 1)
             for job in team.jobs:
                 assert job.wait(10 * LAUNCH_TIMEOUT_S) == 0, job.story
-            self._compared = team.compared()
-        return self._compared
+            self._compared[training] = team.compared()
+        return self._compared[training]
 
 
 @pytest.fixture(scope="module")
@@ -211,12 +295,24 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, warm: Warm) -> Iterato
 def test_kills_at_random_moments_cost_nothing(
     launch: Launcher, undisturbed: Undisturbed, agents: int, seed: int
 ) -> None:
+    run(launch, undisturbed, TRAININGS["ddp"], agents, seed)
+
+
+@pytest.mark.parametrize("seed", range(min(KILLED_JOBS, 3)))
+@pytest.mark.parametrize("agents", [pytest.param(1, id="one"), pytest.param(2, id="two")])
+def test_kills_cost_nothing_while_a_rank_of_each_shard_lives(
+    launch: Launcher, undisturbed: Undisturbed, agents: int, seed: int
+) -> None:
+    run(launch, undisturbed, TRAININGS["hsdp"], agents, seed)
+
+
+def run(launch: Launcher, undisturbed: Undisturbed, training: Training, agents: int, seed: int) -> None:
     chance = random.Random(f"{agents} {seed}")
-    team, figures = Team(launch, agents, "job"), Figures()
+    team, figures = Team(launch, training, agents, "job"), Figures()
     ranks, kills = team.wait_round(limit_s=3 * LAUNCH_TIMEOUT_S), 0
     while kills < KILLS:
         time.sleep(0.0 if chance.random() < AT_ONCE else chance.uniform(*PAUSE_S))
-        victims = chance.sample(range(RANKS), 2 if chance.random() < DOUBLED else 1)
+        victims = training.victims(chance)
         for number, victim in enumerate(victims):
             time.sleep(chance.uniform(0, DOUBLED_WITHIN_S) if number else 0)
             os.kill(ranks[victim].pid, signal.SIGKILL)
@@ -233,9 +329,9 @@ def test_kills_at_random_moments_cost_nothing(
             figures.lost_steps["of lost ranks, beyond the one in flight"] += max(0, after[rank].lost - 1)
         ranks = after
     found = team.end()
-    sys.stdout.write(f"\n{agents} agents, seed {seed}: {figures.told(kills, max(found))}\n")
+    sys.stdout.write(f"\n{agents} agents, {training.shards} shards, seed {seed}: {figures.told(kills, max(found))}\n")
     assert not figures.lost_survivors, f"{figures.lost_survivors}\n{team.story}"
     assert not figures.lost_steps.total(), f"{figures.lost_steps}\n{team.story}"
-    expected = undisturbed.up_to(max(found))
+    expected = undisturbed.up_to(max(found), training)
     assert found == {step: expected[step] for step in found}
-    assert all(len(digests) == 1 for digests in found.values()), "all ranks have the same state"
+    assert all(len(digests) == training.shards for digests in found.values()), "replicas have the same state"
