@@ -109,7 +109,7 @@ class InPlace:
     def may_be_released(self) -> bool:
         """Whether a function has returned, and no worker runs that its process would have to wait for.
 
-        Called while no worker has failed: those that are lost have ended by themselves, without or within a function.
+        Called while no worker has failed: lost workers have ended on their own, inside or outside the function.
         """
         standings = set(self.standing.values())
         return not self.is_released and Standing.DONE in standings and standings <= {Standing.DONE, Standing.LOST}

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from aelastic.rehearse.noted import Habit
 from aelastic.training.rehearsed import notes
 
-# These do no harm in every script, or not at once.
+# These harm only some scripts, or not at once.
 _HARMLESS = {notes.READ_OUTSIDE, notes.STILL_REFERENCED}
 _RULES = {
     notes.GROUP_OUTSIDE: 1,
@@ -50,7 +50,7 @@ def text_of(habit: Habit) -> str:
 
 _TEXTS = {
     notes.GROUP_OUTSIDE: (
-        "a process group is there before the function is called: call init_process_group inside the function"
+        "a process group exists before the function is called: call init_process_group inside the function"
     ),
     notes.NO_GROUP: "{where} calls share in a round without a process group: call init_process_group in each round",
     notes.WRAPPED_FIRST: "{where} wraps the model in {what} before round.share(): call share first",

@@ -1,4 +1,4 @@
-"""Recovery in place: ranks of a script that opts in are killed, and its habits are looked at.
+"""Rehearses recovery in place: kills ranks of a script that opts in, and examines its habits.
 
 Each of these runs is compared with the undisturbed one: parameters at the same steps, to six digits.
 """
@@ -189,7 +189,7 @@ class InPlace:
             return seen._replace(text=f"{how}, parameters to step {compared[-1]} the same", numbers="same")
         generators = noted.random_that_differ(usual, fault.round)
         self.habits[Habit(notes.RANDOM, "", ", ".join(generators))] = None
-        return seen._replace(holds=False, text=f"{how}; the parameters of step {wrong} are others", numbers="other")
+        return seen._replace(holds=False, text=f"{how}; the parameters of step {wrong} differ", numbers="other")
 
     def _take_habits(self, play: Play) -> None:
         self.habits.update(play.noted.habits)

@@ -275,7 +275,7 @@ class _Buffer:
 class _SmallBuffers:
     """Buffers such as those of batch normalization, copied with one call of torch for all that are alike.
 
-    A step may take no more than a millisecond, and have dozens of them: a copy of each would take a few percent of it.
+    A step can be as short as a millisecond and have dozens of buffers: copying each would take a few percent of it.
     """
 
     def __init__(self, buffers: Sequence[_Buffer]) -> None:

@@ -167,7 +167,7 @@ class Link:
         return self._is_ended or self._is_fork
 
     def _wait_with_default_signals(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """A worker that waits for others may be ended at any time: handlers of the script would save once more."""
+        """Ending a waiting worker is safe at any time; the script's SIGTERM handler would only save once more."""
         is_main = threading.current_thread() is threading.main_thread()
         handler = signal.getsignal(signal.SIGTERM) if is_main else None  # None also if it is not Python's
         if handler is not None:

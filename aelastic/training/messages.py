@@ -28,7 +28,7 @@ DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
 BEGIN = "begin"  # enter `round`; `env`: variables to set, and those to remove, whose value is null
-HELD = "held"  # a worker has failed in `round`, which goes on until somebody has looked at it
+HELD = "held"  # a worker failed in `round`; the round is held until somebody has looked at it
 OVER = "over"  # leave `round`; `why` is a sentence for people
 END = "end"  # every rank is done: the decorator returns
 

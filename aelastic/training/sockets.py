@@ -1,9 +1,9 @@
 """The TCP sockets of a round's process groups: noted as groups are made, watched, and cut when the round is over.
 
 A collective of gloo raises as soon as one of its sockets is shut, so cutting them frees a rank from any of them.  While
-groups are being made, three kinds of sockets are open, and each is cut in its own way:
+groups are being made, sockets of three kinds are open.  They are cut in two ways:
 
-- connected ones, and those that are being connected: shut.  A wait in the store raises, too, as its connection is one.
+- connected and connecting ones: shut.  The store's connection is one, so a wait in the store also raises.
 - listening ones: a rank that waits for a lost peer to connect has no socket to the peer.  gloo finds out whom a
   connection belongs to by a number that comes first on it, so this process connects to itself with each number, and
   hangs up: the wait raises.  Such a socket is never shut: gloo's thread would end the process.

@@ -68,7 +68,7 @@ def destroy_groups() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
         return
-    # Otherwise the next group would have another name than that of a process which has made none, and both would wait.
+    # Otherwise the next group's name would differ from that in a process that made none, and both would wait.
     world = c10d._world
     c10d._update_default_pg(None)
     for name in _MAPS:
@@ -101,7 +101,7 @@ def abort_groups() -> None:
 
 
 def device_of(group: Any) -> torch.device:
-    """Where tensors must be to be sent in this group: in memory, if it can do that."""
+    """The device for tensors sent in this group: the CPU, if the group supports it."""
     devices = group._device_types
     if any(device.type == "cpu" for device in devices):
         return torch.device("cpu")

@@ -16,7 +16,7 @@ LINES = {
         "rule 5 (may do harm): train.py:9 reads RANK before the function is called: read it inside, as ranks may change"
     ),
     Habit(notes.GROUP_OUTSIDE, "", ""): (
-        "rule 1: a process group is there before the function is called: call init_process_group inside the function"
+        "rule 1: a process group exists before the function is called: call init_process_group inside the function"
     ),
     Habit(notes.STILL_REFERENCED, "train.py:30", "DistributedDataParallel"): (
         "rule 1 (may do harm): DistributedDataParallel, made at train.py:30, outlives its round: "

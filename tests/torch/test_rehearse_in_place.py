@@ -91,9 +91,9 @@ BROKEN: dict[str, tuple[str, str, str]] = {
         SCRIPT.replace("pass  # first", "ddp = DistributedDataParallel(model)").replace("    ddp = Dis", "    model and Dis", 1),
         "restarted instead, resumed at 0", "wrapped first",
     ),
-    "nothing is seeded in a step": (without("2 * step"), "are others", "random"),
+    "nothing is seeded in a step": (without("2 * step"), "parameters of step", "random"),
     "data depend on what is counted": (
-        SCRIPT.replace("(2 * step", "(2 * len(kept)").replace("pass  # last", "kept.append(0)"), "are others", "random",
+        SCRIPT.replace("(2 * step", "(2 * len(kept)").replace("pass  # last", "kept.append(0)"), "parameters of step", "random",
     ),
     "the group is made once": (
         SCRIPT.replace('    dist.init_process_group("gloo")', '    kept or kept.append(dist.init_process_group("gloo"))').replace("    dist.destroy", "    pass; dist.destroy"),
