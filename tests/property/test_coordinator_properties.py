@@ -87,6 +87,9 @@ class FakeNode:
                 self.phase = "ended"
             case m.Waiting():
                 assert self.phase == "ready", f"told to wait while {self.phase}"
+            case m.StartAhead():
+                assert self.phase == "ready", f"told to start ahead while {self.phase}"
+                self.up.append(m.Prepared(self.node_id, m.Starts.READY))
 
     def workers_gone(self) -> None:
         if self.phase == "failed":
@@ -110,6 +113,9 @@ class World:
     free_at: float | None = None  # when something else ended the round
     done: set[str] = field(default_factory=set)  # nodes that have finished
     known_ready: set[str] = field(default_factory=set)  # nodes whose last word to the coordinator was Ready
+    ahead: set[str] = field(
+        default_factory=set
+    )  # of these, those that were asked to start ahead, and have not answered
     members: set[str] = field(default_factory=set)  # nodes it knows of
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
     verdict: m.Ended | None = None
@@ -128,7 +134,8 @@ class World:
         self.check_sends(sends, event, replaced)
         if self.core.forming.is_unconfirmed:  # a round may begin now, after all that has been said
             self.check_sends(self.core.handle(Confirmed(self.core.forming.losses), self.now), event, replaced)
-        if self.round and self.members == self.known_ready and len(self.members) >= self.core.rules.min_nodes:
+        is_enough = len(self.members - self.ahead) >= self.core.rules.min_nodes
+        if self.round and self.members == self.known_ready and is_enough:
             assert self.core.phase != "forming", "a later round waits for no other node"
 
     def check_sends(self, sends: list[Send], event: Event, replaced: str | None) -> None:
@@ -136,6 +143,7 @@ class World:
             if isinstance(send.message, m.Interrupted) and send.message.went_on:
                 assert isinstance(event, DeadlinePassed)
                 self.nodes[send.node_id].is_given_up = True
+        self.ahead |= {send.node_id for send in sends if isinstance(send.message, m.StartAhead)}
         closed_before = self.verdict
         if assigned := {s.node_id: s.message for s in sends if isinstance(s.message, m.Assigned)}:
             self.check_round(assigned)
@@ -210,12 +218,16 @@ class World:
             self.losses.append((self.now, node_id, how, node_id not in self.done))
         self.members.discard(node_id)
         self.known_ready.discard(node_id)
+        self.ahead.discard(node_id)
 
     def note(self, event: Event) -> None:
         match event:
             case m.Ready():
                 self.known_ready.add(event.node.node_id)
                 self.members.add(event.node.node_id)
+                self.ahead.discard(event.node.node_id)
+            case m.Prepared():
+                self.ahead.discard(event.node_id)
             case m.Left() | Lost():
                 self.note_gone(event.node_id, "left" if isinstance(event, m.Left) else "lost")
             case m.Failed() if event.round == self.round and event.node_id in self.members & set(self.participants):
@@ -261,6 +273,7 @@ class World:
         assert survivors <= set(heard), "a survivor had to give way"
         self.participants = tuple(by_rank)
         self.known_ready -= set(heard)
+        self.ahead -= set(heard)
 
     def deliver_up(self, node: FakeNode) -> None:
         event = node.up.popleft()

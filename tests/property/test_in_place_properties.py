@@ -68,7 +68,7 @@ class InPlaceWorld(RuleBasedStateMachine):
                 assert is_in_place or not self.processes, "ready while workers are in a round, or on their way"
                 assert are_ready == (is_in_place and not self.group.in_place.is_worn_out)
                 assert not self.to_start and not self.is_starting
-                self.is_ready = True
+                self.is_ready = self.is_over = True
             case ev.Spawn(generation):
                 assert not self.processes, "two generations alive at once"
                 self.generation, self.is_starting = generation, True

@@ -81,12 +81,14 @@ class Coordinator(Machine[ev.Event, Send]):
                 is_waiting = self.roster.set_starts(event.node_id, event.starts) and not self.drain.is_on
                 if is_waiting and self.phase is Phase.RUNNING and self.deadline is not None:
                     self.deadline = max(now, self.newcomers.settled_at)
-                return []  # newcomers may have waited for that
+                return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
             case m.OptedIn(node_id, round_):
                 if round_ != self.round or node_id not in self.roster.participants:
                     return []  # of an earlier round
+                could_leave = self.roster.can_all_leave
                 self.roster.opt_in(node_id)  # the end of the round says what follows from it
-                return self.newcomers.start_ahead([*self.roster.ready]) if self.phase is Phase.RUNNING else []
+                is_last = self.phase is Phase.RUNNING and not could_leave
+                return self.newcomers.start_ahead([*self.roster.ready]) if is_last else []
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
@@ -198,7 +200,8 @@ class Coordinator(Machine[ev.Event, Send]):
             self.roster.put(node, Standing.READY)
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
-                return self._form(now, is_greeted=True)
+                ahead = self.forming.start_ahead(node, self.roster, now)
+                return ahead + self._form(now, is_greeted=True)
             case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
                 assert self.takeover is not None
                 self.takeover.on_ready(node.node_id)
@@ -374,7 +377,7 @@ class Coordinator(Machine[ev.Event, Send]):
         assignments = self.roster.assign(self.round, self.forming.kept(now), self.rules.limits, self.own_node_id)
         self.forming.stop(len(assignments), self.roster.fence, hosts_of(self.roster.busy))
         self.deadline = self.newcomers.on_begun(now)
-        sends += [Send(*each) for each in assignments.items()]
+        sends += [Send(*each) for each in assignments.items()] + self.newcomers.start_ahead([*self.roster.ready])
         return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
 
     def _close_if_finished(self) -> list[Send]:

@@ -125,7 +125,9 @@ class Newcomers:
         """What nodes read that wait, if the workers of the round will keep their processes when it takes them in."""
         if not self.roster.can_all_leave:
             return []
-        waiting = [node_id for node_id in nodes if self.roster.set_starts(node_id, m.Starts.PREPARING)]
+        waiting = [i for i in nodes if i in self.roster.ready and self.roster.ready[i].starts is not m.Starts.READY]
+        for node_id in waiting:
+            self.roster.set_starts(node_id, m.Starts.PREPARING)
         return [Send(node_id, m.StartAhead()) for node_id in waiting]
 
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
@@ -172,6 +174,7 @@ class Forming:
     older_round_until: float | None = None  # until then a round that is older than this coordinator may show itself
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
     refilled_until: float | None = None  # until then nodes may come in the place of those that have left in order
+    ahead_until: float | None = None  # until then the round waits for workers that start ahead of it
     losses: int = 0  # nodes that rounds have lost, and rounds that were to begin with newcomers
     confirmed: int = 0  # of these, how many before the board was asked last
     is_greeted: bool = False  # nodes have come since the round was to begin last
@@ -196,7 +199,7 @@ class Forming:
         if ready < rules.min_nodes:
             self.last_call_until = None
             return Step.TIME_OUT if now >= self.join_by else self._wait(self.join_by)
-        until = self._more_until(ready=ready, is_first=is_first, now=now)
+        until = self._more_until(roster, is_first=is_first, now=now)
         if until is not None and now < until:
             return self._wait(until)
         if roster.broken:
@@ -206,8 +209,23 @@ class Forming:
         self.is_greeted = False
         return self._wait(None) if self.is_unconfirmed else self._settle(now)
 
-    def _more_until(self, *, ready: int, is_first: bool, now: float) -> float | None:
-        """How long the round waits for more nodes than it needs."""
+    def start_ahead(self, node: m.Node, roster: Roster, now: float) -> list[Send]:
+        """What a node reads that has to start workers for the round, while those of others wait at the safe point.
+
+        If one of those is lost, the others keep their processes; once in a round with workers that have not opted in,
+        all would restart.
+        """
+        may_others_wait = self.is_in_place and self.end.size > 1 and node.starts is not m.Starts.READY
+        if not may_others_wait or not roster.set_starts(node.node_id, m.Starts.PREPARING):
+            return []
+        self.ahead_until = now + START_AHEAD_MAX_S
+        return [Send(node.node_id, m.StartAhead())]
+
+    def _more_until(self, roster: Roster, *, is_first: bool, now: float) -> float | None:
+        """How long the round waits for more nodes than it needs, or for workers that start ahead of it."""
+        ready = len(roster.ready)
+        if self.ahead_until is not None and roster.prepared < self.rules.min_nodes:
+            return self.ahead_until
         if is_first and self.older_round_until is not None and now < self.older_round_until:
             # The story behind it: a spare becomes the coordinator, and the other spares are faster than nodes that run.
             return self.older_round_until
@@ -355,7 +373,7 @@ class Forming:
         Args:
             in_place: workers keep their processes.
         """
-        self.is_in_place = in_place
+        self.is_in_place, self.ahead_until = in_place, None
         if cause is not None:
             self.end.on_free(cause, now)
         self.since = now

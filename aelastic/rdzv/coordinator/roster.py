@@ -177,6 +177,11 @@ class Roster:
         return self._starts[True, m.Starts.PREPARING] > 0
 
     @property
+    def prepared(self) -> int:
+        """How many nodes wait that are not preparing."""
+        return len(self.ready) - self._starts[True, m.Starts.PREPARING]
+
+    @property
     def start_cold(self) -> bool:
         """Whether workers of a node start cold."""
         return self._starts[True, m.Starts.COLD] > 0 or self._starts[False, m.Starts.COLD] > 0

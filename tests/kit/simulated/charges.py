@@ -179,7 +179,9 @@ class Charges:
                 is_late = any(each.was_at(at) for each in still for at, _, _ in last.failures)
                 # Where that one is replaced before it has answered, the next does not hear of a break that is over.
                 is_kept = last.token == next_.token
-                is_certain = fault.is_certain and node_id in last.heard and not is_late and is_kept
+                # One before the round began may have ended the round before.
+                is_of_round = node_id in last.heard and fault.since >= last.began_at
+                is_certain = fault.is_certain and is_of_round and not is_late and is_kept
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
             case "reset":

@@ -90,7 +90,7 @@ class InPlaceChecks(Checks):
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:  # noqa: C901  one case for each event
+    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:  # noqa: C901, PLR0912  one case for each event
         assert agent.server is not None
         token = agent.server.leader.sessions.token
         match event:
@@ -98,8 +98,11 @@ class InPlaceChecks(Checks):
                 self._opted_in.setdefault((token, node_id), (round_, self._world.now))
                 if self._opted_in[token, node_id][0] != round_:
                     self._opted_in[token, node_id] = round_, self._world.now
-            case c.Received(message=m.Ready(node=node)):
-                self._starts[token, node.node_id] = node.starts
+            case c.Received(message=m.Ready(node=node) as ready):
+                core = agent.server.leader.coordinator
+                is_in_round = core.runs_round and node.node_id in core.roster.participants
+                if not (is_in_round and ready.is_before(core.round)):  # else it starts workers in the round
+                    self._starts[token, node.node_id] = node.starts
             case c.Received(message=m.Prepared(node_id, starts)):
                 self._starts[token, node_id] = starts
             case c.Received(message=m.Hello(node=node, past=past)):
