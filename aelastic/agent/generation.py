@@ -142,7 +142,7 @@ class Generation:
         try:
             yield
         except HostError as error:
-            if self._group.phase is Phase.SPAWNING:  # else it leaves already, or another round follows
+            if self._group.phase in {Phase.SPAWNING, Phase.RUNNING}:  # else it leaves already, or another round follows
                 self._give_up(error)
 
     def stop(self, local_ranks: tuple[int, ...], signum: int) -> None:
@@ -201,16 +201,21 @@ class Generation:
             self.is_held = False
             self._stuck = None  # what was found in the last round says nothing about this one
             self._resources.pages.set_phase(NONE)
-            await self._listen_for_workers()
-            if self._serves_store:
-                self._resources.store.serve()
-            self._resources.progress.renumber([worker.global_rank for worker in self._group.workers])
-            self._watch({worker.local_rank: worker.id for worker in self._group.workers})
+            with self._giving_up():
+                await self._listen_for_workers()
+            if self._group.generation == self.number and self._group.assigned is action.assigned:
+                self._watch_round()
         self._resources.progress.expect_commits()
         own = own_variables(self._settings.spec)
         for rank, link in links.items():
             env = self._worker_env(rank, self._context.starts[rank].env.get(PAGE_VARIABLE))
             self._links.begin(link, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
+
+    def _watch_round(self) -> None:
+        if self._serves_store:
+            self._resources.store.serve()
+        self._resources.progress.renumber([worker.global_rank for worker in self._group.workers])
+        self._watch({worker.local_rank: worker.id for worker in self._group.workers})
 
     def on_opted_in(self) -> None:
         """All workers of this node can recover in place."""

@@ -10,8 +10,9 @@ import logging
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -64,13 +65,17 @@ class HealthGate:
             os.lseek(self._kernel, 0, os.SEEK_END)
         self._xid = ""  # a fatal error of a device since this agent has started
 
-    async def look(self) -> str:
-        """Why this node is unfit; "" if it is fit, or that cannot be told."""
+    async def look(self, workers: Collection[int] = ()) -> str:
+        """Why this node is unfit; "" if it is fit, or that cannot be told.
+
+        Args:
+            workers: pids of those that wait for the next round, and keep their devices.
+        """
         reason = await self._asked() if self._command != BUILT_IN else ""
         if not reason and _uptime_s() >= BOOTED_S and (reason := await self._host()):
             await anyio.sleep(LOOK_AGAIN_S)
             reason = await self._host()
-        reason = reason or await self._held()
+        reason = reason or await self._held(workers)
         if not reason:
             self._again_s = AGAIN_MIN_S
         return reason
@@ -127,10 +132,11 @@ class HealthGate:
                 self._xid = fatal_xid(line.decode(errors="replace")) or self._xid
         return self._xid
 
-    async def _held(self) -> str:
+    async def _held(self, workers: Collection[int]) -> str:
         """Processes of this run that still hold a device are awaited: the next workers would find no memory."""
         until = aio.now() + HELD_S
-        while (held := await run_sync(holder, self._mark, abandon_on_cancel=True)) and aio.now() < until:  # noqa: ASYNC110  /proc
+        look = partial(holder, self._mark, workers)
+        while (held := await run_sync(look, abandon_on_cancel=True)) and aio.now() < until:  # noqa: ASYNC110  /proc
             await anyio.sleep(HELD_LOOK_S)
         return held
 
@@ -145,10 +151,17 @@ def fatal_xid(line: str) -> str:
     return f"Xid {xid} of {device}" if int(xid) in _FATAL_XIDS else ""
 
 
-def holder(mark: bytes, devices: tuple[str, ...] = DEVICES) -> str:
-    """A process of an earlier generation that holds a device; "" if none does."""
+def holder(mark: bytes, workers: Collection[int] = (), devices: tuple[str, ...] = DEVICES) -> str:
+    """A process of an earlier generation that holds a device; "" if none does.
+
+    Args:
+        mark: what the environment of each process of this run contains.
+        workers: pids of the present generation's, which lead their sessions.
+        devices: how the paths of devices begin.
+    """
     for entry in proc_table.processes():
-        if entry.pid in helpers or entry.pid == os.getpid() or not proc_table.carries(entry.pid, mark):
+        is_ours = entry.pid in helpers or entry.pid == os.getpid() or entry.session in workers
+        if is_ours or not proc_table.carries(entry.pid, mark):
             continue
         for path in descriptors(entry.pid).values():
             if path.startswith(devices):

@@ -269,8 +269,25 @@ class Run:
     async def _join_in_place(self, ready: m.Ready) -> None:
         """Workers that wait for the next round connect to its store at once: the last one's must be gone."""
         await self.resources.store.wait_dropped()
-        if ready is self._ready and self._group.phase in {Phase.FORMING, Phase.LEAVING}:
+        if self._is_last_word(ready):
             self.resources.link.tell(ready)
+
+    def _is_last_word(self, ready: m.Ready) -> bool:
+        """Whether this node still waits for a round, and this is what it has to say to that.
+
+        The story behind it: workers wait at the safe point, and the node is found unfit.  They are lost, others start,
+        and the node is found fit: it is in a round when the first look is repeated, and is taken for ready again.
+        """
+        phase = self._group.phase
+        is_waiting = phase in {Phase.JOINING, Phase.PREPARING, Phase.FORMING}
+        is_waiting |= phase is Phase.LEAVING and self._group.in_place.has_joined
+        return is_waiting and ready is self._ready
+
+    @property
+    def _pids_of_workers(self) -> set[int]:
+        """Of those that are alive."""
+        group = self._group
+        return {each.id for each in group.workers if each.local_rank in group.exits.alive and isinstance(each.id, int)}
 
     async def _join_when_fit(self, gate: HealthGate, ready: m.Ready) -> None:
         """Others go on without this node until it is fit; it is in no job before that."""
@@ -278,7 +295,11 @@ class Run:
 
         rdzv, began = self._settings.spec.rdzv, aio.now()
         limit_s = JOIN_TIMEOUT_S if rdzv is None else rdzv.join_timeout_s
-        while reason := await gate.look():
+        if self._group.phase is Phase.FORMING:
+            await self.resources.store.wait_dropped()
+        while reason := await gate.look(self._pids_of_workers):
+            if not self._is_last_word(ready):
+                return None
             is_alone = rdzv is None or self._generation is None  # nobody tells it that the job is over
             if is_alone and aio.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
@@ -287,6 +308,8 @@ class Run:
             text = f"{reason}; it takes part in no round, and is looked at again in {(pause_s := gate.pause_s()):.0f} s"
             self._tell(Waited(f"this node is unfit: {text}"))
             await anyio.sleep(pause_s)
+        if not self._is_last_word(ready):
+            return None
         self.resources.link.tell(ready)
         if ready.node.starts is m.Starts.PREPARING:
             await self._tell_prepared()
@@ -300,9 +323,13 @@ class Run:
             self._tell(Waited(why))
         with anyio.CancelScope() as self._benched:
             await anyio.sleep(benched.again_s)
-            is_ready = self._group.phase in {Phase.JOINING, Phase.PREPARING, Phase.FORMING}
-            if ready is not None and ready is self._ready and is_ready:
+            if ready is not None and self._is_last_word(ready):
                 self.resources.link.tell(ready)
+
+    @property
+    def _can_start_ahead(self) -> bool:
+        """Whether workers may start before a round takes this node in, or wait for it already."""
+        return self._group.phase is not Phase.JOINING or can_start_ahead(self._settings)
 
     async def _tell_prepared(self) -> None:
         starts = await self.resources.prepared()
@@ -348,7 +375,7 @@ class Run:
         elif isinstance(message, r.Show):
             if self._tasks is not None:
                 self._tasks.start_soon(self.enquiries.show, message.fetch, name="shows")
-        elif isinstance(message, m.StartAhead) and not can_start_ahead(self._settings):
+        elif isinstance(message, m.StartAhead) and not self._can_start_ahead:
             if self._tasks is not None:
                 self._tasks.start_soon(self._tell_prepared, name="prepared")
         elif not isinstance(message, m.Look | m.Compared):

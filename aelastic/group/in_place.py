@@ -154,6 +154,10 @@ class InPlace:
         self.unshared_rounds += bool(self.sharing)
         return leaving
 
+    def await_replacement(self, now: float) -> None:
+        """A worker is lost that waited for the next round, however long after the end of the last one."""
+        self.ready_by = now + LIMIT_S
+
     def on_lost(self, local_rank: int) -> None:
         self.standing[local_rank] = Standing.LOST
         self.kept.discard(local_rank)

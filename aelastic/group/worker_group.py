@@ -362,23 +362,29 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return []  # an earlier generation's, or of a process that was replaced
         if isinstance(event, ev.Ready):
             return self._on_ready(event)
-        is_of_now = event.round == self.fence and self.phase is Phase.RUNNING
-        if not is_of_now:
-            return []  # of another round, or it is over
+        if event.round != self.fence:
+            return []  # of another round
+        if self.phase is Phase.LEAVING and isinstance(event, ev.StateLost):  # it has heard so before the round was over
+            return self._on_state_lost(self._wish, now)
+        if self.phase is not Phase.RUNNING:
+            return []  # it is over
         match event:
             case ev.Shared():
                 could_leave = self.in_place.can_leave
                 self.in_place.on_shared(event.local_rank)
                 return [] if could_leave else self._opt_in()
             case ev.StateLost():  # what is in these processes is of no step
-                self.in_place.on_state_lost()
-                reason = "no rank has a whole state, and there is no checkpoint"
-                return self._stop(Rejoin(), WorkerState.STOPPED, reason, now)
+                return self._on_state_lost(Rejoin(), now)
             case ev.Done():
                 self.in_place.on_done(event.local_rank)
                 return self._release()
             case _:
                 assert_never(event)
+
+    def _on_state_lost(self, wish: Wish, now: float) -> list[ev.Action]:
+        self.in_place.on_state_lost()
+        reason = "no rank has a whole state, and there is no checkpoint"
+        return self._stop(wish, WorkerState.STOPPED, reason, now)
 
     def _on_ready(self, event: ev.Ready) -> list[ev.Action]:
         standing = self.in_place.standing[event.local_rank]
@@ -540,6 +546,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         if not self.in_place.kept:
             return self._stop(self._wish, WorkerState.STOPPED, "no worker of this node has survived", now)
         if self.phase is Phase.FORMING:
+            self.in_place.await_replacement(now)
             self.phase, self.deadline = Phase.LEAVING, self.in_place.ready_by
         return []
 
@@ -612,6 +619,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self, local_rank: int, failure: ProcessFailure, at: float, now: float, *, in_place: bool
     ) -> list[ev.Action]:
         assert self.assigned is not None
+        worker = self.workers[local_rank]
+        if failure.rank < 0:  # it was started ahead, and ended just before it got this rank
+            failure = failure.replace(rank=worker.global_rank, world_size=worker.world_size)
         self.exits.fail(local_rank, failure)
         tell = ev.TellFailed(self.assigned.round, failure, at)
         move = self._leave if in_place else self._stop

@@ -119,6 +119,8 @@ class Told(texts.Told):
                 yield ev.Start()
             case ["start", "ahead"]:
                 yield StartAhead()
+            case [seconds, "s", "pass"]:
+                self.now += float(seconds)
             case ["a", "timer", "fires"]:
                 yield DeadlinePassed()
             case ["round", number, *_]:
