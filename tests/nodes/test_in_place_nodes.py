@@ -293,6 +293,38 @@ def test_the_leader_is_lost_while_the_workers_of_a_newcomer_start(launch: Launch
         team.finish(third)
 
 
+def test_a_worker_is_lost_while_the_workers_of_a_node_that_the_round_needs_start(launch: Launcher) -> None:
+    with in_place_team(launch, "2") as team:
+        first = started(team, 2)
+        last = max(team.agents, key=lambda agent: agent is not team.coordinator)
+        (rest,) = [agent for agent in team.agents if agent is not last]
+        lost, kept = (start.pid for start in rest.starts)
+        last.crash()
+        late = start_late(team)
+        ahead = arrived(late)
+        os.kill(lost, signal.SIGKILL)  # it waits for the next round
+
+        def replaced() -> int | None:
+            arrivals = [int(line.split()[1]) for line in rest.lines if line.startswith("arrives ")]
+            return arrivals[-1] if len(arrivals) == 3 else None
+
+        replacement: int = wait_for("it is replaced", replaced)
+        (late.folder / "imports").unlink()
+        second = team.wait_round([rest, late], after=first)
+        assert second.pids == {kept, replacement} | ahead and second.restart == 0, team.story
+        team.finish(second)
+
+
+def test_a_health_check_that_passes_leaves_workers_their_processes(launch: Launcher) -> None:
+    with in_place_team(launch, "2", options=("--max-restarts", "3", "--health-check", "true")) as team:
+        first = started(team, 2)
+        lost = first.starts[1].pid
+        os.kill(lost, signal.SIGKILL)
+        second = team.wait_round(team.agents, after=first)
+        assert first.pids - second.pids == {lost} and second.restart == 1, team.story
+        team.finish(second)
+
+
 def test_the_workers_of_a_spare_wait_for_the_loss_of_a_node(launch: Launcher) -> None:
     with in_place_team(launch, "2:2") as team:
         first = started(team, 2)
