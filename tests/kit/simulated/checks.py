@@ -277,7 +277,9 @@ class Checks:
 
     def _has_told_to_stop(self, coordinator: Agent, token: str, node: Agent) -> bool:
         """Whether a node hears that its round is over, if it has not yet."""
-        is_told = isinstance(self._last_said.get((token, node.node_id)), m.Interrupted | m.Ended)
+        said = self._last_said.get((token, node.node_id))
+        is_let_go = isinstance(said, r.Notice) and said.stage is r.Stage.LEAVE
+        is_told = is_let_go or isinstance(said, m.Interrupted | m.Ended)
         return is_told and self._has_connection(node, coordinator)
 
     def look_at_forks(self, slow_s: float) -> None:
@@ -325,8 +327,9 @@ class Checks:
         if restart_count < last.common[0] and not any(agent.is_alive for agent in knew_it):
             return ""  # a side that was cut off has died, with what it had paid
         # Were all that know it away, the count began anew; now one has brought it along.
-        alive = {agent.node_id for agent in self.agents if agent.is_alive}
-        brought = max((count for node_id, count in self._counts.items() if node_id in alive), default=0)
+        heard_of = {agent.node_id for agent in self.agents if agent.is_alive}
+        heard_of |= {node_id for token, node_id in self._welcomed if token == round_.token}
+        brought = max((count for node_id, count in self._counts.items() if node_id in heard_of), default=0)
         paid = {restart_count - last.common[0], restart_count - max(brought, last.common[0])}
         legal = self.charges.legal(last, round_)
         if last.failures:
