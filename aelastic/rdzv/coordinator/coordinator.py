@@ -341,7 +341,10 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase = Phase.FORMING
         in_place = in_place and self.roster.have_all_opted_in
         self.forming.restart(self.roster.stop_participants(), cause, now, in_place=in_place)
-        return self._form(now)
+        ahead = [
+            each for node in [*self.roster.ready.values()] for each in self.forming.start_ahead(node, self.roster, now)
+        ]
+        return ahead + self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
         self.forming.bench.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)

@@ -219,6 +219,7 @@ class Forming:
         if not may_others_wait or not roster.set_starts(node.node_id, m.Starts.PREPARING):
             return []
         self.ahead_until = now + START_AHEAD_MAX_S
+        self.losses += node.node_id in roster.participants  # the round may begin without it
         return [Send(node.node_id, m.StartAhead())]
 
     def _more_until(self, roster: Roster, *, is_first: bool, now: float) -> float | None:
