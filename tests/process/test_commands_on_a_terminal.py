@@ -36,7 +36,7 @@ for step in range(20):
     print("step", step, flush=True)
     time.sleep(0.05)
 """
-WIDTHS = pytest.mark.parametrize("columns", [80, 160])
+WIDTHS = pytest.mark.parametrize("columns", [80, pytest.param(160, marks=[pytest.mark.all, pytest.mark.ci])])
 
 
 class Terminal:

@@ -137,7 +137,10 @@ def numbers_in(losses: list[str]) -> list[float]:
 @pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
 @pytest.mark.parametrize(
     "example",
-    [IN_PLACE, *(pytest.param(each, marks=pytest.mark.all) for each in IN_PLACE_FSDP2)],
+    [
+        pytest.param(IN_PLACE, marks=[pytest.mark.all, pytest.mark.ci]),
+        *(pytest.param(each, marks=pytest.mark.all) for each in IN_PLACE_FSDP2),
+    ],
     ids=["ddp", "fsdp2 with replicas", "fsdp2 without"],
 )
 def test_an_example_recovers_in_place_from_a_kill_with_the_losses_of_an_undisturbed_run(

@@ -269,7 +269,7 @@ def faults(draw: st.DrawFn) -> Fault:
     return fault
 
 
-@settings(max_examples=examples(400), deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(faults())
 def test_survivors_have_a_step_in_common_while_each_shard_has_a_living_replica(fault: Fault) -> None:
     replicas, shards = fault.shape
