@@ -362,12 +362,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return []  # an earlier generation's, or of a process that was replaced
         if isinstance(event, ev.Ready):
             return self._on_ready(event)
-        if event.round != self.fence:
+        if event.round != self.fence or self.phase not in {Phase.RUNNING, Phase.LEAVING}:
             return []  # of another round
-        if self.phase is Phase.LEAVING and isinstance(event, ev.StateLost):  # it has heard so before the round was over
-            return self._on_state_lost(self._wish, now)
-        if self.phase is not Phase.RUNNING:
-            return []  # it is over
+        if self.phase is Phase.LEAVING:  # that no rank has a state is known though the round is over
+            return self._on_state_lost(self._wish, now) if isinstance(event, ev.StateLost) else []
         match event:
             case ev.Shared():
                 could_leave = self.in_place.can_leave

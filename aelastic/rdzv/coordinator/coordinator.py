@@ -87,8 +87,9 @@ class Coordinator(Machine[ev.Event, Send]):
                     return []  # of an earlier round
                 could_leave = self.roster.can_all_leave
                 self.roster.opt_in(node_id)  # the end of the round says what follows from it
-                is_last = self.phase is Phase.RUNNING and not could_leave
-                return self.newcomers.start_ahead([*self.roster.ready]) if is_last else []
+                if could_leave:
+                    return []  # nodes that wait were asked to start ahead before
+                return self.newcomers.start_ahead([*self.roster.ready]) if self.phase is Phase.RUNNING else []
             case m.Hangs() | m.Saw():  # what is asked while no round runs is void
                 return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
