@@ -364,25 +364,22 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return self._on_ready(event)
         if event.round != self.fence or self.phase not in {Phase.RUNNING, Phase.LEAVING}:
             return []  # of another round
-        if self.phase is Phase.LEAVING:  # that no rank has a state is known though the round is over
-            return self._on_state_lost(self._wish, now) if isinstance(event, ev.StateLost) else []
+        if self.phase is Phase.LEAVING and not isinstance(event, ev.StateLost):
+            return []  # the round is over
         match event:
             case ev.Shared():
                 could_leave = self.in_place.can_leave
                 self.in_place.on_shared(event.local_rank)
                 return [] if could_leave else self._opt_in()
             case ev.StateLost():  # what is in these processes is of no step
-                return self._on_state_lost(Rejoin(), now)
+                self.in_place.on_state_lost()
+                reason = "no rank has a whole state, and there is no checkpoint"
+                return self._stop(self._wish, WorkerState.STOPPED, reason, now)
             case ev.Done():
                 self.in_place.on_done(event.local_rank)
                 return self._release()
             case _:
                 assert_never(event)
-
-    def _on_state_lost(self, wish: Wish, now: float) -> list[ev.Action]:
-        self.in_place.on_state_lost()
-        reason = "no rank has a whole state, and there is no checkpoint"
-        return self._stop(wish, WorkerState.STOPPED, reason, now)
 
     def _on_ready(self, event: ev.Ready) -> list[ev.Action]:
         standing = self.in_place.standing[event.local_rank]
