@@ -182,8 +182,10 @@ def train(round, steps):
     dist.init_process_group("gloo")
     start = round.share(model)
     for step in round.steps(start, steps):
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and step == 3 and dist.get_rank() == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and step == 3:
+            dist.barrier()  # rank 0 is in this step, too, and has committed the one before
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
         dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
     return start, os.environ["TORCHELASTIC_RESTART_COUNT"]
