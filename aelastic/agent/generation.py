@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 # Workers that start need the CPUs, and those of a short job do not fail mostly.
 PREPARES_AFTER_S = 1.0
-# So long a worker that blames a lost peer is told later than it ended, if that peer is not seen before.
+# A failure that blames a lost peer is reported this much later, unless that peer is seen to end first.
 GIVES_WAY_S = 0.3
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
@@ -436,7 +436,7 @@ def can_recover_in_place(settings: AgentSettings) -> bool:
 
 
 def provisional(settings: AgentSettings) -> Assigned:
-    """What stands for a round until one takes this node in: that of a node beyond the largest one.
+    """A stand-in for the assignment until a round takes this node in: its ranks are above those of any round.
 
     Scripts look whether they have a rank, and what rank 0 does is done once.
     """

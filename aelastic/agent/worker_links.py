@@ -75,7 +75,7 @@ class WorkerLinks:
         link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env)))
 
     def hold(self, round_: int) -> None:
-        """Tells the workers that one has failed, and that the round goes on until somebody has looked at it."""
+        """Tells the workers that one has failed, and that the round is held for somebody to look at it."""
         for local_rank in self._links:
             self._send(local_rank, messages.encode(messages.HELD, round=round_))
 

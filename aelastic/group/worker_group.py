@@ -177,7 +177,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
                 return []  # a round has taken this node in
             case Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
-                return []  # workers end, and what follows is told then
+                return []  # the workers end first; then this node joins
             case Phase.INIT:
                 raise self._impossible(event)
             case _:
@@ -266,7 +266,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:  # noqa: C901  a case for each phase
+    def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
         was_starting = self.in_place.standing[event.local_rank] is Standing.STARTING
@@ -296,8 +296,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.DONE:
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
-                raise self._impossible(event)
-            case Phase.PREPARING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
@@ -349,8 +347,6 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.DONE:
                 return []  # we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
-                raise self._impossible(event)
-            case Phase.PREPARING:
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)

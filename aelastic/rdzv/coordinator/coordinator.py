@@ -86,7 +86,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 if round_ != self.round or node_id not in self.roster.participants:
                     return []  # of an earlier round
                 could_leave = self.roster.can_all_leave
-                self.roster.opt_in(node_id)  # the end of the round says what follows from it
+                self.roster.opt_in(node_id)  # it decides how the round ends
                 if could_leave:
                     return []  # nodes that wait were asked to start ahead before
                 return self.newcomers.start_ahead([*self.roster.ready]) if self.phase is Phase.RUNNING else []
@@ -201,7 +201,7 @@ class Coordinator(Machine[ev.Event, Send]):
             self.roster.put(node, Standing.READY)
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
-                ahead = self.forming.start_ahead(node, self.roster, now)
+                ahead = self.forming.start_ahead([node.node_id], self.roster, now)
                 return ahead + self._form(now, is_greeted=True)
             case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
                 assert self.takeover is not None
@@ -342,9 +342,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase = Phase.FORMING
         in_place = in_place and self.roster.have_all_opted_in
         self.forming.restart(self.roster.stop_participants(), cause, now, in_place=in_place)
-        ahead = [
-            each for node in [*self.roster.ready.values()] for each in self.forming.start_ahead(node, self.roster, now)
-        ]
+        ahead = self.forming.start_ahead([*self.roster.ready], self.roster, now)
         return ahead + self._form(now)
 
     def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:

@@ -125,10 +125,7 @@ class Newcomers:
         """What nodes read that wait, if the workers of the round will keep their processes when it takes them in."""
         if not self.roster.can_all_leave:
             return []
-        waiting = [i for i in nodes if i in self.roster.ready and self.roster.ready[i].starts is not m.Starts.READY]
-        for node_id in waiting:
-            self.roster.set_starts(node_id, m.Starts.PREPARING)
-        return [Send(node_id, m.StartAhead()) for node_id in waiting]
+        return [Send(node_id, m.StartAhead()) for node_id in self.roster.start_ahead(nodes)]
 
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
         """What nodes read that wait: there is no room in the round, or it is not interrupted soon."""
@@ -209,18 +206,18 @@ class Forming:
         self.is_greeted = False
         return self._wait(None) if self.is_unconfirmed else self._settle(now)
 
-    def start_ahead(self, node: m.Node, roster: Roster, now: float) -> list[Send]:
-        """What a node reads that has to start workers for the round, while those of others wait at the safe point.
+    def start_ahead(self, nodes: Collection[str], roster: Roster, now: float) -> list[Send]:
+        """What nodes read that have to start workers for the round, while those of others wait at the safe point.
 
         If one of those is lost, the others keep their processes; once in a round with workers that have not opted in,
         all would restart.
         """
-        may_others_wait = self.is_in_place and self.end.size > 1 and node.starts is not m.Starts.READY
-        if not may_others_wait or not roster.set_starts(node.node_id, m.Starts.PREPARING):
-            return []
-        self.ahead_until = now + START_AHEAD_MAX_S
-        self.losses += node.node_id in roster.participants  # the round may begin without it
-        return [Send(node.node_id, m.StartAhead())]
+        may_others_wait = self.is_in_place and self.end.size > 1
+        waiting = roster.start_ahead(nodes) if may_others_wait else []
+        if waiting:
+            self.ahead_until = now + START_AHEAD_MAX_S
+        self.losses += sum(node_id in roster.participants for node_id in waiting)  # the round may begin without them
+        return [Send(node_id, m.StartAhead()) for node_id in waiting]
 
     def _more_until(self, roster: Roster, *, is_first: bool, now: float) -> float | None:
         """How long the round waits for more nodes than it needs, or for workers that start ahead of it."""

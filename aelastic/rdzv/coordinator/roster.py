@@ -196,6 +196,13 @@ class Roster:
         self._starts[member.kind] += 1
         return True
 
+    def start_ahead(self, nodes: Iterable[str]) -> list[str]:
+        """Nodes whose workers do not wait for the round yet prepare from now on; gives those of them that wait."""
+        waiting = [i for i in nodes if i in self.ready and self.ready[i].starts is not m.Starts.READY]
+        for node_id in waiting:
+            self.set_starts(node_id, m.Starts.PREPARING)
+        return waiting
+
     @property
     def has_finished(self) -> bool:
         """Whether a node of the last round has done its work."""
@@ -213,9 +220,8 @@ class Roster:
         """
         (min_nodes, max_nodes), (restart_count, ledger) = limits, kept
         ready = self.ready
-        prepared = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
-        if self.participants and len(prepared) >= min_nodes:
-            ready = prepared
+        if self.participants and self.prepared >= min_nodes:
+            ready = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
         candidates = {node_id: (node.preferred_rank, node.host) for node_id, node in ready.items()}
         order = order_nodes(candidates, tuple(self.participants), max_nodes)
         nodes = [ready[node_id] for node_id in order]
