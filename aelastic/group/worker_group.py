@@ -177,7 +177,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
                 return []  # a round has taken this node in
             case Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
-                return []  # the workers end first; then this node joins
+                return []  # the workers are about to end, or have ended
             case Phase.INIT:
                 raise self._impossible(event)
             case _:
