@@ -165,6 +165,8 @@ def on_batch(step):
 # Sharded models.  Each part of the state is in one rank, or, with replicas, in two.
 
 SHARDED = """
+import glob
+
 import torch, torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -207,7 +209,7 @@ def train(round):
         x = torch.randn(16, 32, generator=generator)
         loss = nn.functional.mse_loss(model(x), x[:, :1])
         if restart_count() < DEATHS and step == 6 and rank in LOST:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die_together()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -219,6 +221,19 @@ def train(round):
         say("end", f"loss {loss.item():.15f} weights {weights:.15f}")
     del model, optimizer
     dist.destroy_process_group()
+
+
+def die_together():
+    # At one moment: a rank that waits for the others in a collective would be interrupted, and live.
+    at = "dies{}-rank{}-pid{}"
+    open(at.format(restart_count(), os.environ["RANK"], os.getpid()), "w").close()
+    while len(there := glob.glob(at.format(restart_count(), "*", "*"))) < len(LOST):
+        time.sleep(0.01)
+    if int(os.environ["RANK"]) == LOST[0]:
+        pids = {int(name.rpartition("pid")[2]) for name in there}
+        for pid in [*(pids - {os.getpid()}), os.getpid()]:
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(100)
 
 
 def restart_count():
