@@ -45,6 +45,8 @@ leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_what_agents_wait_for_in_vain_is_named_while_they_wait_and_in_the_end(launch: Launcher) -> None:
     """An endpoint without a server or of another kind, and other nodes: all at once, since most give up late."""
     nonsense, other_http = answering(os.urandom(4096)), http_server(404)

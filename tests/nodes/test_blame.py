@@ -21,6 +21,8 @@ while not os.path.exists(end):
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not() or "")
 def test_a_host_that_breaks_twice_has_no_seat_and_a_person_gives_it_back(launch: Launcher, tmp_path: Path) -> None:
     def starts(line: str) -> int:

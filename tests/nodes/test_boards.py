@@ -101,7 +101,7 @@ async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards
     assert answers[0] is not None and answers[0] == await agents[0].read()
 
 
-@pytest.mark.parametrize("server", ["debian", "distro"])
+@pytest.mark.parametrize("server", ["debian", pytest.param("distro", marks=[pytest.mark.all, pytest.mark.ci])])
 async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(server: str, etcds: EtcdServers) -> None:
     """All boards with leases at once: it takes some."""
     async with AsyncExitStack() as stack, anyio.create_task_group() as group:

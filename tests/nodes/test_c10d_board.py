@@ -211,6 +211,8 @@ async def test_a_name_of_several_hosts_is_warned_of(
     assert bool(others) == bool(told) and all(f"is this host and others ({others})" in line for line in told)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) -> None:
     """Agents of other versions, and people with torch's own tools, find a job by this key and this text."""
     endpoint = f"127.0.0.1:{quiet_port()}"

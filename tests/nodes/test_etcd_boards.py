@@ -147,6 +147,8 @@ async def test_when_no_endpoint_answers_each_is_named(closing: Closing) -> None:
         await board.open()
 
 
+@pytest.mark.all
+@pytest.mark.ci
 async def test_a_server_that_hangs_does_not_hold_up_the_agent(
     etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
 ) -> None:

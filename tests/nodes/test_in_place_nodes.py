@@ -145,6 +145,8 @@ def test_two_workers_of_two_nodes_are_lost_at_once(launch: Launcher) -> None:
         team.finish(last)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_survivor_that_does_not_leave_its_round_is_killed_and_replaced(launch: Launcher) -> None:
     wrapper = "from aelastic.group import worker_group\nworker_group.GRACE_S = 0.5\n"
     with in_place_team(launch, "2", wrapper=wrapper) as team:
@@ -157,6 +159,8 @@ def test_a_survivor_that_does_not_leave_its_round_is_killed_and_replaced(launch:
         team.finish(second)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_failure_is_held_for_somebody_to_look_and_the_others_keep_their_processes(launch: Launcher) -> None:
     with in_place_team(launch, "1", options=("--max-restarts", "3", "--on-failure", "hold:1"), nproc=3) as team:
         (agent,) = team.start_many(1)
@@ -250,6 +254,8 @@ def test_a_node_that_joins_interrupts_the_others_once_its_workers_are_ready(laun
         team.finish(second)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_workers_that_make_a_group_too_early_start_in_the_round_that_takes_their_node_in(launch: Launcher) -> None:
     with in_place_team(launch, "1:2") as team:
         first = started(team, 1)
@@ -260,6 +266,8 @@ def test_workers_that_make_a_group_too_early_start_in_the_round_that_takes_their
         team.finish(second)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_round_ends_while_the_workers_of_a_newcomer_start(launch: Launcher) -> None:
     with in_place_team(launch, "1:3") as team:
         first = started(team, 2)
@@ -275,6 +283,8 @@ def test_a_round_ends_while_the_workers_of_a_newcomer_start(launch: Launcher) ->
         team.finish(third)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_the_leader_is_lost_while_the_workers_of_a_newcomer_start(launch: Launcher) -> None:
     with in_place_team(launch, "1:3", conf={"last_call_timeout": 1, "settle_time": 0.1, "lease": 1.5}) as team:
         first = started(team, 2)
@@ -348,6 +358,8 @@ def test_the_job_ends_and_the_workers_of_a_spare_with_it(launch: Launcher) -> No
         assert not spare.starts, team.story
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_node_that_may_not_recover_in_place_joins_with_workers_of_the_round(launch: Launcher) -> None:
     with in_place_team(launch, "1:2", env={"OPTS_OUT": "1"}) as team:
         first = started(team, 1)

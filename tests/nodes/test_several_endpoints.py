@@ -138,7 +138,9 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
     assert isinstance(error, InputError) and str(error) == said
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=[pytest.mark.all, pytest.mark.ci])]
+)
 async def test_endpoints_have_children_that_are_forked_from_one_process_and_do_without_it(signum: int) -> None:
     settings = RendezvousSettings("c10d", ",".join(endpoints()), 3, 3)
     boards = [QuorumBoard(settings, "job", os.environ) for _ in range(3)]

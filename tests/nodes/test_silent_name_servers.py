@@ -35,7 +35,8 @@ def start(team: Team, number: int, node: Node) -> Agent:
     return team.start("--local-addr", f"host{number}", prefix=node.prefix)
 
 
-@pytest.mark.parametrize("backend", ["c10d", pytest.param("etcd-v3", marks=pytest.mark.all)])
+@pytest.mark.all
+@pytest.mark.parametrize("backend", [pytest.param("c10d", marks=pytest.mark.ci), "etcd-v3"])
 def test_the_others_go_on_without_the_coordinator_and_end_when_they_are_told_to(
     backend: str, launch: Launcher, tmp_path: Path
 ) -> None:

@@ -322,6 +322,8 @@ def run_delay_s() -> float:
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_two_ranks_train_over_a_restart_and_the_loop_never_stalls(tmp_path: Path, warm: Warm) -> None:
     """The store is no warm one: what it imports takes seconds."""
     (tmp_path / "train.py").write_text(TRAIN)

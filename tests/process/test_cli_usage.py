@@ -159,6 +159,8 @@ doctor --rdzv-e: --rdzv-endpoint
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_bash_completes_commands_their_options_and_the_names_of_jobs(launch: Launcher) -> None:
     pytest.importorskip("shtab")
     env = {"XDG_RUNTIME_DIR": str(launch.folder)}

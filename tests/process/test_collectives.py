@@ -60,6 +60,8 @@ activity.sizes_of = sizes_that_grow
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_the_flight_recorders_of_all_ranks_are_fired_and_their_files_named(launch: Launcher, tmp_path: Path) -> None:
     options = ("--nproc-per-node=2", "--max-restarts=1", f"--log-dir={tmp_path}/logs")
     job = launch(RECORDS, *HANGS, *options, wrapper=ONLY_WHO_SAYS_SO)

@@ -127,6 +127,8 @@ def without_times(rows: list[str]) -> str:
     return "".join("".join(re.sub(r"\d+ (ms|s|min|%)", "…", row).split()) for row in rows)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @WIDTHS
 def test_doctor_shows_what_it_waits_for_and_colours_its_levels(terminal: Terminal, columns: int) -> None:
     code, screen = terminal.run("doctor", "--nproc-per-node", "1", columns=columns)
@@ -141,6 +143,8 @@ def test_doctor_shows_what_it_waits_for_and_colours_its_levels(terminal: Termina
     assert b"\x1b" not in dumb.written and without_numbers(dumb) == without_numbers(screen)
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @WIDTHS
 def test_a_rehearsal_shows_which_case_runs_and_the_step_it_is_at(terminal: Terminal, columns: int) -> None:
     (terminal.folder / "train.py").write_text("import time\n" + TRAINS)
@@ -155,6 +159,8 @@ def test_a_rehearsal_shows_which_case_runs_and_the_step_it_is_at(terminal: Termi
     assert "\x1b" not in terminal.stdout and "\r" not in terminal.stdout
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @WIDTHS
 def test_a_timeline_shows_how_much_of_the_logs_is_read(terminal: Terminal, launch: Launcher, columns: int) -> None:
     job = launch("", "--log-dir", "logs")

@@ -215,8 +215,12 @@ def make_handler() -> Callable[[], Any]:
     return partial(registry.get_rendezvous_handler, parameters)
 
 
-@pytest.mark.parametrize("entrypoint", [stories.pids, stories.fail])
-@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("entrypoint, in_thread", [
+    (stories.pids, False),
+    (stories.fail, True),
+    pytest.param(stories.pids, True, marks=[pytest.mark.all, pytest.mark.ci]),
+    pytest.param(stories.fail, False, marks=[pytest.mark.all, pytest.mark.ci]),
+])  # fmt: skip
 def test_a_handler_is_let_go_of_with_the_agent_so_that_its_endpoint_is_free_for_the_next(
     make_handler: Callable[[], Any], entrypoint: Any, in_thread: bool
 ) -> None:

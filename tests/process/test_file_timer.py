@@ -358,6 +358,8 @@ say("done", rank)
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @pytest.mark.timeout(2 * LAUNCH_TIMEOUT_S)
 def test_torchs_client_has_a_hung_worker_restarted_and_the_agent_lives(launch: Launcher) -> None:
     job = launch(USES_TORCH, "--nproc-per-node=2", "--max-restarts=1", env=ON)

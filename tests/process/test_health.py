@@ -451,6 +451,8 @@ def hostile(url: str) -> Iterator[list[socket.socket]]:
 KEEPS_SLOW = "from aelastic.health import limits\nlimits.LIFE_S = 600.0\n"
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @on_each_loop
 def test_hostile_clients_keep_neither_others_nor_the_job_waiting(launch: Launcher, loop: str) -> None:
     worker = """

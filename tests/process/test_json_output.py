@@ -95,6 +95,8 @@ def test_doctor_and_version_print_the_fields_of_the_page(capsys: pytest.CaptureF
     assert (code, err) == (0, "") and said.keys() == fields_of("version")
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_rehearsal_prints_the_fields_of_the_page(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import time\nfor step in range(9):\n    print('step', step, flush=True)\n    time.sleep(0.05)\n"

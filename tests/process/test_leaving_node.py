@@ -93,6 +93,8 @@ def test_ranks_that_wait_do_not_hang_and_go_on_once_the_notice_is_called_off(
     assert "drain cancelled" in job.stderr and "hang" not in job.stderr
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_rank_that_hangs_while_the_others_have_saved_is_found(launch: Launcher) -> None:
     # Steps are output, so that no rank hangs while it trains.
     hangs = TRAINS.replace("        time.sleep(0.01)\n", '        say("stands") or time.sleep(3600)\n')
@@ -126,6 +128,8 @@ def test_workers_that_handle_the_signal_save_by_themselves(launch: Launcher) -> 
     assert job.wait() == EXIT_TRY_AGAIN, job.story
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_workers_are_started_again_if_some_have_ended_when_a_notice_is_called_off(launch: Launcher) -> None:
     code = """
     def save(*_):

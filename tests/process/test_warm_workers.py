@@ -314,7 +314,8 @@ def wait_told(job: Job, kind: str, count: int) -> None:
     wait_for(f"{count} x {kind}", lambda: len(told(job, kind)) == count)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("cold", marks=pytest.mark.all), "warm"])
+@pytest.mark.all
+@pytest.mark.parametrize("kind", ["cold", pytest.param("warm", marks=pytest.mark.ci)])
 def test_how_far_a_start_has_come_is_told_as_it_is_seen(launch: Launcher, kind: str) -> None:
     options = ["--preload", MODULE] if kind == "warm" else []
     wrapper = (
@@ -468,6 +469,8 @@ def test_a_worker_whose_variables_are_not_those_that_modules_read_starts_cold(la
     assert "MODE was read during the imports, and differs for this worker; worker 1 starts cold" in job.stderr
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_a_module_that_takes_too_long_is_not_waited_for(launch: Launcher) -> None:
     launch.write("lib/mod.py", "import time; time.sleep(600)", preamble="")
     env = {"PYTHONPATH": str(launch.folder / "lib")}

@@ -74,8 +74,9 @@ def losses_of(job: Job) -> list[str]:
     return re.findall(r"(?:epoch|step) \d+: loss \d+\.\d+", job.stdout)
 
 
+@pytest.mark.all
 @pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S)
-@pytest.mark.parametrize("example", [DDP, pytest.param(FSDP2, marks=pytest.mark.all)], ids=["ddp", "fsdp2"])
+@pytest.mark.parametrize("example", [pytest.param(DDP, marks=pytest.mark.ci), FSDP2], ids=["ddp", "fsdp2"])
 def test_an_example_resumes_after_a_kill_and_its_losses_are_those_of_an_undisturbed_run(
     launch: Launcher, example: Example
 ) -> None:

@@ -138,10 +138,14 @@ def run(folder: Path, warm: Warm, script: Path, moment: str) -> Story:
         return agent.run()
 
 
-MOMENTS = ["step", "update", "init", "share", "subgroup", "wrapped", "swallowed", "evaluation", "after"]
+MOMENTS = ["step", "init", "share", "wrapped", "after"]
+MOMENTS_IN_CI = ["update", "subgroup", "swallowed", "evaluation"]
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment",
+    [*MOMENTS, *(pytest.param(each, marks=[pytest.mark.all, pytest.mark.ci]) for each in MOMENTS_IN_CI)],
+)
 def test_a_rank_dies_and_the_result_is_that_of_an_undisturbed_run(
     moment: str, tmp_path: Path, warm: Warm, script: Path, undisturbed: str
 ) -> None:

@@ -432,6 +432,8 @@ async def test_an_agent_that_cannot_make_its_folders_has_failed(tmp_path: Path, 
     assert handler.names == ["FAILED"]
 
 
+@pytest.mark.all
+@pytest.mark.ci
 def test_on_the_command_line_a_job_that_fails_at_once_is_told_to_its_end(launch: Launcher) -> None:
     job = launch("sys.exit(3)", "--event-log-handler", "console", "--nproc-per-node", "2", wrapper=PATIENT)
     job.assert_ends(3, limit_s=LAUNCH_TIMEOUT_S)
