@@ -41,6 +41,7 @@ from aelastic.training.notice.page import NONE, PAGE_VARIABLE
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
     from aelastic.agent.stuck_workers import StuckWorkers
+    from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +49,18 @@ _log = logging.getLogger(__name__)
 PREPARES_AFTER_S = 1.0
 # A failure that blames a lost peer is reported this much later, unless that peer is seen to end first.
 GIVES_WAY_S = 0.3
+# From the end of a worker until those of all nodes have heard of it, where nothing is in the way.
+HEARS_WITHIN_S = 10.0
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
+
+
+def patience_s(spec: WorkerSpec) -> float:
+    """Seconds within which workers of all nodes hear that a round is over in which one of them has failed.
+
+    Before they do, the failure may be held for somebody to look at it, and the leader may be lost.
+    """
+    lease_s = 0.0 if spec.rdzv is None else spec.rdzv.lease_s
+    return HEARS_WITHIN_S + lease_s + (spec.hold_on_failure_s or 0.0)
 
 
 class Generation:
@@ -209,7 +221,8 @@ class Generation:
         own = own_variables(self._settings.spec)
         for rank, link in links.items():
             env = self._worker_env(rank, self._context.starts[rank].env.get(PAGE_VARIABLE))
-            self._links.begin(link, action.assigned.fence, {name: env.get(name) for name in own & env.keys()})
+            own_env = {name: env.get(name) for name in own & env.keys()}
+            self._links.begin(link, action.assigned.fence, own_env, patience_s(self._settings.spec))
 
     def _watch_round(self) -> None:
         if self._serves_store:
@@ -405,7 +418,6 @@ class Generation:
             return
         if not self.is_held:
             self.is_held = True
-            self._links.hold(self._assigned.fence)
             until = "" if limit_s == math.inf else f", or {limit_s:g} s have passed"
             text = f"rank {failure.rank} failed on {failure.host}: {failure.headline}"
             self._tell(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -69,15 +70,11 @@ class WorkerLinks:
         """The links of the processes that have these ranks now, by local rank."""
         return {rank: link for rank in local_ranks if (link := self._links.get(rank)) is not None}
 
-    def begin(self, link: _Link, round_: int, env: Mapping[str, str | None]) -> None:
+    def begin(self, link: _Link, round_: int, env: Mapping[str, str | None], patience_s: float) -> None:
         """Tells a process, which may have ended, to enter a round.  All workers of the job have left the last one."""
         self._kept.end_before(round_)
-        link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env)))
-
-    def hold(self, round_: int) -> None:
-        """Tells the workers that one has failed, and that the round is held for somebody to look at it."""
-        for local_rank in self._links:
-            self._send(local_rank, messages.encode(messages.HELD, round=round_))
+        patience = -1 if patience_s == math.inf else math.ceil(patience_s)
+        link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env), patience=patience))
 
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
         """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit into a packet."""

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import dis
+import sys
+import traceback
 from types import TracebackType
 
 import torch
 
 from aelastic.training.link import Link, RoundOver
 
-# How long a rank whose collective failed waits for the agent to end the round before it takes the error for its own.
-_CUT_S = 10.0
-_UNCUT_S = 0.2  # where no socket of the round is closed
+# How long a rank whose collective failed waits for the agent to end the round, where no socket of the round is closed.
+_UNCUT_S = 0.2
+_SOON_S = 3.0  # before it says that it waits
 
 
-def is_consequence(error: BaseException, link: Link, number: int) -> bool:
+def is_consequence(error: BaseException, link: Link, number: int, patience_s: float | None) -> bool:
     """Whether a collective raised the error because the round ended.  The agent has said so, or does so soon.
 
     An error that the script raises is always its own.  So is one after which the process cannot use its device.
+
+    Args:
+        error: what the function raised.
+        link: to the agent.
+        number: of the round.
+        patience_s: seconds until the error is taken for this rank's own, where a socket of the round is closed; None:
+            without limit.
     """
     if isinstance(error, RoundOver):
         return True
@@ -28,8 +37,14 @@ def is_consequence(error: BaseException, link: Link, number: int) -> bool:
         return False
     if not any(isinstance(each, RuntimeError) and _is_raised_by_torch(each) for each in chain):
         return False
-    is_cut = link.is_over(number) or link.sockets.is_cut_by_peer()
-    return link.wait_for_over(number, _CUT_S if is_cut else _UNCUT_S)
+    if not link.sockets.was_cut_by_peer():
+        return link.wait_for_over(number, _UNCUT_S)
+    if link.wait_for_over(number, _SOON_S):
+        return True
+    what = traceback.format_exception_only(error)[-1].strip()
+    why = "another rank has closed a connection, so this rank waits to hear whether the round is over"
+    print(f"aelastic: {what}; {why}", file=sys.stderr, flush=True)
+    return link.wait_for_over(number, patience_s)
 
 
 def _own_errors() -> tuple[type[BaseException], ...]:

@@ -69,7 +69,7 @@ class Link:
         self._connection = connection
         self._changed = threading.Condition()
         self._begin: dict[str, Any] | None = None
-        self._over = self._held = self._aborted = self._left = -1  # rounds
+        self._over = self._aborted = self._left = -1  # rounds
         self._is_ended = self._is_fork = False
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._listen, name="aelastic-in-place", daemon=True).start()
@@ -108,10 +108,9 @@ class Link:
         self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
 
     def wait_for_over(self, number: int, timeout_s: float | None) -> bool:
-        """Whether the agent ends this round within the time, or later if it says that the round is held."""
+        """Whether the agent ends this round within the time."""
         with self._changed:
-            self._changed.wait_for(lambda: self.is_over(number) or self._held >= number, timeout_s)
-            return self._changed.wait_for(lambda: self.is_over(number), None if self._held >= number else 0)
+            return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
     def unless_over(self, number: int, call: Callable[[], Any]) -> Any:
         """Makes the call in a thread, since nothing else can interrupt it, and returns its value.
@@ -210,8 +209,6 @@ class Link:
             match message["kind"]:
                 case messages.BEGIN:
                     self._begin = message
-                case messages.HELD:
-                    self._held = max(self._held, message["round"])
                 case messages.OVER:
                     self._over = max(self._over, message["round"])
                 case messages.END:

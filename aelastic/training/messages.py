@@ -27,8 +27,9 @@ LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
-BEGIN = "begin"  # enter `round`; `env`: variables to set, and those to remove, whose value is null
-HELD = "held"  # a worker failed in `round`; the round is held until somebody has looked at it
+# Enter `round`.  `env`: variables to set, and those to remove, whose value is null.  `patience`: seconds within which a
+# worker whose connection to another one has ended hears that the round is over (-1: no limit, it may be held).
+BEGIN = "begin"
 OVER = "over"  # leave `round`; `why` is a sentence for people
 END = "end"  # every rank is done: the decorator returns
 
@@ -39,8 +40,7 @@ _FIELDS = {
     LOST: {"round": _INTEGER},
     DONE: {"round": _INTEGER},
     KEEP: {"round": _INTEGER},
-    BEGIN: {"round": _INTEGER, "env": _ENVIRONMENT},
-    HELD: {"round": _INTEGER},
+    BEGIN: {"round": _INTEGER, "env": _ENVIRONMENT, "patience": _INTEGER},
     OVER: {"round": _INTEGER, "why": _TEXT},
     END: {},
 }

@@ -250,6 +250,7 @@ class _Rounds:
         self._link = link
         self._watch = watch
         self._number = -1
+        self._patience_s: float | None = None
         self.kept = Kept(lambda: link.check(self._number))
         self._old_groups: list[weakref.ref[Any]] = []
 
@@ -272,6 +273,7 @@ class _Rounds:
             else:
                 os.environ[name] = value
         self._number = begin["round"]
+        self._patience_s = None if begin["patience"] < 0 else begin["patience"]
         page.renew()
         self.kept.hold_vote = None
         self._link.sockets.begin()
@@ -290,7 +292,7 @@ class _Rounds:
             with _running(round_in_place) as current, forming.watched():
                 result = function(current, *args, **kwargs)
         except BaseException as error:
-            if not is_consequence(error, self._link, self._number):
+            if not is_consequence(error, self._link, self._number, self._patience_s):
                 raise
             _clear_frames(error)
         else:

@@ -39,12 +39,14 @@ class GroupSockets:
         self._peers = select.epoll()
         self._watched: list[int] = []  # copies: gloo closes a socket that its peer has closed
         self._handed_over = 0  # of them
+        self._was_cut = False
 
     def begin(self) -> None:
         """A round begins: all ranks have left the last one."""
         with self._lock:
             self._clear()
             self._stop_watching()
+            self._was_cut = False
             if os.environ.get(_LAZY_VARIABLE, "0") not in {"", "0"}:
                 self._openings.append(_open_sockets())
 
@@ -130,9 +132,17 @@ class GroupSockets:
         """Whether a peer has closed one of its sockets; costs less than a microsecond."""
         return bool(self._peers.poll(0))
 
+    def was_cut_by_peer(self) -> bool:
+        """Whether a peer has closed one of its sockets since the round began."""
+        return self._was_cut or self.is_cut_by_peer()
+
     def watch_no_more(self) -> None:
-        """Peers close sockets of groups that are in order: this script destroys groups within a round."""
+        """A peer has closed a socket, and the round is not over.
+
+        Either this script destroys groups within a round, or the agent's message is still to come.
+        """
         with self._lock:
+            self._was_cut = True
             self._stop_watching()
 
     def cut(self, world_size: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Self
 from aelastic.training import messages
 
 DEADLINE_S = 60.0
+PATIENCE_S = 10
 # Ends with its stdin.
 STORE = """
 import sys
@@ -218,7 +219,8 @@ class InPlaceAgent:
                 "RANK": worker.rank, "LOCAL_RANK": worker.rank, "WORLD_SIZE": self._world_size, "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": True, "AELASTIC_ROUND": self.story.round,
             }  # fmt: skip
-            worker.send(messages.BEGIN, round=self.story.round, env={name: str(value) for name, value in env.items()})
+            own_env = {name: str(value) for name, value in env.items()}
+            worker.send(messages.BEGIN, round=self.story.round, env=own_env, patience=PATIENCE_S)
             self.story.pids.setdefault(worker.rank, set()).add(worker.process.pid)
 
 

@@ -77,12 +77,12 @@ async def test_those_of_a_worker_that_has_died_last_until_the_round_has_ended(
         await following  # until the worker's end
         (link,) = links.present((0,)).values()
         links.on_ended(0)
-        links.begin(link, ROUND, {})
+        links.begin(link, ROUND, {}, 15.0)
         assert not has_ended(peers)
         if is_last:
             links.close()
         else:
-            links.begin(link, ROUND + 1, {})
+            links.begin(link, ROUND + 1, {}, 15.0)
         assert has_ended(peers, wait_s=10)
 
 
@@ -137,8 +137,8 @@ async def test_a_replacement_does_not_enter_the_round_that_the_process_before_it
         replacement.send(messages.encode(messages.READY, round=-1, step=-1))
         following = asyncio.create_task(links.follow(0))
         await ready.wait()
-        links.begin(link, ROUND, {})
-        links.begin(links.present((0,))[0], ROUND + 1, {})
+        links.begin(link, ROUND, {}, 15.0)
+        links.begin(links.present((0,))[0], ROUND + 1, {}, 15.0)
         message = messages.decode(replacement.recv(messages.MAX_PACKET))
     links.close()
     await following

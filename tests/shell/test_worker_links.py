@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,9 +46,9 @@ def environment(size: int) -> dict[str, str]:
 @pytest.mark.parametrize("size", [1000, messages.MAX_PACKET])
 async def test_a_message_of_any_size_that_fits_into_a_packet_arrives(tmp_path: Path, size: int) -> None:
     async with connected(tmp_path) as (links, worker):
-        links.begin(links.present((0,))[0], ROUND, environment(size))
+        links.begin(links.present((0,))[0], ROUND, environment(size), math.inf)
         message = messages.decode(worker.recv(messages.MAX_PACKET))
-    assert message["env"] == environment(size)
+    assert message["env"] == environment(size) and message["patience"] == -1
 
 
 async def test_a_worker_for_which_a_message_is_too_large_for_the_system_does_not_wait_for_it(
@@ -57,9 +58,9 @@ async def test_a_worker_for_which_a_message_is_too_large_for_the_system_does_not
     monkeypatch.setattr(worker_links, "_SEND_BUFFER", 1)
     caplog.set_level(logging.WARNING, "aelastic")
     async with connected(tmp_path) as (links, worker):
-        links.begin(links.present((0,))[0], ROUND, environment(1000))
+        links.begin(links.present((0,))[0], ROUND, environment(1000), 15.0)
         assert messages.decode(worker.recv(messages.MAX_PACKET))["round"] == ROUND
-        links.begin(links.present((0,))[0], ROUND, environment(20_000))
+        links.begin(links.present((0,))[0], ROUND, environment(20_000), 15.0)
         assert await asyncio.to_thread(worker.recv, 1) == b"", "closed: the worker ends, and the job restarts it"
     (record,) = caplog.records
     assert "closing the in-place socket of local rank 0" in record.getMessage()

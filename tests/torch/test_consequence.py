@@ -17,22 +17,19 @@ class Agent:
 
     def __init__(self, *, ends_the_round: bool = True, is_cut: bool = False) -> None:
         self._ends_the_round = ends_the_round
-        self.sockets = SimpleNamespace(is_cut_by_peer=lambda: is_cut)
+        self.sockets = SimpleNamespace(was_cut_by_peer=lambda: is_cut)
         self.waited_s: list[float | None] = []
-
-    def is_over(self, _: int) -> bool:
-        return False
 
     def wait_for_over(self, _: int, timeout_s: float | None) -> bool:
         self.waited_s.append(timeout_s)
         return self._ends_the_round
 
 
-def judged(raises: Any, agent: Agent) -> bool:
+def judged(raises: Any, agent: Agent, patience_s: float | None = 20.0) -> bool:
     try:
         raises()
     except BaseException as error:  # noqa: BLE001  whatever it is
-        return is_consequence(error, cast("Link", agent), 3)
+        return is_consequence(error, cast("Link", agent), 3, patience_s)
     raise AssertionError("nothing was raised")
 
 
@@ -101,11 +98,28 @@ def test_a_lack_of_memory_is_a_ranks_own_even_if_a_collective_has_failed() -> No
     assert not judged(raises, Agent())
 
 
-def test_the_agent_has_longer_where_a_socket_of_the_round_is_closed() -> None:
-    cut, uncut = Agent(is_cut=True), Agent()
-    judged(in_c, cut)
-    judged(in_c, uncut)
-    assert cut.waited_s == [10.0] and uncut.waited_s == [0.2]
+def test_an_agent_that_is_not_heard_in_time_has_not_ended_the_round() -> None:
+    agent = Agent(ends_the_round=False)
+    assert not judged(in_c, agent)
+    assert agent.waited_s == [0.2]
+
+
+@pytest.mark.parametrize("patience_s", [20.0, None])
+def test_the_agent_has_longer_where_a_socket_of_the_round_is_closed(
+    patience_s: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent = Agent(ends_the_round=False, is_cut=True)
+    assert not judged(in_c, agent, patience_s)
+    assert agent.waited_s == [3.0, patience_s]
+    assert capsys.readouterr().err == (
+        "aelastic: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3); another rank has closed a "
+        "connection, so this rank waits to hear whether the round is over\n"
+    )
+
+
+def test_a_rank_that_hears_soon_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert judged(in_c, Agent(is_cut=True))
+    assert capsys.readouterr().err == ""
 
 
 def test_errors_that_cause_each_other_are_looked_at_once() -> None:

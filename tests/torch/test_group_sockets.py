@@ -140,7 +140,7 @@ def test_a_peer_that_closes_its_socket_is_noticed_until_nobody_watches(sockets: 
     pair.mine.close()
     assert sockets.is_cut_by_peer(), "gloo closes its end, too"
     sockets.watch_no_more()
-    assert not sockets.is_cut_by_peer()
+    assert not sockets.is_cut_by_peer() and sockets.was_cut_by_peer()
 
 
 def test_the_connection_to_a_store_is_cut_and_not_watched(sockets: GroupSockets, listener: socket.socket) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
-from kit.workers.in_place_training import FAULT_AT, course, script, start
+from kit.workers.in_place_training import FAULT_AT, course, script, shared_in, start
 
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
 
@@ -121,6 +121,61 @@ def on_end(round):
     found = course(job)
     assert found.kept(0, 1) == {0}, job.story
     assert sorted(line for line in job.lines if line.startswith("counted")) == ["counted 0 40 40", "counted 1 40 20"]
+
+
+HOLD_S = 4
+# They hear of a loss within this time of its hold, and of a lease.
+HEARS_AT_ONCE = """
+from aelastic.agent import generation
+
+generation.HEARS_WITHIN_S = 0.0
+"""
+
+
+def test_a_failure_that_is_held_leaves_the_workers_of_other_nodes_their_processes(
+    launch: Launcher, undisturbed: str
+) -> None:
+    case = """
+import socket
+
+from aelastic.training import consequence
+
+consequence._SOON_S = 0.5
+
+
+def cut():
+    # As where the agent has no copies of a worker's connections, and they end with it.
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                if each.family == socket.AF_INET:
+                    each.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # no socket, or no connection
+
+
+def on_batch(step):
+    if is_fault(step, 1):
+        cut()
+        die()
+"""
+    meeting = [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{quiet_port()}",
+        "--nnodes=2",
+        "--rdzv-conf=lease=2",
+        f"--on-failure=hold:{HOLD_S}",
+    ]
+    jobs = [
+        start(launch, script(case), *meeting, f"--node-rank={rank}", ranks=2, name=f"n{rank}", wrapper=HEARS_AT_ONCE)
+        for rank in range(2)
+    ]
+    found = course(jobs[0])
+    jobs[1].assert_ends(limit_s=LAUNCH_TIMEOUT_S)
+    assert (found.kept(0, 1), found.step(1), found.restarts) == ({0}, FAULT_AT, 1), jobs[0].story
+    assert found.end == undisturbed, jobs[0].story
+    others = shared_in(jobs[1].lines)
+    assert {each.rank for each in others} == {2, 3} and len({each.pid for each in others}) == 2, jobs[1].story
 
 
 def test_a_number_of_ranks_that_the_script_cannot_use_is_its_failure(launch: Launcher, undisturbed: str) -> None:

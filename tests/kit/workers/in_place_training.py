@@ -221,7 +221,11 @@ def course(job: Job, limit_s: float = LAUNCH_TIMEOUT_S) -> Course:
     """Waits until the job has succeeded."""
     job.assert_ends(limit_s=limit_s)
     assert not [path for path in job.folder.rglob("*") if path.is_socket()]
-    shared = [Shared(*map(int, line.split()[1:])) for line in job.lines if line.startswith("shared ")]
+    shared = shared_in(job.lines)
     ends = {line.removeprefix("end ") for line in job.lines if line.startswith("end ")}
     assert len(ends) == 1, job.story
     return Course(shared, ends.pop())
+
+
+def shared_in(lines: list[str]) -> list[Shared]:
+    return [Shared(*map(int, line.split()[1:])) for line in lines if line.startswith("shared ")]
