@@ -28,7 +28,6 @@ from aelastic.training.notice.page import (
     FROZEN,
     NONE,
     PHASE,
-    PID,
     SAVE,
     SAVE_AT,
     SAVED_AT,
@@ -161,7 +160,7 @@ class NoticePages:
     def calls(self) -> Mapping[int, int]:
         """How often ranks have asked, of those that have, by local rank."""
         seen = {rank: self._look(rank) for rank in self._fds}
-        return {rank: words[CALLS] for rank, words in seen.items() if words and words[PID]}
+        return {rank: words[CALLS] for rank, words in seen.items() if words and words[CALLS] > 0}
 
     def steps(self) -> Mapping[int, int]:
         """The newest step that each rank has committed (recovery in place), of those that have, by local rank."""

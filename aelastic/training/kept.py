@@ -2,7 +2,9 @@
 
 The state is whole from a commit until the next update begins.  An update begins in an optimizer's step, after its
 closure has made the gradients, and never once the round is over: a script may have swallowed the error of a collective,
-and its gradients would not be those of all ranks.  An update without an optimizer of torch shows in the versions of the
+and its gradients would not be those of all ranks.  If the round ends during an update, that waits for the commit:
+otherwise a script with two optimizers could lose the state, if the round ends between their steps on all ranks, as it
+may when a node joins or is drained.  An update without an optimizer of torch shows in the versions of the
 parameters (`Tensor._version`), which any change raises.
 """
 
@@ -33,11 +35,18 @@ class Older:
 
 
 class Kept:
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        check: Callable[[], None],
+        begin_update: Callable[[], bool] = lambda: False,
+        end_update: Callable[[], None] = lambda: None,
+    ) -> None:
         """Watches the updates of all optimizers from now on.
 
         Args:
             check: raises if the round is over.
+            begin_update: has the end of the round wait for the end of the update; returns whether it has ended before.
+            end_update: the state is whole again.
         """
         self.step = NO_STEP
         self.is_whole = False
@@ -48,6 +57,7 @@ class Kept:
         self.hold_vote: Callable[[], None] | None = None  # where a loss could leave replica groups a step apart
         self.older: Older | None = None
         self._check = check
+        self._hold_end, self._release_end = begin_update, end_update
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._modes: list[bool] = []
@@ -118,6 +128,7 @@ class Kept:
         self._modes = [module.training for module in self._modules]
         self._copy_buffers()
         self.step, self.is_whole, self.is_fresh = step, True, False
+        self._release_end()
 
     def rewind(self) -> None:
         """Undoes what the lost step's forward pass has done to buffers, and an evaluation to `training`."""
@@ -173,7 +184,10 @@ class Kept:
         elif self.is_whole:
             self._check()
             self.hold_vote()
-        # Otherwise all ranks have voted for this step: another optimizer's update is made, even if the round is over.
+        is_over = self._hold_end()
+        # If all ranks have voted for this step, any optimizer's update is made, even if the round is over.
+        if is_over and self.hold_vote is None:
+            self._check()
         self.tear()
 
     def _before_scaler_update(self) -> None:

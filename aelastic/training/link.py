@@ -25,6 +25,8 @@ _AGAIN_S = 0.01  # between two cuts, where groups were being made as the round e
 _FLUSH_S = 1.0
 _LONGER_S = 0.2
 _PEER_S = 1.0  # from a peer's closed socket to the agent's message
+_UPDATE_S = 1.0  # that the end of a round waits for an update: a script may also wait for a lost rank before its commit
+_UPDATE_AGAIN_S = 0.001  # between two looks whether the update has ended
 
 
 class RoundOver(BaseException):  # no `Exception`, so that `except Exception` in a script lets it pass
@@ -70,6 +72,9 @@ class Link:
         self._changed = threading.Condition()
         self._begin: dict[str, Any] | None = None
         self._over = self._aborted = self._left = -1  # rounds
+        self._ending = -1  # the round that is over once this rank's update has ended
+        self._ends_by = 0.0
+        self._is_updating = False
         self._is_ended = self._is_fork = False
         os.register_at_fork(after_in_child=self._forget)
         threading.Thread(target=self._listen, name="aelastic-in-place", daemon=True).start()
@@ -99,6 +104,7 @@ class Link:
 
     def wait_for_end(self, number: int) -> bool:
         """Whether all ranks are done; otherwise this round is over, and the job continues.  Signals: as above."""
+        self.end_update()
         self._wait_with_default_signals(lambda: self._is_ended or self.is_over(number))
         return self._is_ended
 
@@ -109,6 +115,7 @@ class Link:
 
     def wait_for_over(self, number: int, timeout_s: float | None) -> bool:
         """Whether the agent ends this round within the time."""
+        self.end_update()  # an error has come between
         with self._changed:
             return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
 
@@ -155,10 +162,29 @@ class Link:
         if self.is_over(number):
             raise RoundOver
 
+    def begin_update(self, number: int) -> bool:
+        """Whether this round is over.  If not, its end waits for the end of the update, but not for long."""
+        with self._changed:
+            self._is_updating = True
+            return self.is_over(number)
+
+    def end_update(self) -> None:
+        """The state is whole again, or will not be in this round."""
+        with self._changed:
+            self._is_updating = False
+            self._end_round()
+
+    def _end_round(self) -> None:
+        """Ends the round if the agent has, and no update is in the way.  Called with the lock."""
+        if self._over < self._ending and not (self._is_updating and time.monotonic() < self._ends_by):
+            self._over = self._ending
+            self._changed.notify_all()
+
     def leave(self, number: int) -> None:
         """This process has closed the sockets of the round, or no thread waits on one any more."""
         with self._changed:
             self._left = number
+            self._is_updating = False
         self.sockets.end()
 
     @property
@@ -187,11 +213,20 @@ class Link:
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         while not self._is_ended:
-            is_cutting = self._left < self._over and self.sockets.is_to_be_cut
-            if poll.poll(_AGAIN_S * 1000 if is_cutting else None):
+            if poll.poll(self._again_ms()):
                 self._receive()
+            if self._over < self._ending:
+                with self._changed:
+                    self._end_round()
             if self._left < self._over:
                 self._cut()
+
+    def _again_ms(self) -> float | None:
+        """When there is something to do, even if the agent says nothing."""
+        if self._over < self._ending:
+            return _UPDATE_AGAIN_S * 1000
+        is_cutting = self._left < self._over and self.sockets.is_to_be_cut
+        return _AGAIN_S * 1000 if is_cutting else None
 
     def _receive(self) -> None:
         try:
@@ -210,7 +245,9 @@ class Link:
                 case messages.BEGIN:
                     self._begin = message
                 case messages.OVER:
-                    self._over = max(self._over, message["round"])
+                    self._ending = max(self._ending, message["round"])
+                    self._ends_by = time.monotonic() + _UPDATE_S
+                    self._end_round()
                 case messages.END:
                     self._is_ended = True
             self._changed.notify_all()

@@ -251,7 +251,7 @@ class _Rounds:
         self._watch = watch
         self._number = -1
         self._patience_s: float | None = None
-        self.kept = Kept(lambda: link.check(self._number))
+        self.kept = Kept(lambda: link.check(self._number), lambda: link.begin_update(self._number), link.end_update)
         self._old_groups: list[weakref.ref[Any]] = []
 
     def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

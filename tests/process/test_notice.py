@@ -19,6 +19,7 @@ from aelastic.training.notice.page import CALLS, FROZEN, NONE, PAGE_VARIABLE, SA
 LOOP = """
 import os, sys
 from aelastic import notice
+from aelastic.training.notice import page
 for line in sys.stdin:
     if line == "fork\\n":
         pid = os.fork()
@@ -30,6 +31,10 @@ for line in sys.stdin:
         print("parks", flush=True)
         notice.saved()
         print("goes on", flush=True)
+    elif line == "commit\\n":
+        page.renew()
+        page.commit(7)
+        print("committed", flush=True)
     else:
         print(notice.due(), flush=True)
 """
@@ -84,6 +89,12 @@ def test_without_an_agent_nothing_is_due() -> None:
     worker.say("saved")
     assert [worker.hear(), worker.hear()] == ["parks", "goes on"]
     worker.close()
+
+
+def test_a_worker_that_recovers_in_place_and_commits_its_steps_has_not_asked(pages: NoticePages, worker: Worker) -> None:
+    worker.say("commit")
+    assert worker.hear() == "committed"
+    assert pages.steps() == {0: 7} and pages.calls() == {}
 
 
 def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: Worker) -> None:
