@@ -91,8 +91,9 @@ class WorkerSpec:
         progress: regular expression that finds progress in the workers' output; the first group is the step, an
             optional second group the last step.  `None`: off.
         hang_timeout_s: seconds without a sign of life after which a worker is considered hung; `None`: off.
-        hang_timeout_steps: the same as a multiple of the median step time that `progress` finds, between 30 and
-            900 s; without a limit before the first step of each attempt.
+        hang_timeout_steps: the same as a multiple of the median step time, between 30 and 900 s; without a limit before
+            the first step of each attempt.  Workers that recover in place tell their steps, `progress` finds those of
+            others.
         hang_signals: the signs of life to look for: some of `HANG_SIGNALS`.
         hang_action: `"stop"`: a worker that hangs or lacks expected output fails and is stopped; `"report"`: it is only
             reported.
@@ -208,7 +209,8 @@ class WorkerSpec:
             (has_others and not self.run_id, "run_id is empty: give the job a name, the same on every node"),
             (has_steps and self.hang_timeout_s is not None,
              "hang_timeout_s and hang_timeout_steps are given: leave one out"),
-            (has_steps and self.progress is None, "hang_timeout_steps has no effect without progress: add it"),
+            (has_steps and self.progress is None and self.recovery != "in-place",
+             "hang_timeout_steps has no effect without progress: add it"),
             (self.wrap and not is_program, "wrap is given with a function: only programs are wrapped"),
             (self.wrap_ranks is not None and not self.wrap, "wrap_ranks has no effect without wrap: add it"),
             (self.preload and self.numa_binding is not None,

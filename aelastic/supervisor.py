@@ -387,7 +387,8 @@ class Supervisor:
             textfile = MetricsTextfile(self.spec.metrics_textfile, self._settings.run_id, self._expose())
             await textfile.open()
             self._observers.add(textfile)
-        if self.spec.progress is not None and "KUBEFLOW_TRAINER_SERVER_URL" in env:
+        may_tell_steps = self.spec.progress is not None or self.spec.recovery == "in-place"
+        if may_tell_steps and "KUBEFLOW_TRAINER_SERVER_URL" in env:
             from aelastic.export.trainer import TrainerStatus, status_server
 
             if (server := status_server(env)) is not None:

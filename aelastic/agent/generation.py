@@ -51,6 +51,7 @@ PREPARES_AFTER_S = 1.0
 GIVES_WAY_S = 0.3
 # From the end of a worker until those of all nodes have heard of it, where nothing is in the way.
 HEARS_WITHIN_S = 10.0
+STATES_DIFFER = "a restart would hide that ranks which should have the same state differ"
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
 
@@ -438,7 +439,10 @@ class Generation:
                 note = f"its return value cannot be read: {error!r}"
             else:
                 return None
-        return await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
+        failure = await postmortem.failure(start, self._group.workers[start.local_rank], exit_.exitcode, note)
+        if start.local_rank in self._links.differing:
+            return failure.replace(is_final=True, note=STATES_DIFFER)
+        return failure
 
 
 def can_recover_in_place(settings: AgentSettings) -> bool:

@@ -380,7 +380,12 @@ class Watches:
             from aelastic.hangs.activity import ActivitySampler, rules_of
 
             rules = rules_of(spec, env)
-            self._watches.append(ActivitySampler(rules, count_matches, self._report, step_s=step_s, waiting=waiting))
+            is_told = spec.hang_timeout_steps is not None and spec.progress is None
+            self._watches.append(
+                ActivitySampler(
+                    rules, count_matches, self._report, step_s=step_s, waiting=waiting, steps_are_told=is_told
+                )
+            )
 
     @property
     def env(self) -> dict[str, str]:

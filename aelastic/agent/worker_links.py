@@ -14,6 +14,7 @@ import os
 import socket
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 
 import anyio
 
@@ -41,6 +42,7 @@ class WorkerLinks:
     def __init__(self, generation: int, sockets: ControlSockets, post: Callable[[ev.Event], None]) -> None:
         self._generation, self._sockets, self._post = generation, sockets, post
         self._links: dict[int, _Link] = {}
+        self.differing: set[int] = set()  # local ranks with another state than ranks that should have the same
         self._kept = KeptConnections()
 
     def listen(self, local_rank: int, process: int) -> dict[str, str]:
@@ -50,7 +52,9 @@ class WorkerLinks:
         """
         path = self._sockets.in_place_path(self._generation - 1, local_rank)
         try:
-            self._links[local_rank] = _Link(path, self._generation, local_rank, process, self._post, self._kept)
+            key = self._generation, local_rank, process
+            on_differ = partial(self.differing.add, local_rank)
+            self._links[local_rank] = _Link(path, key, self._post, on_differ, self._kept)
         except OSError as error:
             _log.warning("no recovery in place for local rank %d: %s cannot be opened (%s)", local_rank, path, error)
             return {}
@@ -103,14 +107,12 @@ class _Link:
     def __init__(
         self,
         path: str,
-        generation: int,
-        local_rank: int,
-        process: int,
+        key: tuple[int, int, int],  # generation, local rank, process
         post: Callable[[ev.Event], None],
+        on_differ: Callable[[], None],
         kept: KeptConnections,
     ) -> None:
-        self._path, self._post, self._kept = path, post, kept
-        self._key = generation, local_rank, process
+        self._path, self._key, self._post, self._on_differ, self._kept = path, key, post, on_differ, kept
         self._is_running = self._is_closed = self._has_path = False
         self._running = anyio.CancelScope()
         with suppress(FileNotFoundError):
@@ -182,6 +184,8 @@ class _Link:
                 self._post(ev.Ready(*self._key, round_))
             case {"kind": messages.SHARED, "round": round_, "step": step, "source": source}:
                 self._post(ev.Shared(*self._key, round_, step, source))
+            case {"kind": messages.DIFFER}:
+                self._on_differ()
             case {"kind": messages.LOST, "round": round_}:
                 self._post(ev.StateLost(*self._key, round_))
             case {"kind": messages.DONE, "round": round_}:

@@ -262,7 +262,7 @@ GROUPS: Mapping[str, tuple[Option, ...]] = {
     "hang detection (aelastic only)": (
         _own("--hang-timeout", read_hang_timeout, None, "SECONDS",
             "a worker that shows no sign of life for this long hangs; 5x: five times the median step time, as found by "
-            "--progress, from 30 to 900 s (default: no hang detection)",
+            "--progress or told by workers that recover in place, from 30 to 900 s (default: no hang detection)",
             field=""),
         _own("--hang-signals", read_signs, ",".join(HANG_SIGNALS), "SIGNS",
             "signs of life: output, cpu (1 % of a core or more), io (bytes and calls); leave out cpu if workers spin "

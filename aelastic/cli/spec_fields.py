@@ -204,7 +204,7 @@ def hang_fields(chosen: Settings) -> dict[str, Any]:
         if not is_used and not chosen.by_dest[dest].is_default:
             raise InputError(f"{chosen.source(dest)}: no effect without hang detection: add --hang-timeout")
     steps = timeout.times if isinstance(timeout, Steps) else None
-    if steps is not None and chosen["progress"] is None:
+    if steps is not None and chosen["progress"] is None and chosen["recovery"] != "in-place":
         raise InputError(f"{chosen.source('hang_timeout')}: no step is known without --progress: add it")
     if expected is None and not ranks.is_default:
         raise InputError(f"{ranks.source}: no effect without --expect-output: add it")

@@ -212,7 +212,7 @@ class ProcessFailure(Record):
             return ""
         if self.is_signal:
             return "the worker cannot be killed and still holds its device"
-        return "each restart would fail in the same way"
+        return self.note or "each restart would fail in the same way"
 
     def signal_name(self) -> str:
         """Returns the name of the signal, such as `SIGKILL`, or `<N/A>` (torch: `signal_name`)."""

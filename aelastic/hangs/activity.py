@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 # What a worker has written is searched within milliseconds, and sizes of files are read as fast; a machine may be slow.
 SEARCH_TIMEOUT_S = MEASURE_TIMEOUT_S = 1.0
+WARNS_AFTER_S = 60.0  # without a step; the first one may take longer, while kernels are compiled
 
 # Of a local rank: a number that has grown if its output was as expected since the last call; returned once all that was
 # written until then is searched.
@@ -78,6 +79,7 @@ class ActivitySampler(Watch):
         look: reads `/proc`, in a thread.
         step_s: gives the median step; `None` where none is known.
         waiting: gives local ranks that wait because they are asked to.
+        steps_are_told: the limit is a number of steps, and only workers that recover in place tell them.
     """
 
     def __init__(
@@ -88,6 +90,8 @@ class ActivitySampler(Watch):
         look: Look | None = None,
         step_s: Callable[[], float | None] = lambda: None,
         waiting: Callable[[], Collection[int]] = lambda: (),
+        *,
+        steps_are_told: bool = False,
     ) -> None:
         self._rules = rules
         self._core = HangRules(rules)
@@ -95,6 +99,8 @@ class ActivitySampler(Watch):
         self._report, self._step_s, self._waiting = report, step_s, waiting
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
+        self._misses_steps = steps_are_told  # warns once if none is told
+        self._began_at = 0.0
         self._places: dict[int, Place] = {}
         self._expecting: set[int] = set()  # local ranks whose output is matched
         self._unseen: set[HangSignal] = set()  # what has been logged as unseen
@@ -112,7 +118,8 @@ class ActivitySampler(Watch):
         expected = self._rules.expect_output
         concerned = [start for start in starts if expected is not None and expected.concerns(start.env)]
         self._expecting = {start.local_rank for start in concerned}
-        self._core.handle(Began(tuple(self._places)), aio.now())
+        self._began_at = aio.now()
+        self._core.handle(Began(tuple(self._places)), self._began_at)
         self._changed.set()
 
     def ended(self, generation: int, local_rank: int) -> None:
@@ -141,7 +148,9 @@ class ActivitySampler(Watch):
                     for rank, sample in samples.items()
                 }
                 self._warn_of_unseen(full.values())
-                self._judge(Looked(full, began_at, self._step_s(), frozenset(self._waiting())))
+                step_s = self._step_s()
+                self._warn_of_missing_steps(step_s, began_at)
+                self._judge(Looked(full, began_at, step_s, frozenset(self._waiting())))
 
     async def _wait_due(self) -> bool:
         """Whether it is time to look; else something has changed."""
@@ -182,6 +191,16 @@ class ActivitySampler(Watch):
             if any(each.of(sign) is None for each in samples) and sign not in self._unseen:
                 self._unseen.add(sign)
                 _log.warning("cannot read %s of workers; ignored for hang detection", WORDS[sign])
+
+    def _warn_of_missing_steps(self, step_s: float | None, now: float) -> None:
+        if step_s is not None:
+            self._misses_steps = False
+        elif self._misses_steps and now - self._began_at >= WARNS_AFTER_S:
+            self._misses_steps = False
+            _log.warning(
+                "no limit for hangs yet: no worker has told a step for %.0f s; workers that do not recover in place "
+                "need --progress", WARNS_AFTER_S, extra={"topic": "no-step-is-known"},
+            )  # fmt: skip
 
 
 def _completed(sample: Sample, **more: int | None) -> Sample:

@@ -24,6 +24,7 @@ from aelastic.decisions import wording
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
+from aelastic.failures.places import ranks_in_words
 from aelastic.group.events import (
     DeadlinePassed,
     Event,
@@ -38,7 +39,7 @@ from aelastic.group.events import (
     WorkerState,
     signal_words,
 )
-from aelastic.group.in_place import UNSHARED_ROUNDS_MAX
+from aelastic.group.in_place import UNSHARED_ROUNDS_MAX, Standing
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from aelastic.spec import WorkerSpec
 
 # Workers are being started, or may be started in spite of a stop.
+OTHERS_CANNOT = "not all workers of the job can leave the round"
+_OPTED_IN = {Standing.READY, Standing.RUNNING, Standing.LEAVING, Standing.DONE}
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 # The last ten restarts, of six phases each.
 PHASES_MAX = 60
@@ -162,7 +165,8 @@ class RunEventSource:
                 if self._phase is Phase.RUNNING:
                     self._left_at = now
                 is_asked = event.decision.cause.kind is CauseKind.RESTART_REQUESTED
-                why = self._why_given_up(event) if self._is_given_up() and not is_asked else ""
+                why = self._why_given_up(event) if self._is_given_up() else self._who_has_not_opted_in(event)
+                why = "" if is_asked else why
                 return [*self._restarting(event), *([ev.NotRecovered(group.generation, why)] if why else [])]
             case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, decision, cause)]
@@ -202,8 +206,20 @@ class RunEventSource:
         if group.in_place.is_worn_out and self._phase is Phase.RUNNING and not group.in_place.is_state_lost:
             return f"{UNSHARED_ROUNDS_MAX} rounds in a row ended before all workers had the state"
         if event is not None and event.decision.cause.is_failure:
-            return "not all workers of the job can leave the round"
+            return OTHERS_CANNOT
         return wording.text_of(group.reason if event is None else event.decision)
+
+    def _who_has_not_opted_in(self, event: Interrupted) -> str:
+        """Why workers are stopped although some have opted in; empty if none has, or that is not the reason."""
+        group = self._group
+        standings = group.in_place.standing
+        have_some = any(each in _OPTED_IN for each in standings.values())
+        if event.in_place or group.phase is not Phase.STOPPING or not have_some:
+            return ""
+        others = [group.workers[rank].global_rank for rank, each in standings.items() if each is Standing.STARTING]
+        if others:
+            return f"{ranks_in_words(others)} had not opted in"
+        return OTHERS_CANNOT if event.decision.cause.is_failure else ""
 
     def _worker_ended(self, event: Exited, now: float) -> list[ev.RunEvent]:
         group, local_rank = self._group, event.local_rank

@@ -23,6 +23,7 @@ MAX_PACKET = 65536  # bytes; an environment of a few hundred variables takes 20 
 # From the worker.
 READY = "ready"  # at the safe point after `round` (-1: never in a round); holds the state of `step` (-1: none)
 SHARED = "shared"  # has the state of `step`, from the rank `source` (-1: from a checkpoint, or the state is new)
+DIFFER = "differ"  # ranks that should have equal states have others: this one raises an error, and the job must end
 LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
@@ -37,6 +38,7 @@ _INTEGER, _TEXT, _ENVIRONMENT = "an integer from -1 to 2**63 - 1", "a string", "
 _FIELDS = {
     READY: {"round": _INTEGER, "step": _INTEGER},
     SHARED: {"round": _INTEGER, "step": _INTEGER, "source": _INTEGER},
+    DIFFER: {"round": _INTEGER},
     LOST: {"round": _INTEGER},
     DONE: {"round": _INTEGER},
     KEEP: {"round": _INTEGER},

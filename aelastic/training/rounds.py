@@ -118,6 +118,9 @@ class RoundInPlace(Round):
             shared = _share(self._kept, state, load, replicas, self._link, self.number)
         except sharing.LostStateError:
             self._wait_for_fresh_processes()
+        except sharing.DifferentStatesError:
+            self._link.send(messages.DIFFER, round=self.number)
+            raise
         self._kept.adopt(state, shared.step)
         self._kept.clear_gradients()
         if shared.needs_votes:

@@ -117,7 +117,7 @@ OPTIONS = [
     ("--hang-timeout 1x train.py", "--hang-timeout 1x: use more than 1, times the median step, as in 5x"),
     ("--hang-timeout 5xy train.py", "--hang-timeout 5xy: use more than 1, times the median step, as in 5x"),
     ("--hang-timeout x5 train.py", "--hang-timeout x5: use a number"),
-    ("--hang-timeout 5x train.py", "--hang-timeout 5x: no step is known without --progress: add it"),
+    ("--hang-timeout 5x --recovery restart train.py", "--hang-timeout 5x: no step is known without --progress: add it"),
     ("--restart-grace -1 train.py", "--restart-grace -1: use seconds, 0 or more, or shutdown-timeout"),
     ("--restart-grace soon train.py", "--restart-grace soon: use seconds, 0 or more, or shutdown-timeout"),
     ("--restart-grace 31 train.py", "--restart-grace 31: use at most --shutdown-timeout, which is 30"),

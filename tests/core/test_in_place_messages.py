@@ -14,6 +14,7 @@ EXAMPLES: list[tuple[str, dict[str, Any]]] = [
     ("ready", {"round": -1, "step": -1}),
     ("ready", {"round": 1 << 40, "step": 12}),
     ("shared", {"round": 3, "step": 12, "source": 0}),
+    ("differ", {"round": 3}),
     ("lost", {"round": 3}),
     ("done", {"round": 3}),
     ("keep", {"round": 3}),

@@ -125,6 +125,8 @@ def test_where_the_workers_of_one_node_have_not_opted_in_all_restart(launch: Lau
         os.kill(first.starts[-1].pid, signal.SIGKILL)
         second = team.wait_round(team.agents, after=first)
         assert not first.pids & second.pids and second.restart == 1, team.story
+        (agent,) = [each for each in team.agents if each.has_said("not continuing in place")]
+        assert agent.has_said("not all workers of the job can leave the round; restarting all workers"), agent.story
 
 
 def test_two_workers_of_two_nodes_are_lost_at_once(launch: Launcher) -> None:

@@ -229,6 +229,31 @@ async def test_what_cannot_be_seen_is_said_once(caplog: pytest.LogCaptureFixture
     ]
 
 
+@on_virtual_time
+async def test_a_limit_in_steps_of_which_none_is_told_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    steps: list[float | None] = [None]
+    rules = Rules(hang_timeout_steps=5.0, hang_signals=("output",))
+    look = FakeLook({0: Sample(output=1)})
+    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, step_s=lambda: steps[0], steps_are_told=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0)], {0: 11})
+        await anyio.sleep(30)
+        steps[0] = 1.0
+        await anyio.sleep(60)
+        assert not caplog.records, "a step was told"
+        tasks.cancel_scope.cancel()
+    sampler = ActivitySampler(rules, no_matches, lambda _: None, look, steps_are_told=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sampler.run)
+        sampler.started(1, [start_of(0)], {0: 11})
+        await anyio.sleep(300)
+        tasks.cancel_scope.cancel()
+    assert [record.getMessage() for record in caplog.records] == [
+        "no limit for hangs yet: no worker has told a step for 60 s; workers that do not recover in place need --progress"
+    ]
+
+
 # Scratch that is searched.
 
 

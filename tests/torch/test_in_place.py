@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -55,11 +56,13 @@ def on_batch(step):
     assert found.end == undisturbed, job.story
 
 
-def assert_all_are_new(job: Job, undisturbed: str) -> None:
-    """The job restarted once, in new processes, without the state."""
+def assert_all_are_new(job: Job, undisturbed: str, why: str = "") -> None:
+    """The job restarted once, in new processes, without the state; it says why if some workers have opted in."""
     found = course(job)
     assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
     assert "recovering in place" not in job.stderr
+    said = re.findall(r"not continuing in place: (.*); restarting all workers of this node", job.stderr)
+    assert said == ([why] if why else []), job.story
     assert found.end == undisturbed, job.story
 
 
@@ -84,7 +87,8 @@ if {who!r} == "nobody" or os.environ["RANK"] == "3":
 def share(round):
     return 0  # all ranks have the same collectives
 """
-    assert_all_are_new(start(launch, script(case)), undisturbed)
+    why = "rank 3 had not opted in" if who == "one rank" else ""
+    assert_all_are_new(start(launch, script(case)), undisturbed, why)
 
 
 # What keeps rank 3 from recovering in place: in the worker, or in the agent.
@@ -115,7 +119,7 @@ ControlSockets.in_place_path = in_place_path
 def test_a_rank_that_cannot_recover_in_place_shares_the_state_with_those_that_can(
     launch: Launcher, undisturbed: str, case: str, wrapper: str
 ) -> None:
-    assert_all_are_new(start(launch, script(case), wrapper=wrapper), undisturbed)
+    assert_all_are_new(start(launch, script(case), wrapper=wrapper), undisturbed, "rank 3 had not opted in")
 
 
 @pytest.mark.all

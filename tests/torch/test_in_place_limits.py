@@ -7,6 +7,8 @@ from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import quiet_port
 from kit.workers.in_place_training import FAULT_AT, course, script, shared_in, start
 
+from aelastic.errors import EXIT_FAILURE
+
 pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.ci, pytest.mark.all]
 
 # The agent's, instead of 5 s.
@@ -327,3 +329,18 @@ def test_a_shard_is_kept_in_the_first_step_of_a_round(launch: Launcher) -> None:
     job = start(launch, sharded((2, 2), (1,), deaths=2))
     found = course(job)
     assert (found.restarts, found.kept(0, 2), found.step(2)) == (2, {0, 2, 3}, 6), job.story
+
+
+def test_ranks_with_different_states_end_the_job(launch: Launcher) -> None:
+    """A restart would go on from a checkpoint, or the beginning, and nobody would know that the training is wrong."""
+    case = """
+def after_update(round, step):
+    if restarts() == 0 and step == 16 and dist.get_rank() == 2:
+        with torch.no_grad():
+            model[0].weight[0, 0] += 1.0
+"""
+    job = start(launch, script(case))
+    job.assert_ends(EXIT_FAILURE, LAUNCH_TIMEOUT_S)
+    assert "share: ranks [0, 1, 2, 3] should have equal states" in job.stderr, job.story
+    assert "a restart would hide that ranks which should have the same state differ" in job.stderr, job.story
+    assert not [line for line in job.lines if line.startswith("end ")], job.story
