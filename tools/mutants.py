@@ -1,4 +1,4 @@
-"""Puts small bugs into the cores, one at a time, and reports which of them the tests find: `make mutants`.
+"""Puts small bugs into the product, one at a time, and reports which of them the tests find: `make mutants`.
 
 `tools/mutants/` has one diff for each bug; its first line says what is wrong.  Each is applied to a copy of the working
 tree, never to the tree itself, and the tests without processes run there until one fails.  A mutant that no test finds
@@ -41,7 +41,9 @@ MUTANTS = ROOT / "tools" / "mutants"
 FOUND = MUTANTS / "found.json"
 BUILD = ROOT / "build" / "mutants"
 RESULTS = ROOT / "build" / "mutants.json"
-RINGS = ("core", "property", "shell", "simulation")
+RINGS = ("core", "property", "shell", "simulation", "torch")
+# Of the ring torch, those of the worker's side of recovery in place that start no process.
+TORCH = ("consequence", "fingerprint", "group_sockets", "kept", "shared_state", "sharing", "vote")
 # They compare pages with the code, and so find every change to it.
 GENERATED = ("generated_pages", "layers", "troubleshooting", "references")
 LIVED, STALE, BROKEN = "lived", "stale", "broken"
@@ -301,7 +303,8 @@ def run_pytest(folder: Path, args: Sequence[str], plan: dict[str, object]) -> in
 
 def run_unchanged(scratch: Scratch, folder: Path) -> Reach:
     """The tests of the unchanged tree: what each takes, and reaches."""
-    files = [f"tests/{ring}" for ring in RINGS]
+    files = [f"tests/{ring}" for ring in RINGS if ring != "torch"]
+    files += [f"tests/torch/test_{name}.py" for name in TORCH]
     ignored = [f"--ignore=tests/core/test_{name}.py" for name in GENERATED]
     data, report = folder / "coverage", folder / "unchanged.json"
     os.environ["COVERAGE_FILE"] = str(data)  # noqa: TID251  likewise

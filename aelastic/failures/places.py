@@ -100,9 +100,18 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
     does = ("waits in" if len(most) == 1 else "wait in") if all(place.collective for place in most) else "are at"
     where = f"{does} {same.pop() if len(same) == 1 else 'collectives'}"
     text = f"{what}: {len(most)} of {len(ranks)} ranks {where}{since}; "
-    named = [f"rank {place.rank} on {place.host} does not: {place.sentence}" for place in odd[:NAMED_MAX]]
+    named = [
+        f"rank {place.rank} on {place.host} {_differs(place, most)}: {place.sentence}" for place in odd[:NAMED_MAX]
+    ]
     more = [f"{len(odd) - NAMED_MAX} more do not"] if len(odd) > NAMED_MAX else []
     return Comparison(text + "; ".join(named + more), tuple(place.rank for place in odd))
+
+
+def _differs(place: Place, most: Sequence[Place]) -> str:
+    """What tells a rank from most of them."""
+    if any(place.group == other.group for other in most):
+        return f"has done {place.steps} steps, the others {most[0].steps}"
+    return "does not"
 
 
 def _odd_ones(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:

@@ -20,6 +20,11 @@ _COLLECTIVES = re.compile(
     r"|/horovod/.*mpi_ops\.py$"
     r"|/aelastic/training/notice/page\.py$"  # a rank that has saved for a drain waits for the others
 )
+# Of modules that also run what computes: functions that end in a collective in C++, as DDP's broadcast of buffers does.
+_IN_C = re.compile(
+    r"/torch/(nn/parallel/distributed|distributed/utils)\.py:"
+    r"(_distributed_broadcast_coalesced|_sync_module_states|_verify_param_shape_across_processes|_sync_params_and_buffers)$"
+)
 _BACKWARD = "_engine_run_backward"
 # A thread that waits, as the kernel has it (`Place.state`).
 _WAITS = {"S", "lock"}
@@ -42,8 +47,14 @@ def place_of(place: Place, threads: Sequence[Thread]) -> Place:
 
 def _collective_in(frames: Sequence[Frame]) -> str:
     """The outermost collective of a stack; "" if there is none."""
-    inside = [frame for frame in frames if _COLLECTIVES.search(frame.file) and frame.function not in _WRAPPERS]
+    inside = [frame for frame in frames if _is_collective(frame)]
     return inside[-1].function if inside else ""
+
+
+def _is_collective(frame: Frame) -> bool:
+    if _IN_C.search(f"{frame.file}:{frame.function}"):
+        return True
+    return bool(_COLLECTIVES.search(frame.file)) and frame.function not in _WRAPPERS
 
 
 def is_users(file: str) -> bool:

@@ -79,7 +79,9 @@ def test_a_rank_that_is_seen_elsewhere_is_named_though_another_is_unknown() -> N
 
 def test_where_places_tell_nothing_fewer_steps_do() -> None:
     places = [waiting(0, steps=9), waiting(1, steps=9), waiting(2, steps=8), waiting(3, steps=9)]
-    assert compare(places).odd == (2,)
+    found = compare(places)
+    assert found.odd == (2,)
+    assert found.text.endswith("rank 2 on n0 has done 8 steps, the others 9: all_reduce (train.py:120), sleeps")
     assert compare([places[0], places[2].replace(rank=3)]).odd == ()
 
 
@@ -101,6 +103,17 @@ def test_a_stack_in_a_collective_is_at_the_users_call_of_it() -> None:
         Frame("/home/me/train.py", 150, "<module>"),
     )
     assert (place.at, place.collective, place.group) == ("train.py:120", "all_reduce", "all_reduce (train.py:120)")
+
+
+DDP = "/usr/lib/python3.11/site-packages/torch/nn/parallel/distributed.py"
+OF_DDP = Frame(DDP, 1782, "_pre_forward"), Frame(DDP, 1886, "forward"), Frame("/home/me/train.py", 120, "main")
+
+
+def test_a_broadcast_of_ddp_is_a_collective_and_the_forward_pass_of_its_module_is_none() -> None:
+    waits = folded(Frame(DDP, 2363, "_distributed_broadcast_coalesced"), *OF_DDP)
+    assert waits.group == "_distributed_broadcast_coalesced (train.py:120)"
+    computes = folded(Frame("/home/me/model.py", 7, "forward"), *OF_DDP)
+    assert (computes.collective, computes.group) == ("", "forward (model.py:7)")
 
 
 def test_a_rank_that_has_saved_for_a_drain_waits_and_the_one_that_does_not_come_is_odd() -> None:

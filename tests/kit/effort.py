@@ -29,6 +29,7 @@ FIRST_MOMENTS = (4, 20, 200)[_OF]  # forked workers that are asked to end as soo
 EVERYWHERE_S = (0.03, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
 FRAMEWORK_KILLS = (5, 5, 50)[_OF]  # of ranks, in jobs of each framework that owns the training loop
 KILLS, KILLED_JOBS = ((4, 1), (20, 1), (100, 10))[_OF]  # of ranks, in each of so many jobs that recover in place
+KILLS_AT_START = (5, 20, 200)[_OF]  # of ranks while the others are in `init_process_group`
 ROUNDS_IN_PLACE = (10, 10, 200)[_OF]  # that one process takes part in
 # Nothing is warm in a soak: each interpreter is started, as a user's is (`kit.warm.interpreters`).
 IS_COLD = EFFORT == "soak"

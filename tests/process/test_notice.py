@@ -91,7 +91,9 @@ def test_without_an_agent_nothing_is_due() -> None:
     worker.close()
 
 
-def test_a_worker_that_recovers_in_place_and_commits_its_steps_has_not_asked(pages: NoticePages, worker: Worker) -> None:
+def test_a_worker_that_recovers_in_place_and_commits_its_steps_has_not_asked(
+    pages: NoticePages, worker: Worker
+) -> None:
     worker.say("commit")
     assert worker.hear() == "committed"
     assert pages.steps() == {0: 7} and pages.calls() == {}

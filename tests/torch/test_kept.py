@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import nn
 
-from aelastic.training import Late, Value
+from aelastic.training import Late, Value, rounds
 from aelastic.training.kept import NO_STEP, Kept
-from aelastic.training.link import RoundOver
+from aelastic.training.link import Link, RoundOver
 
 
 class Round:
@@ -29,9 +30,11 @@ class Round:
 
 
 @contextmanager
-def kept_of(*objects: Any, check: Callable[[], None] = lambda: None) -> Iterator[Kept]:
+def kept_of(
+    *objects: Any, check: Callable[[], None] = lambda: None, hold_end: Callable[[], bool] = lambda: False
+) -> Iterator[Kept]:
     """Holds the state of step 0."""
-    kept = Kept(check)
+    kept = Kept(check, hold_end)
     try:
         kept.adopt(objects, 0)
         yield kept
@@ -109,6 +112,37 @@ def test_no_update_begins_once_the_round_is_over() -> None:
         with pytest.raises(RoundOver):
             optimizer.step()
         assert kept.whole_step == 0 and torch.equal(model.weight, before)
+
+
+def test_no_update_begins_if_the_round_ends_just_before() -> None:
+    model, optimizer = with_gradients()
+    before = model.weight.clone()
+    round_ = Round()
+
+    def hold_end() -> bool:
+        round_.is_over = True
+        return True
+
+    with kept_of(model, optimizer, check=round_.check, hold_end=hold_end) as kept:
+        with pytest.raises(RoundOver):
+            optimizer.step()
+        assert kept.whole_step == 0 and torch.equal(model.weight, before)
+
+
+def test_the_end_of_a_round_waits_from_the_first_update_of_a_step_to_its_commit() -> None:
+    _, optimizer = with_gradients()
+    calls: list[str] = []
+
+    def hold_end() -> bool:
+        calls.append("held")
+        return False
+
+    kept = Kept(lambda: None, hold_end, lambda: calls.append("released"))
+    optimizer.step()
+    optimizer.step()
+    kept.commit(1)
+    kept.close()
+    assert calls == ["held", "held", "released"]
 
 
 def test_the_update_has_begun_when_the_hooks_of_an_optimizer_run() -> None:
@@ -309,3 +343,96 @@ def test_objects_are_others_if_one_is() -> None:
     with kept_of(model, optimizer) as kept:
         assert not kept.holds_other_than((model, optimizer))
         assert kept.holds_other_than((nn.Linear(2, 2), optimizer))
+
+
+def test_gradients_of_what_a_framework_has_made_are_cleared() -> None:
+    late, (model, optimizer) = Late(), with_gradients()
+    late.attach(optimizer)
+    with kept_of(late) as kept:
+        kept.clear_gradients()
+    assert model.weight.grad is None
+
+
+# What a round does with it.
+
+
+@pytest.fixture
+def page_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the agent reads of this process's commits."""
+    steps: list[int] = []
+    monkeypatch.setattr(rounds, "page", SimpleNamespace(commit=steps.append, renew=lambda: None))
+    return steps
+
+
+# An agent that begins a round as soon as this worker is ready.
+AT_ONCE = SimpleNamespace(
+    send=lambda *_, **__: None,
+    wait_for_begin=lambda _: {"env": {}, "round": 2, "patience": -1},
+    end_update=lambda: None,
+    sockets=SimpleNamespace(begin=lambda: None),
+)
+
+
+def round_with(kept: Kept) -> rounds.RoundInPlace:
+    return rounds.RoundInPlace(cast("Link", None), kept, [], None)
+
+
+def test_a_step_is_committed_when_its_body_ends(page_steps: list[int]) -> None:
+    model, optimizer = with_gradients()
+    seen = []
+    with kept_of(model, optimizer) as kept:
+        for step in round_with(kept).steps(0, 3):
+            seen.append((step, kept.whole_step))
+            optimizer.step()
+        assert kept.whole_step == 3
+    assert (seen, page_steps) == ([(0, 0), (1, 1), (2, 2)], [1, 2, 3])
+
+
+def test_a_step_that_the_script_commits_before_its_evaluation_is_not_committed_after_it(page_steps: list[int]) -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        round_ = round_with(kept)
+        for step in round_.steps(0, 1):
+            optimizer.step()
+            round_.commit(step + 1)
+            model.eval()
+        kept.rewind()
+        assert model.training and page_steps == [1]
+
+
+def test_a_model_that_a_framework_makes_is_kept_from_its_attachment_on(page_steps: list[int]) -> None:
+    late, model = Late(), nn.BatchNorm1d(2)
+    with kept_of(late) as kept:
+        round_ = round_with(kept)
+        round_.attach(late, model)
+        round_.commit(1)
+        model(torch.randn(3, 2))
+        kept.rewind()
+        assert model.num_batches_tracked == 0 and page_steps == [1]
+
+
+def test_parameters_that_change_before_share_tear_the_state(page_steps: list[int]) -> None:
+    """As a wrapper does that copies those of another rank."""
+    job = rounds._Rounds(cast("Link", AT_ONCE), None)
+    model, optimizer = with_gradients()
+    try:
+        job.kept.adopt((model, optimizer), 0)
+        job._begin()
+        assert job.kept.check_versions()
+        nn.init.zeros_(model.weight)
+        assert not job.kept.check_versions()
+    finally:
+        job.kept.close()
+    assert page_steps == []
+
+
+def test_a_round_begins_without_the_vote_of_the_one_before(page_steps: list[int]) -> None:
+    def is_voting() -> bool:
+        return job.kept.hold_vote is not None
+
+    job = rounds._Rounds(cast("Link", AT_ONCE), None)
+    job.kept.close()
+    job.kept.hold_vote = job.kept.tear
+    assert is_voting()
+    job._begin()
+    assert not is_voting() and page_steps == []

@@ -269,6 +269,12 @@ def test_a_tensor_that_is_not_contiguous_is_received_where_it_is() -> None:
     assert torch.equal(place, torch.arange(12.0).view(3, 4)) and place.stride() == (1, 3)
 
 
+def test_the_last_tensor_is_received_where_it_is_even_if_it_is_not_contiguous() -> None:
+    place = torch.zeros(4, 3).t()
+    transfer([Value([torch.arange(12.0).view(3, 4)])], [Value([place])])
+    assert torch.equal(place, torch.arange(12.0).view(3, 4))
+
+
 def test_a_tree_may_be_longer_than_its_head() -> None:
     tree = {f"name {number}": number for number in range(20_000)}
     assert transferred([tree, torch.ones(3)])[0] == tree

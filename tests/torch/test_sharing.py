@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from aelastic.training.kept import Kept
+from aelastic.training import rounds
+from aelastic.training.kept import NO_STEP, Kept
+from aelastic.training.link import Link, RoundOver
 from aelastic.training.shared_state import sharing
 from aelastic.training.shared_state.sharing import DifferentStatesError, LostStateError, Shared, share
 from aelastic.training.shared_state.wire import Wire
@@ -43,6 +46,20 @@ class Scripted(Wire):
         assert len(buffer)
         if target not in self.sent_to:
             self.sent_to.append(target)
+
+
+class Second(Scripted):
+    """This process is rank 1 of two, and the round ends as rank 0 sends something."""
+
+    def __init__(self, *answers: Answer) -> None:
+        super().__init__(2, *answers)
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        return super().gather(numbers)[::-1]
+
+    def receive(self, buffer: torch.Tensor, source: int) -> None:
+        assert source == 0 and len(buffer)
+        raise RoundOver
 
 
 def others_say(*steps: int, groups: Sequence[int] = ()) -> Answer:
@@ -101,6 +118,11 @@ def test_ranks_that_have_no_checkpoint_get_what_others_have_loaded(kept: Kept) -
     assert replicas.sent_to == [1]
 
 
+def test_each_rank_loads_the_checkpoint(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    assert share(kept, [nn.Linear(2, 2)], lambda: 7, Second(), Second()) == Shared(7, -1, needs_votes=False)
+
+
 def test_ranks_that_have_loaded_different_steps_end_the_job(kept: Kept) -> None:
     everyone = Scripted(2, others_say(-1), others_say(5, groups=[1]))
     with pytest.raises(DifferentStatesError, match=r"ranks have loaded checkpoints of different steps: \[5, 7\]"):
@@ -122,6 +144,26 @@ def test_a_rank_without_the_state_gets_it_from_one_that_has_it(kept: Kept) -> No
     replicas = Scripted(3)
     assert share(kept, objects, None, replicas, Scripted(3, others_say(-1, 4))) == Shared(4, 0, needs_votes=False)
     assert replicas.sent_to == [1]
+
+
+def test_a_rank_that_has_received_half_of_a_state_has_none(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    objects = at_step(kept, 4)
+    with pytest.raises(RoundOver):
+        share(kept, objects, None, Second(), Second(others_say(5)))
+    assert (kept.whole_step, kept.is_fresh) == (NO_STEP, False)
+
+
+def test_gradients_of_the_lost_step_are_gone_once_the_state_is_shared(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rounds, "_share", lambda *_: Shared(4, 0, needs_votes=False))
+    monkeypatch.setattr(rounds, "page", SimpleNamespace(commit=lambda _: None))
+    (model,) = objects = at_step(kept, 4)
+    model(torch.ones(2)).sum().backward()
+    link = SimpleNamespace(send=lambda *_, **__: None)
+    assert rounds.RoundInPlace(cast("Link", link), kept, [], None).share(*objects) == 4
+    assert model.weight.grad is None and kept.whole_step == 4
 
 
 def test_the_newest_step_that_every_group_has_wins(kept: Kept) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,10 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.effort import examples
 
-from aelastic.training import Value
+from aelastic.training import Value, rounds
 from aelastic.training.kept import NO_STEP, Kept
-from aelastic.training.link import RoundOver
-from aelastic.training.shared_state.sharing import Claim, are_votes_needed, newest_common_step, take_own
+from aelastic.training.link import Link, RoundOver
+from aelastic.training.shared_state.sharing import Claim, Shared, are_votes_needed, newest_common_step, take_own
 from aelastic.training.vote import Vote
 
 STEP = 2
@@ -220,6 +221,27 @@ def test_a_rank_that_does_not_see_its_updates_does_not_vote() -> None:
     assert kept.is_watching
     kept.close()
     assert not kept.is_watching
+
+
+@pytest.mark.parametrize("is_needed", [True, False])
+def test_a_round_votes_if_share_finds_that_it_has_to(monkeypatch: pytest.MonkeyPatch, *, is_needed: bool) -> None:
+    monkeypatch.setattr(rounds, "_share", lambda *_: Shared(STEP, 0, needs_votes=is_needed))
+    monkeypatch.setattr(rounds, "page", SimpleNamespace(commit=lambda _: None))
+    monkeypatch.setattr(torch.distributed, "barrier", cut)
+    rank = Rank()
+    rank.begin_next_round()
+    link = SimpleNamespace(send=lambda *_, **__: None)
+    round_ = rounds.RoundInPlace(cast("Link", link), rank.kept, [], None)
+    assert round_.share(*rank.objects) == STEP
+    rank.forward(STEP)
+    rank.kept.begin_update()
+    rank.update(STEP)
+    if is_needed:
+        with pytest.raises(RuntimeError, match="closed by peer"):
+            round_.commit(STEP + 1)
+    else:
+        round_.commit(STEP + 1)
+    assert rank.claim.steps == ({STEP, STEP + 1} if is_needed else {STEP + 1})
 
 
 def test_a_step_that_only_some_survivors_of_each_group_have_is_not_taken() -> None:

@@ -213,7 +213,8 @@ def script(case: str = "", steps: int = STEPS) -> str:
 
 
 def start(launch: Launcher, code: str, *options: str, ranks: int = RANKS, **more: Any) -> Job:
-    env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **launch.warm.env, **more.pop("env", {})}
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(launch.folder / "inductor")}  # by default left in the temporary folder
+    env = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **caches, **launch.warm.env, **more.pop("env", {})}
     return launch(code, f"--nproc-per-node={ranks}", "--max-restarts=20", *options, env=env, **more)
 
 
