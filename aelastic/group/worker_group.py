@@ -570,6 +570,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.deadline = self.in_place.ready_by
         leaving = {*self.in_place.those(Standing.LEAVING), *self.in_place.those(Standing.LOST)}
         late = tuple(sorted(leaving & self.exits.alive))
+        for rank in late:
+            self.in_place.on_lost(rank)  # if it comes after all, it is being killed, and must not begin a round
         return [ev.Stop(self.generation, late, signal.SIGKILL)] if late else []
 
     # Moves.

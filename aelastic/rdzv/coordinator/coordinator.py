@@ -78,9 +78,8 @@ class Coordinator(Machine[ev.Event, Send]):
             case m.Left() | ev.Lost():
                 return self._on_gone(event, now)
             case m.Prepared():
-                is_waiting = self.roster.set_starts(event.node_id, event.starts) and not self.drain.is_on
-                if is_waiting and self.phase is Phase.RUNNING and self.deadline is not None:
-                    self.deadline = max(now, self.newcomers.settled_at)
+                if self.roster.set_starts(event.node_id, event.starts) and self.phase is Phase.RUNNING:
+                    self._look_again(now)
                 return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
             case m.OptedIn(node_id, round_):
                 if round_ != self.round or node_id not in self.roster.participants:
@@ -212,12 +211,19 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
                 told = self.forming.bench.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
+                if node.starts is m.Starts.READY:  # it has become so while it was lost
+                    self._look_again(now)
                 ahead = self.newcomers.start_ahead([node.node_id])
                 return told or ahead + self.newcomers.tell([node.node_id], self.deadline, now)
             case Phase.CLOSED:  # it hears the verdict
                 return self._close(self.verdict, node)
             case _:
                 assert_never(self.phase)
+
+    def _look_again(self, now: float) -> None:
+        """Of the nodes that wait while a round runs, one is ready sooner than was thought, or is gone."""
+        if self.deadline is not None and not self.drain.is_on:
+            self.deadline = max(now, self.newcomers.settled_at)
 
     def _on_failed(self, event: m.Failed, now: float) -> list[Send]:
         if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
@@ -262,8 +268,9 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert self.takeover is not None
                 self.takeover.give_up(node_id, was_finished=was_finished)
                 return self._end_takeover(now)
-            case Phase.RUNNING if not is_participant:
-                return []  # a spare
+            case Phase.RUNNING if not is_participant:  # others may have waited for it
+                self._look_again(now)
+                return []
             case Phase.RUNNING if was_finished:  # it is missed only if the job restarts
                 departed = m.Departed(self.round, self.roster.depart(node_id))  # for a coordinator after this one
                 told = [Send(i, departed) for i in self.roster.connected_participants()] + self._close_if_finished()

@@ -398,6 +398,7 @@ class Agent(SimulatedProcess):
                 self._disconnect()
                 self._connect(conn, record)
             case m.Disconnect():
+                self.watcher.hangs_up(self)
                 self._disconnect()
             case m.Send(message):
                 if self.stream is not None:

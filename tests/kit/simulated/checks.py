@@ -414,17 +414,25 @@ class Checks:
         self._world.after(0.0, lambda: self._check_knows_none(round_))
 
     def _check_knows_none(self, round_: Round) -> None:
-        """A round begins after a verdict only where a new agent found the endpoint empty, and knows nothing of the job.
+        """A round begins after a verdict only where a coordinator reads that another one leads with its next renewal.
 
-        The nodes that know it may have elected another coordinator, whose verdict is on the endpoint now: the new agent reads
-        that with its next renewal.
+        A new agent may have found the endpoint empty, and know nothing of the job: the nodes that know it may have elected
+        another coordinator, whose verdict is on the endpoint now.  And one that was suspended, and its clock with it, wakes
+        up certain that it leads (`survivors/leadership.py`).
         """
         before = {self._round_of.get(node_id, round_) for node_id in round_.heard}
         is_new = before == {round_} and round_.token in self._elected
         displaced_at, newest = self._board.elections[-1]
         is_displaced = newest.candidate.token != round_.token and self._is_just_elected_by_nodes(displaced_at, newest)
-        if not (is_new and is_displaced):
+        has_just_woken = newest.candidate.token != round_.token and self._has_just_woken(round_.leader_id)
+        if not (is_new and is_displaced) and not has_just_woken:
             self.fail(f"{round_} begins after a verdict: {self.verdicts[0]}")
+
+    def _has_just_woken(self, node_id: str) -> bool:
+        """Whether it was suspended, and has not had the time to hear from the board since."""
+        since = self._world.now - self.lease_s / 2
+        clocks = [each for each in self.charges.faults if each.kind == "clock" and each.node_id == node_id]
+        return any(each.since >= since for each in clocks)
 
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
@@ -493,6 +501,11 @@ class Checks:
         self.charges.add(
             "break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_silent
         )
+
+    def hangs_up(self, agent: Agent) -> None:
+        """A node gives its connection up, since it hears nothing: where messages are late, that takes no fault."""
+        if self.charges.late_s:
+            self.charges.add("break", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
     def ends(self, agent: Agent, *, is_dark: bool = False) -> None:
         """A node crashes, or is asked to leave."""

@@ -379,12 +379,14 @@ class Simulation:
     @property
     def bound_s(self) -> float:
         faults = self.faults
+        # The store of a host that was switched off answers only now; without it, there may have been no majority.
+        store_comes_back = self.size.endpoints > 1 and bool(self.world.dark)
         return bound_s(
             self.checks.charges.faults,
             self.world.now,
             LEASE_S,
             is_led=any(agent.server is not None for agent in self.living),
-            comes_back=bool(self._coming) or any(self.on(host) is None for host in self._lacking),
+            comes_back=bool(self._coming) or store_comes_back or any(self.on(host) is None for host in self._lacking),
             is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
             ignores_term=bool(faults.worker_ignores_term),
             leaves_something=bool(faults.leaves_something),
