@@ -613,7 +613,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     ) -> list[ev.Action]:
         assert self.assigned is not None
         worker = self.workers[local_rank]
-        if failure.rank < 0:  # it was started ahead, and ended just before it got this rank
+        if failure.rank != worker.global_rank:  # it ended just before it got this rank: it had another one, or none
             failure = failure.replace(rank=worker.global_rank, world_size=worker.world_size)
         self.exits.fail(local_rank, failure)
         tell = ev.TellFailed(self.assigned.round, failure, at)
