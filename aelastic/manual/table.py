@@ -220,7 +220,7 @@ _COMMANDS = (
         ),
         _ASKING,
         (_JOB_FIRST, _AT_SAVE, *_ON_REQUEST, _WAIT, _JSON),
-        note="Does not count against --max-restarts.",
+        note="Ends all workers, also those that could recover in place. Does not count against --max-restarts.",
         page="how-to/speak.md",
     ),
     Command(

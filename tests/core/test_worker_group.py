@@ -25,6 +25,15 @@ def test_a_message_of_a_megabyte_is_no_reason_of_a_megabyte() -> None:
     assert story.core.reason == "x" * MESSAGE_CHARS_MAX
 
 
+@pytest.mark.parametrize("rank", [-1, 99])
+def test_a_failure_has_the_rank_of_the_round_that_it_ends(rank: int) -> None:
+    """A worker that ended just before it got this rank had none, or that of the round before."""
+    story = Told("running")
+    worker = story.core.workers[0]
+    (tell, *_) = story.core.handle(ev.Exited(1, 0, FAILURE.replace(rank=rank)), story.now)
+    assert isinstance(tell, ev.TellFailed) and tell.failure.rank == worker.global_rank
+
+
 NOTHING_FOLLOWS = {  # where, what comes before, what changes nothing then
     "an exit that is told twice": ("running", "0 ends", "0 exits failed; 0 clears"),
     "a local rank that does not exist": ("running", "", "9 exits failed; -1 clears; 2 hangs"),
