@@ -121,12 +121,13 @@ class NoticePages:
         self._folder = folder
         self._paths: dict[int, Path] = {}
         self._fds: dict[int, int] = {}
+        self._have_asked: set[int] = set()  # in a round of this generation before the present one
         self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
         """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
         self.close()
-        self.generation = generation
+        self.generation, self._have_asked = generation, set()
         for rank in local_ranks:
             path = self._folder / f"notice_{generation}_{rank}"
             with suppress(OSError):
@@ -160,7 +161,13 @@ class NoticePages:
     def calls(self) -> Mapping[int, int]:
         """How often ranks have asked, of those that have, by local rank."""
         seen = {rank: self._look(rank) for rank in self._fds}
-        return {rank: words[CALLS] for rank, words in seen.items() if words and words[CALLS] > 0}
+        asked = {rank: words[CALLS] for rank, words in seen.items() if words}
+        return {rank: calls for rank, calls in asked.items() if calls > 0 or rank in self._have_asked}
+
+    def begin_round(self) -> None:
+        """Ranks that continue in place count their calls anew: of those that have asked it is known that they will."""
+        self._have_asked |= self.calls().keys()
+        self.set_phase(NONE)
 
     def steps(self) -> Mapping[int, int]:
         """The newest step that each rank has committed (recovery in place), of those that have, by local rank."""

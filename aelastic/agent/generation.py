@@ -36,7 +36,7 @@ from aelastic.logs.run_logs import WorkerFiles
 from aelastic.observe.run_events import Announced
 from aelastic.rdzv.protocol.messages import Assigned, Interrupted
 from aelastic.rdzv.protocol.ranks import assign_ranks
-from aelastic.training.notice.page import NONE, PAGE_VARIABLE
+from aelastic.training.notice.page import PAGE_VARIABLE
 
 if TYPE_CHECKING:
     from aelastic.agent.grace_watch import GraceWatch
@@ -51,6 +51,7 @@ PREPARES_AFTER_S = 1.0
 GIVES_WAY_S = 0.3
 # From the end of a worker until those of all nodes have heard of it, where nothing is in the way.
 HEARS_WITHIN_S = 10.0
+HELD_MAX_S = 1800.0  # by default, a collective of gloo gives up after so long
 STATES_DIFFER = "a restart would hide that ranks which should have the same state differ"
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
@@ -61,7 +62,7 @@ def patience_s(spec: WorkerSpec) -> float:
     Before they do, the failure may be held for somebody to look at it, and the leader may be lost.
     """
     lease_s = 0.0 if spec.rdzv is None else spec.rdzv.lease_s
-    return HEARS_WITHIN_S + lease_s + (spec.hold_on_failure_s or 0.0)
+    return HEARS_WITHIN_S + lease_s + min(spec.hold_on_failure_s or 0.0, HELD_MAX_S)
 
 
 class Generation:
@@ -213,7 +214,7 @@ class Generation:
             self._assigned, self._is_ahead = action.assigned, False
             self.is_held = False
             self._stuck = None  # what was found in the last round says nothing about this one
-            self._resources.pages.set_phase(NONE)
+            self._resources.pages.begin_round()
             with self._giving_up():
                 await self._listen_for_workers()
             if self._group.generation == self.number and self._group.assigned is action.assigned:
@@ -419,6 +420,7 @@ class Generation:
             return
         if not self.is_held:
             self.is_held = True
+            self._links.hold(self._assigned.fence)
             until = "" if limit_s == math.inf else f", or {limit_s:g} s have passed"
             text = f"rank {failure.rank} failed on {failure.host}: {failure.headline}"
             self._tell(Announced("held", f"{text}; held: nothing is stopped until aelastic restart or stop{until}"))

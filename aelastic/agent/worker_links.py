@@ -50,6 +50,7 @@ class WorkerLinks:
 
         Returns none if this host refuses the socket: then the worker cannot opt in.
         """
+        self.differing.discard(local_rank)
         path = self._sockets.in_place_path(self._generation - 1, local_rank)
         try:
             key = self._generation, local_rank, process
@@ -77,8 +78,13 @@ class WorkerLinks:
     def begin(self, link: _Link, round_: int, env: Mapping[str, str | None], patience_s: float) -> None:
         """Tells a process, which may have ended, to enter a round.  All workers of the job have left the last one."""
         self._kept.end_before(round_)
-        patience = -1 if patience_s == math.inf else math.ceil(patience_s)
+        patience = math.ceil(patience_s)
         link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env), patience=patience))
+
+    def hold(self, round_: int) -> None:
+        """Tells the workers that one has failed, and that the round is held for somebody to look at it."""
+        for local_rank in self._links:
+            self._send(local_rank, messages.encode(messages.HELD, round=round_))
 
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
         """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit into a packet."""

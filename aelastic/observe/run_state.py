@@ -113,6 +113,7 @@ class RunEventSource:
         self._name: ev.PhaseName | None = None  # of what takes time now
         self._since = 0.0
         self._restarted_round: int | None = None  # the last one of which a restart was told
+        self._given_up_in: int | None = None  # the last round of which it was told that it does not continue in place
         # Of this generation.
         self._ended: set[int] = set()  # local ranks
         # Of a round that workers leave, or continue in place: since when, and how many of them.
@@ -147,7 +148,7 @@ class RunEventSource:
                 why = wording.text_of(group.reason) + ("" if failure is None else f" ({failure.headline})")
                 return [ev.Waited(f"{why}; the workers of this node start when a round takes it in")]
             case StateLost() | Exited() | DeadlinePassed() if self._is_given_up():
-                return [*self._ended_now(event, now), ev.NotRecovered(group.generation, self._why_given_up())]
+                return [*self._ended_now(event, now), *self._not_recovered(self._why_given_up())]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
                 return []
@@ -165,9 +166,13 @@ class RunEventSource:
                 if self._phase is Phase.RUNNING:
                     self._left_at = now
                 is_asked = event.decision.cause.kind is CauseKind.RESTART_REQUESTED
-                why = self._why_given_up(event) if self._is_given_up() else self._who_has_not_opted_in(event)
-                why = "" if is_asked else why
-                return [*self._restarting(event), *([ev.NotRecovered(group.generation, why)] if why else [])]
+                restarting = self._restarting(event)
+                why = ""
+                if self._is_given_up():
+                    why = self._why_given_up(event)
+                elif restarting and self._given_up_in != event.round:
+                    why = self._who_has_not_opted_in(event)
+                return [*restarting, *self._not_recovered("" if is_asked else why)]
             case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, decision, cause)]
             case StopRequested(is_drained=True) if self._phase is not Phase.DONE:
@@ -208,6 +213,13 @@ class RunEventSource:
         if event is not None and event.decision.cause.is_failure:
             return OTHERS_CANNOT
         return wording.text_of(group.reason if event is None else event.decision)
+
+    def _not_recovered(self, why: str) -> list[ev.RunEvent]:
+        """Said once of a round; nothing without a reason."""
+        if not why:
+            return []
+        self._given_up_in = None if self._group.assigned is None else self._group.assigned.round
+        return [ev.NotRecovered(self._group.generation, why)]
 
     def _who_has_not_opted_in(self, event: Interrupted) -> str:
         """Why workers are stopped although some have opted in; empty if none has, or that is not the reason."""

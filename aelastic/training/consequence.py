@@ -16,7 +16,7 @@ _UNCUT_S = 0.2
 _SOON_S = 3.0  # before it says that it waits
 
 
-def is_consequence(error: BaseException, link: Link, number: int, patience_s: float | None) -> bool:
+def is_consequence(error: BaseException, link: Link, number: int, patience_s: float) -> bool:
     """Whether a collective raised the error because the round ended.  The agent has said so, or does so soon.
 
     An error that the script raises is always its own.  So is one after which the process cannot use its device.
@@ -25,8 +25,7 @@ def is_consequence(error: BaseException, link: Link, number: int, patience_s: fl
         error: what the function raised.
         link: to the agent.
         number: of the round.
-        patience_s: seconds until the error is taken for this rank's own, where a socket of the round is closed; None:
-            without limit.
+        patience_s: seconds until the error is taken for this rank's own, where a socket of the round is closed.
     """
     if isinstance(error, RoundOver):
         return True

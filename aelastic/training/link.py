@@ -71,7 +71,7 @@ class Link:
         self._connection = connection
         self._changed = threading.Condition()
         self._begin: dict[str, Any] | None = None
-        self._over = self._aborted = self._left = -1  # rounds
+        self._over = self._held = self._aborted = self._left = -1  # rounds
         self._ending = -1  # the round that is over once this rank's update has ended
         self._ends_by = 0.0
         self._is_updating = False
@@ -114,10 +114,11 @@ class Link:
         self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
 
     def wait_for_over(self, number: int, timeout_s: float | None) -> bool:
-        """Whether the agent ends this round within the time."""
+        """Whether the agent ends this round within the time, or later if it says that the round is held."""
         self.end_update()  # an error has come between
         with self._changed:
-            return self._changed.wait_for(lambda: self.is_over(number), timeout_s)
+            self._changed.wait_for(lambda: self.is_over(number) or self._held >= number, timeout_s)
+            return self._changed.wait_for(lambda: self.is_over(number), None if self._held >= number else 0)
 
     def unless_over(self, number: int, call: Callable[[], Any]) -> Any:
         """Makes the call in a thread, since nothing else can interrupt it, and returns its value.
@@ -156,20 +157,29 @@ class Link:
         """Raises RoundOver if the round is over, or a peer's socket is closed and the agent says so soon after."""
         if self._is_fork:
             return
-        is_in_doubt = not self.is_over(number) and self.sockets.is_cut_by_peer()
-        if is_in_doubt and not self.wait_for_over(number, _PEER_S):
+        is_in_doubt = self._ending < number and self.sockets.is_cut_by_peer()
+        if is_in_doubt and not self._hears_end(number, _PEER_S):
             self.sockets.watch_no_more()
         if self.is_over(number):
             raise RoundOver
 
+    def _hears_end(self, number: int, timeout_s: float) -> bool:
+        """Whether the agent ends this round within the time; an update may still be in the way."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._ending >= number, timeout_s)
+
     def begin_update(self, number: int) -> bool:
         """Whether this round is over.  If not, its end waits for the end of the update, but not for long."""
+        if self._is_fork:
+            return False
         with self._changed:
             self._is_updating = True
             return self.is_over(number)
 
     def end_update(self) -> None:
         """The state is whole again, or will not be in this round."""
+        if self._is_fork:
+            return
         with self._changed:
             self._is_updating = False
             self._end_round()
@@ -225,7 +235,7 @@ class Link:
         """When there is something to do, even if the agent says nothing."""
         if self._over < self._ending:
             return _UPDATE_AGAIN_S * 1000
-        is_cutting = self._left < self._over and self.sockets.is_to_be_cut
+        is_cutting = self._left < self._over and (self.sockets.is_to_be_cut or self._aborted < self._over)
         return _AGAIN_S * 1000 if is_cutting else None
 
     def _receive(self) -> None:
@@ -244,6 +254,8 @@ class Link:
             match message["kind"]:
                 case messages.BEGIN:
                     self._begin = message
+                case messages.HELD:
+                    self._held = max(self._held, message["round"])
                 case messages.OVER:
                     self._ending = max(self._ending, message["round"])
                     self._ends_by = time.monotonic() + _UPDATE_S

@@ -29,8 +29,9 @@ DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
 # Enter `round`.  `env`: variables to set, and those to remove, whose value is null.  `patience`: seconds within which a
-# worker whose connection to another one has ended hears that the round is over (-1: no limit, it may be held).
+# worker whose connection to another one has ended hears that the round is over.
 BEGIN = "begin"
+HELD = "held"  # a worker of this node failed in `round`; the round is held until somebody has looked at it
 OVER = "over"  # leave `round`; `why` is a sentence for people
 END = "end"  # every rank is done: the decorator returns
 
@@ -43,6 +44,7 @@ _FIELDS = {
     DONE: {"round": _INTEGER},
     KEEP: {"round": _INTEGER},
     BEGIN: {"round": _INTEGER, "env": _ENVIRONMENT, "patience": _INTEGER},
+    HELD: {"round": _INTEGER},
     OVER: {"round": _INTEGER, "why": _TEXT},
     END: {},
 }

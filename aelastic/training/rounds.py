@@ -253,7 +253,7 @@ class _Rounds:
         self._link = link
         self._watch = watch
         self._number = -1
-        self._patience_s: float | None = None
+        self._patience_s = 0.0
         self.kept = Kept(lambda: link.check(self._number), lambda: link.begin_update(self._number), link.end_update)
         self._old_groups: list[weakref.ref[Any]] = []
 
@@ -276,7 +276,7 @@ class _Rounds:
             else:
                 os.environ[name] = value
         self._number = begin["round"]
-        self._patience_s = None if begin["patience"] < 0 else begin["patience"]
+        self._patience_s = begin["patience"]
         page.renew()
         self.kept.hold_vote = None
         self._link.sockets.begin()

@@ -20,8 +20,9 @@ EXAMPLES: list[tuple[str, dict[str, Any]]] = [
     ("keep", {"round": 3}),
     (
         "begin",
-        {"round": 4, "env": {"RANK": "0", "TORCHELASTIC_ERROR_FILE": None, "PATH": "/caf\udce9"}, "patience": -1},
+        {"round": 4, "env": {"RANK": "0", "TORCHELASTIC_ERROR_FILE": None, "PATH": "/caf\udce9"}, "patience": 15},
     ),
+    ("held", {"round": 4}),
     ("over", {"round": 4, "why": "rank 2 (node n1) was lost"}),
     ("end", {}),
 ]

@@ -60,6 +60,8 @@ while packet := link.recv(messages.MAX_PACKET):
         assert entered == int(os.environ["AELASTIC_ROUND"])
         tell_start()
         link.send(messages.encode("shared", round=entered, step=17, source=0))
+    elif message["kind"] == "held":
+        os.write(1, f"held {{os.getpid()}} in round {{message['round']}}\\n".encode())
     elif message["kind"] == "over" and not os.path.exists(os.environ["STAR"] + "/stays-" + str(os.getpid())):
         link.send(messages.encode("ready", round=message["round"], step=17))
     elif message["kind"] == "end":
@@ -168,6 +170,7 @@ def test_a_failure_is_held_for_somebody_to_look_and_the_others_keep_their_proces
         for _ in range(2):  # each failure is held, and each round is left
             lost = before.starts[1].pid
             os.kill(lost, signal.SIGKILL)
+            agent.wait_line(f"held {before.starts[0].pid} in round {before.number}")
             after = team.wait_round([agent], after=before)
             assert before.pids - after.pids == {lost}, team.story
             before = after

@@ -99,6 +99,13 @@ def test_a_worker_that_recovers_in_place_and_commits_its_steps_has_not_asked(
     assert pages.steps() == {0: 7} and pages.calls() == {}
 
 
+def test_a_worker_that_has_asked_in_the_last_round_will_ask_in_this_one(pages: NoticePages, worker: Worker) -> None:
+    worker.due()
+    pages.begin_round()
+    worker.say("commit")
+    assert worker.hear() == "committed" and pages.calls() == {0: 0}
+
+
 def test_calls_are_counted_and_the_named_one_is_due(pages: NoticePages, worker: Worker) -> None:
     assert pages.calls() == {}
     assert [worker.due() for _ in range(3)] == ["False"] * 3 and pages.calls() == {0: 3}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -28,6 +29,10 @@ class Agent:
     def end_round(self) -> None:
         self._socket.send(encode("over", round=ROUND, why="rank 2 was lost"))
         wait_for("it has been read", lambda: self.link._ending == ROUND)
+
+    def hold(self) -> None:
+        self._socket.send(encode("held", round=ROUND))
+        wait_for("it has been read", lambda: self.link._held == ROUND)
 
     def close(self) -> None:
         self._socket.send(encode("end"))  # else the end of the connection would end this process
@@ -87,6 +92,28 @@ def test_an_error_ends_an_update() -> None:
         agent.link.begin_update(ROUND)
         agent.end_round()
         assert agent.link.wait_for_over(ROUND, 0)
+
+
+@pytest.mark.usefixtures("has_time")
+def test_a_peer_that_hangs_up_does_not_end_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is drained closes its connections soon after its round has ended."""
+    with agent_of_worker() as agent:
+        monkeypatch.setattr(agent.link.sockets, "is_cut_by_peer", lambda: True)
+        agent.link.begin_update(ROUND)
+        agent.end_round()
+        agent.link.check(ROUND)
+        agent.link.end_update()
+        with pytest.raises(RoundOver):
+            agent.link.check(ROUND)
+
+
+def test_a_worker_waits_without_limit_for_the_end_of_a_round_that_is_held() -> None:
+    with agent_of_worker() as agent, ThreadPoolExecutor() as threads:
+        agent.hold()
+        is_over = threads.submit(agent.link.wait_for_over, ROUND, 0)
+        assert not agent.link.wait_for_over(ROUND + 1, 0), "another round is not held"
+        agent.end_round()
+        assert is_over.result()
 
 
 def test_an_update_after_the_end_of_the_round_is_told_so() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,9 +45,9 @@ def environment(size: int) -> dict[str, str]:
 @pytest.mark.parametrize("size", [1000, messages.MAX_PACKET])
 async def test_a_message_of_any_size_that_fits_into_a_packet_arrives(tmp_path: Path, size: int) -> None:
     async with connected(tmp_path) as (links, worker):
-        links.begin(links.present((0,))[0], ROUND, environment(size), math.inf)
+        links.begin(links.present((0,))[0], ROUND, environment(size), 14.5)
         message = messages.decode(worker.recv(messages.MAX_PACKET))
-    assert message["env"] == environment(size) and message["patience"] == -1
+    assert message["env"] == environment(size) and message["patience"] == 15
 
 
 async def test_a_worker_for_which_a_message_is_too_large_for_the_system_does_not_wait_for_it(

@@ -280,8 +280,11 @@ assert connection.recv(1) == b""  # the agent has closed it
 assert not os.path.exists(path)
 say("refused", rank, restart)
 if restart == 0 and rank == 1:
+    while not os.path.exists("rank 0 is refused"):
+        time.sleep(0.01)
     sys.exit(1)
 if restart == 0:
+    open("rank 0 is refused", "w").close()
     rest()
 """
     job = start(launch, code, ranks=2)

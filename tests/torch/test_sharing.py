@@ -15,7 +15,13 @@ from aelastic.training import rounds
 from aelastic.training.kept import NO_STEP, Kept
 from aelastic.training.link import Link, RoundOver
 from aelastic.training.shared_state import sharing
-from aelastic.training.shared_state.sharing import DifferentStatesError, LostStateError, Shared, share
+from aelastic.training.shared_state.sharing import (
+    DifferentCheckpointsError,
+    DifferentStatesError,
+    LostStateError,
+    Shared,
+    share,
+)
 from aelastic.training.shared_state.wire import Wire
 
 Answer = Callable[[list[int]], list[list[int]]]
@@ -125,7 +131,7 @@ def test_each_rank_loads_the_checkpoint(kept: Kept, monkeypatch: pytest.MonkeyPa
 
 def test_ranks_that_have_loaded_different_steps_end_the_job(kept: Kept) -> None:
     everyone = Scripted(2, others_say(-1), others_say(5, groups=[1]))
-    with pytest.raises(DifferentStatesError, match=r"ranks have loaded checkpoints of different steps: \[5, 7\]"):
+    with pytest.raises(DifferentCheckpointsError, match=r"ranks have loaded checkpoints of different steps: \[5, 7\]"):
         share(kept, [nn.Linear(2, 2)], lambda: 7, Scripted(1), everyone)
 
 

@@ -45,6 +45,10 @@ class DifferentStatesError(RuntimeError):
     """Ranks of one replica group, which should have the same state, do not."""
 
 
+class DifferentCheckpointsError(RuntimeError):
+    """Ranks have loaded checkpoints of different steps: one may have been written meanwhile, and a restart helps."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a rank tells all others."""
@@ -81,7 +85,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
 
     Raises:
         LostStateError: see there; every rank raises it.
-        DifferentStatesError: see there.
+        DifferentStatesError, DifferentCheckpointsError: see there.
     """
     if not kept.check_versions():
         print(_CHANGED, file=sys.stderr, flush=True)
@@ -187,7 +191,7 @@ def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire
         raise LostStateError
     step = newest_common_step(claims)
     if step == NO_STEP and steps != {NO_STEP}:
-        raise DifferentStatesError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
+        raise DifferentCheckpointsError(f"share: ranks have loaded checkpoints of different steps: {sorted(steps)}")
     _spread(kept, [rank for rank in replicas.ranks if claims[rank].step == step], objects, replicas)
     if _is_compared(claims) and not _are_equal(objects, replicas):
         if step != NO_STEP:
