@@ -15,7 +15,7 @@ from kit.verbs import told, verb
 from kit.waiting import wait_for
 from kit.workers.in_place_training import FAULT_AT, RANKS, STEPS, course, script, shared_in, start
 
-pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.all, pytest.mark.ci]
+pytestmark = [pytest.mark.timeout(3 * LAUNCH_TIMEOUT_S), pytest.mark.all]
 
 TIMEOUT_S = 2
 WARNING = "with --max-restarts 0, the first failure ends the job"
@@ -54,7 +54,7 @@ def start_with_timeout(launch: Launcher, case: str) -> Job:
 @pytest.mark.parametrize("disposition, buffers", [
     ("SIG_DFL", False),
     ("SIG_IGN", False),
-    ("SIG_DFL", True),
+    pytest.param("SIG_DFL", True, marks=pytest.mark.ci),
 ], ids=["ends with SIGTERM", "ignores SIGTERM", "others wait for buffers"])  # fmt: skip
 def test_a_rank_that_hangs_is_found_and_replaced(
     launch: Launcher, undisturbed: str, disposition: str, *, buffers: bool
@@ -82,6 +82,7 @@ def on_batch(step):
     assert WARNING not in job.stderr
 
 
+@pytest.mark.ci
 def test_of_ranks_that_wait_at_one_place_the_one_with_fewer_steps_is_replaced(
     launch: Launcher, undisturbed: str
 ) -> None:
@@ -120,6 +121,7 @@ def on_batch(step):
     ), job.stderr
 
 
+@pytest.mark.ci
 def test_committed_steps_are_the_progress_of_the_job(launch: Launcher) -> None:
     """Of each round, also where the rank that speaks for all is a replacement."""
     later = FAULT_AT + 10
@@ -148,6 +150,7 @@ def on_batch(step):
     assert found.kept(0, 1) == {1, 2, 3}, job.story
 
 
+@pytest.mark.ci
 def test_committed_steps_have_a_pace_while_nobody_asks(launch: Launcher) -> None:
     job = start(launch, script("def on_batch(step): pass\n", steps=10**9), ranks=2)
     job.wait_line("shared", 2, LAUNCH_TIMEOUT_S)
@@ -164,6 +167,7 @@ def test_committed_steps_have_a_pace_while_nobody_asks(launch: Launcher) -> None
     job.assert_nothing_left()
 
 
+@pytest.mark.ci
 def test_without_a_restart_the_first_failure_ends_the_job_as_a_warning_at_the_start_said(launch: Launcher) -> None:
     case = """
 def on_batch(step):
@@ -211,6 +215,7 @@ def before_average(step): pass
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", ["on_batch", "before_average"])
 def test_averaged_weights_are_those_of_the_undisturbed_training(launch: Launcher, moment: str) -> None:
     case = f"""
@@ -288,6 +293,7 @@ def nodes(nnodes: str) -> list[Any]:
     ]
 
 
+@pytest.mark.ci
 def test_a_node_joins_and_the_others_continue_from_their_step_with_more_ranks(launch: Launcher) -> None:
     """They train until it is there, and then for five steps more."""
     case = """
@@ -319,6 +325,7 @@ def on_batch(step):
     assert len(weights) == 6 and len(set(weights)) == 1, weights
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lost", ["n0", "n1"])
 def test_a_node_is_lost_and_the_workers_of_a_spare_take_its_place(
     launch: Launcher, undisturbed: str, lost: str
