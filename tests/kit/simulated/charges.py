@@ -177,6 +177,10 @@ class Charges:
                 # A coordinator that stands still dates what fails meanwhile by when it hears of it, which is long after the break.
                 still = [each for each in faults if each.kind == "silence" and each.host == _host(last.leader_id)]
                 is_late = any(each.was_at(at) for each in still for at, _, _ in last.failures)
+                # So does one that hears of it late, since the way from the node that fails is cut.
+                to = _host(last.leader_id)
+                cuts = [each for each in faults if each.kind == "silence" and each.to == to]
+                is_late |= any(each.was_at(at) for each in cuts for at, host, _ in last.failures if host == each.host)
                 # Where that one is replaced before it has answered, the next does not hear of a break that is over.
                 is_kept = last.token == next_.token
                 # One before the round began may have ended the round before.
