@@ -160,6 +160,9 @@ class Charges:
                 )  # its failure may have been told before
                 # Of a host that is switched off it hears a lease later.
                 heard_at = fault.since + self.lease_s * fault.is_dark
+                goes_on_at = self._goes_on_at(last.leader_id, heard_at)
+                if goes_on_at > heard_at:  # it counts the lease anew
+                    heard_at = goes_on_at + self.lease_s * fault.is_dark
                 is_first = all(heard_at < at for at, _, _ in last.failures)
                 # A coordinator that is lost takes along what only it has heard of, after it had told of the failure.
                 is_kept = last.token == next_.token or node_id == last.leader_id or is_first
