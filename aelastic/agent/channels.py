@@ -165,7 +165,7 @@ class NoticePages:
         return {rank: calls for rank, calls in asked.items() if calls > 0 or rank in self._have_asked}
 
     def begin_round(self) -> None:
-        """Ranks that continue in place count their calls anew: of those that have asked it is known that they will."""
+        """Remembers which ranks have asked: in the new round, those that continue in place count from 0."""
         self._have_asked |= self.calls().keys()
         self.set_phase(NONE)
 

@@ -49,17 +49,17 @@ _log = logging.getLogger(__name__)
 PREPARES_AFTER_S = 1.0
 # A failure that blames a lost peer is reported this much later, unless that peer is seen to end first.
 GIVES_WAY_S = 0.3
-# From the end of a worker until those of all nodes have heard of it, where nothing is in the way.
+# Workers on all nodes hear of a worker's end this soon, unless the failure is held or the leader is lost.
 HEARS_WITHIN_S = 10.0
-HELD_MAX_S = 1800.0  # by default, a collective of gloo gives up after so long
+HELD_MAX_S = 1800.0  # gloo's default timeout: collectives fail by then anyway
 STATES_DIFFER = "a restart would hide that ranks which should have the same state differ"
 FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
 
 def patience_s(spec: WorkerSpec) -> float:
-    """Seconds within which workers of all nodes hear that a round is over in which one of them has failed.
+    """How long a worker waits to hear that its round is over, in seconds, once another rank has closed a connection.
 
-    Before they do, the failure may be held for somebody to look at it, and the leader may be lost.
+    Meanwhile, the agents may hold the failure for somebody to look at it, or may have to replace the leader.
     """
     lease_s = 0.0 if spec.rdzv is None else spec.rdzv.lease_s
     return HEARS_WITHIN_S + lease_s + min(spec.hold_on_failure_s or 0.0, HELD_MAX_S)
@@ -179,12 +179,12 @@ class Generation:
         """
         await self.stuck.stack_dumps.collect("about to be killed")
         if stop.generation == self._group.generation:  # else they have ended, and others run
-            local_ranks = tuple(rank for rank in stop.local_ranks if not self._has_left(rank))
+            local_ranks = tuple(rank for rank in stop.local_ranks if not self._is_replaced(rank))
             self.stuck.stack_dumps.log_innermost_frames(local_ranks)
             self.stop(local_ranks, stop.signum)
 
-    def _has_left(self, local_rank: int) -> bool:
-        """Whether a worker that was late to leave its round in place has left it after all."""
+    def _is_replaced(self, local_rank: int) -> bool:
+        """Whether a worker that was late to leave its round has ended meanwhile, and another process has its rank."""
         is_in_place = self._group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
         return is_in_place and self._group.in_place.standing[local_rank] not in {Standing.LEAVING, Standing.LOST}
 

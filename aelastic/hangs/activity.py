@@ -99,7 +99,7 @@ class ActivitySampler(Watch):
         self._report, self._step_s, self._waiting = report, step_s, waiting
         self._look: Look = ProcTable() if look is None else look
         self._generation = 0
-        self._misses_steps = steps_are_told  # warns once if none is told
+        self._misses_steps = steps_are_told  # a warning is due if no step is reported
         self._began_at = 0.0
         self._places: dict[int, Place] = {}
         self._expecting: set[int] = set()  # local ranks whose output is matched

@@ -113,7 +113,7 @@ class RunEventSource:
         self._name: ev.PhaseName | None = None  # of what takes time now
         self._since = 0.0
         self._restarted_round: int | None = None  # the last one of which a restart was told
-        self._given_up_in: int | None = None  # the last round of which it was told that it does not continue in place
+        self._given_up_in: int | None = None  # the last round reported as not continuing in place
         # Of this generation.
         self._ended: set[int] = set()  # local ranks
         # Of a round that workers leave, or continue in place: since when, and how many of them.

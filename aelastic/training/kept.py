@@ -38,15 +38,15 @@ class Kept:
     def __init__(
         self,
         check: Callable[[], None],
-        begin_update: Callable[[], bool] = lambda: False,
-        end_update: Callable[[], None] = lambda: None,
+        hold_end: Callable[[], bool] = lambda: False,
+        release_end: Callable[[], None] = lambda: None,
     ) -> None:
         """Watches the updates of all optimizers from now on.
 
         Args:
             check: raises if the round is over.
-            begin_update: has the end of the round wait for the end of the update; returns whether it has ended before.
-            end_update: the state is whole again.
+            hold_end: an update begins, and the end of the round waits for its commit; returns whether it is over.
+            release_end: the state is whole again.
         """
         self.step = NO_STEP
         self.is_whole = False
@@ -57,7 +57,7 @@ class Kept:
         self.hold_vote: Callable[[], None] | None = None  # where a loss could leave replica groups a step apart
         self.older: Older | None = None
         self._check = check
-        self._hold_end, self._release_end = begin_update, end_update
+        self._hold_end, self._release_end = hold_end, release_end
         self._modules: list[torch.nn.Module] = []
         self._parameters: list[torch.nn.Parameter] = []
         self._modes: list[bool] = []

@@ -25,7 +25,7 @@ _AGAIN_S = 0.01  # between two cuts, where groups were being made as the round e
 _FLUSH_S = 1.0
 _LONGER_S = 0.2
 _PEER_S = 1.0  # from a peer's closed socket to the agent's message
-_UPDATE_S = 1.0  # that the end of a round waits for an update: a script may also wait for a lost rank before its commit
+_UPDATE_S = 1.0  # how long the end of a round waits for an update; a script may wait for a lost rank before its commit
 _UPDATE_AGAIN_S = 0.001  # between two looks whether the update has ended
 
 
@@ -113,9 +113,9 @@ class Link:
         until = time.monotonic() + timeout_s
         self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
 
-    def wait_for_over(self, number: int, timeout_s: float | None) -> bool:
+    def wait_for_over(self, number: int, timeout_s: float) -> bool:
         """Whether the agent ends this round within the time, or later if it says that the round is held."""
-        self.end_update()  # an error has come between
+        self.end_update()  # an error has ended it before its commit
         with self._changed:
             self._changed.wait_for(lambda: self.is_over(number) or self._held >= number, timeout_s)
             return self._changed.wait_for(lambda: self.is_over(number), None if self._held >= number else 0)

@@ -23,13 +23,13 @@ MAX_PACKET = 65536  # bytes; an environment of a few hundred variables takes 20 
 # From the worker.
 READY = "ready"  # at the safe point after `round` (-1: never in a round); holds the state of `step` (-1: none)
 SHARED = "shared"  # has the state of `step`, from the rank `source` (-1: from a checkpoint, or the state is new)
-DIFFER = "differ"  # ranks that should have equal states have others: this one raises an error, and the job must end
+DIFFER = "differ"  # its state should be that of other ranks, and is not; it raises an error, which ends the job
 LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
-# Enter `round`.  `env`: variables to set, and those to remove, whose value is null.  `patience`: seconds within which a
-# worker whose connection to another one has ended hears that the round is over.
+# Enter `round`.  `env`: variables to set; null removes one.  `patience`: how many seconds a worker waits to hear that
+# the round is over, once another rank has closed a connection.
 BEGIN = "begin"
 HELD = "held"  # a worker of this node failed in `round`; the round is held until somebody has looked at it
 OVER = "over"  # leave `round`; `why` is a sentence for people
