@@ -37,8 +37,10 @@ def form(round):
 
 def steps(round, start):
     for step in round.steps(start, STEPS):
-        if restarts() < KILLS and not restarts() % 2 and step == start + 1 and dist.get_rank() == victim():
-            die()
+        if restarts() < KILLS and not restarts() % 2 and step == start + 1:
+            dist.barrier()  # rank 0, were it a step behind, would get the statistics of another rank
+            if dist.get_rank() == victim():
+                die()
         yield step
 
 
