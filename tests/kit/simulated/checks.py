@@ -16,6 +16,7 @@ from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
@@ -117,7 +118,8 @@ class Checks:
                 # It had ended before: nobody was there to hear it, and now one returns.
                 is_told_late = kind is CauseKind.ROUND_ENDED
                 is_news = not (is_told_again or is_told_late or message.went_on)
-                begins_none = leader.is_blocked or kind in CUT_OFF  # a round
+                # It may have stood back with these words, or waits for an answer without which it begins no round.
+                begins_none = leader.is_blocked or kind in CUT_OFF or leader.phase is LeaderPhase.RECLAIMING
                 if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
