@@ -3,6 +3,7 @@
 - `now`: the time of the loop, `wall_ms`: that of the host
 - `Mailbox`: the one queue of a core's events
 - `run_sync`, `in_thread`: what blocks, or may hang with a disk, also where the host refuses another thread
+- `wait_readable`: a descriptor, in a loop that can be cancelled
 - `next_connection`, `attach`: connections, of which none is dropped half made
 - `Growth`, `wait_opened`: files that grow, or are opened
 - `RareWarnings`: a log that others cannot fill; `described`: an unexpected exception in one line
@@ -24,6 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar, TypeVarTuple, Unpack
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from aelastic.host.usage import is_refused_thread
@@ -170,6 +172,16 @@ async def in_thread(function: Callable[[], T], *, within_s: float, limiter: anyi
     """
     with anyio.fail_after(within_s):
         return await run_sync(function, abandon_on_cancel=True, limiter=limiter or anyio.CapacityLimiter(1))
+
+
+async def wait_readable(fd: int | socket.socket) -> None:
+    """Waits until there is something to read, as `anyio.wait_readable`, but can be cancelled even if there always is.
+
+    The story behind it: clients connect to a coordinator all the time, as another one takes over.  Under uvloop, each
+    wait of its server is over by the time anyio looks for what to cancel: it accepts connections for ever.
+    """
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    await anyio.wait_readable(fd)
 
 
 def next_connection(listener: socket.socket) -> socket.socket | None:

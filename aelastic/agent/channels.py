@@ -79,7 +79,7 @@ class Door:
             return
         async with anyio.create_task_group() as tasks:
             while True:
-                await anyio.wait_readable(self._listener)
+                await aio.wait_readable(self._listener)
                 try:
                     conn, _ = self._listener.accept()
                 except OSError:  # who came is gone; or there are no descriptors left, and it waits still

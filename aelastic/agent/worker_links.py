@@ -18,6 +18,7 @@ from functools import partial
 
 import anyio
 
+from aelastic import aio
 from aelastic.agent.channels import ControlSockets
 from aelastic.agent.kept_connections import KeptConnections
 from aelastic.failures.failure import SENTENCE_CHARS_MAX
@@ -119,7 +120,7 @@ class _Link:
         kept: KeptConnections,
     ) -> None:
         self._path, self._key, self._post, self._on_differ, self._kept = path, key, post, on_differ, kept
-        self._is_running = self._is_closed = self._has_path = False
+        self._is_running = self._has_path = False
         self._running = anyio.CancelScope()
         with suppress(FileNotFoundError):
             os.unlink(path)  # of the rank's last process, if that never connected
@@ -140,8 +141,8 @@ class _Link:
             with self._running:
                 await anyio.wait_readable(self._socket)
                 self._accept()
-                while not self._is_closed:  # no cancellation reaches a task that waits for what is always readable
-                    await anyio.wait_readable(self._socket)
+                while True:
+                    await aio.wait_readable(self._socket)
                     self._receive()
         finally:
             self.close()
@@ -218,7 +219,6 @@ class _Link:
 
     def close(self) -> None:
         """Closes the socket; `run` does it where it runs, since the loop may wait for that socket."""
-        self._is_closed = True
         self._running.cancel()
         self._remove_path()
         if not self._is_running:

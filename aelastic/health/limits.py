@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeAlias
 import anyio
 
 from aelastic import aio
-from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection
+from aelastic.aio import OUT_OF_FILES_PAUSE_S, attach, next_connection, wait_readable
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class ConnectionLimits:
     async def run(self) -> None:
         """Accepts, until cancelled."""
         while True:
-            await anyio.wait_readable(self._listener)
+            await wait_readable(self._listener)
             try:
                 conn = next_connection(self._listener)
             except OSError as error:

@@ -1,14 +1,25 @@
-"""Loops that aelastic makes: what they say of exceptions that no task has."""
+"""Loops that aelastic makes: what they say of exceptions that no task has, and what can be cancelled in them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 
+import anyio
 import pytest
 
-from aelastic.aio import DESCRIBED_MAX, LOOPS, TELL_INTERVAL_S, ExceptionsOnce, RareWarnings, described, loop_factory
+from aelastic.aio import (
+    DESCRIBED_MAX,
+    LOOPS,
+    TELL_INTERVAL_S,
+    ExceptionsOnce,
+    RareWarnings,
+    described,
+    loop_factory,
+    wait_readable,
+)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -67,3 +78,27 @@ def test_an_unexpected_exception_is_described_in_one_line_with_its_place() -> No
     assert re.fullmatch(r"IndexError: pop from empty list \(test_loops\.py:\d+\)", described(group))
     told = described(ValueError("no\nnumber" + "!" * 1000))
     assert told.startswith("ValueError: no number!!!") and len(told) < DESCRIBED_MAX + 30
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_task_that_always_finds_something_to_read_can_be_cancelled(name: str, turns: int) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"x")
+
+    async def read_on() -> None:
+        for _ in range(1000):
+            await wait_readable(reader)
+        pytest.fail("the cancellation does not come")
+
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(read_on)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            tasks.cancel_scope.cancel()
+
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
+        runner.run(main())
+    os.close(reader)
+    os.close(writer)

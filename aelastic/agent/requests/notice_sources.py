@@ -109,7 +109,7 @@ class NoticeSources:
         rest, has_warned = b"", False
         os.set_blocking(fd, False)
         while True:
-            await anyio.wait_readable(fd)
+            await aio.wait_readable(fd)
             if not (data := os.read(fd, TEXT_BYTES_MAX)):
                 return
             *lines, rest = (rest + data).split(b"\n")

@@ -56,7 +56,7 @@ class Strangers:
         """Makes streams of the connections that come in at a port.  Runs until cancelled."""
         listener.setblocking(False)
         while True:
-            await anyio.wait_readable(listener)
+            await aio.wait_readable(listener)
             conns: list[socket.socket] = []
             failure: OSError | None = None
             try:
