@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 # Workers are being started, or may be started in spite of a stop.
 OTHERS_CANNOT = "not all workers of the job can leave the round"
+HAVE_RETURNED = "the functions of this node's workers had returned"
 _OPTED_IN = {Standing.READY, Standing.RUNNING, Standing.LEAVING, Standing.DONE}
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 # The last ten restarts, of six phases each.
@@ -171,7 +172,7 @@ class RunEventSource:
                 if self._is_given_up():
                     why = self._why_given_up(event)
                 elif restarting and self._given_up_in != event.round:
-                    why = self._who_has_not_opted_in(event)
+                    why = self._why_not_in_place(event)
                 return [*restarting, *self._not_recovered("" if is_asked else why)]
             case Ended(outcome, decision, cause) if self._phase is not Phase.DONE:
                 return [ev.JobEnded(outcome, decision, cause)]
@@ -221,10 +222,12 @@ class RunEventSource:
         self._given_up_in = None if self._group.assigned is None else self._group.assigned.round
         return [ev.NotRecovered(self._group.generation, why)]
 
-    def _who_has_not_opted_in(self, event: Interrupted) -> str:
-        """Why workers are stopped although some have opted in; empty if none has, or that is not the reason."""
+    def _why_not_in_place(self, event: Interrupted) -> str:
+        """Why workers that have opted in do not continue; empty if none has, or where another reason was given."""
         group = self._group
         standings = group.in_place.standing
+        if group.in_place.is_released and not event.in_place:
+            return HAVE_RETURNED
         have_some = any(each in _OPTED_IN for each in standings.values())
         if event.in_place or group.phase is not Phase.STOPPING or not have_some:
             return ""

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aelastic.observe.run_state import HAVE_RETURNED
 from kit.launching import LAUNCH_TIMEOUT_S, Job, Launcher
 from kit.waiting import wait_for
 from kit.workers.examples import add, copy_examples, kill_rank_1, shown_command
@@ -153,12 +154,13 @@ class Kills:
     doubled: int = 0  # a second rank was killed within 60 ms
     rounds: int = 0
     replaced: int = 0  # processes that are new in one of them; if there were more than kills, survivors lost theirs
+    at_end: int = 0  # all restarted, after a kill that came when their functions had returned
     problems: list[str] = field(default_factory=list)  # lines of the log
 
     def __str__(self) -> str:
         return (
             f"{self.kills} kills ({self.doubled} of them second ones), {self.rounds} rounds in place, "
-            f"{self.replaced} processes replaced, problems: {self.problems}"
+            f"{self.replaced} processes replaced, {self.at_end} kills at the end, problems: {self.problems}"
         )
 
 
@@ -188,7 +190,10 @@ def note(job: Job, kills: Kills) -> None:
     """Adds what the log of a job that has ended says."""
     kills.rounds += job.stderr.count(" continues in place: ")
     kills.replaced += len({pid for _, pid in pids(job)}) - RANKS
-    kills.problems += [line for line in job.stderr.splitlines() if _PROBLEM.search(line)]
+    told = [line for line in job.stderr.splitlines() if _PROBLEM.search(line)]
+    at_end = [line for line in told if HAVE_RETURNED in line]  # by a kill after the last step: the others were ending
+    kills.at_end += len(at_end)
+    kills.problems += [line for line in told if line not in at_end]
 
 
 def _training(job: Job) -> list[tuple[int, int]]:
