@@ -11,6 +11,7 @@
   const HEAT = 16, OVER = restarts.length ? HEAT + 6 : 0;  // where the run lost time, above all that
   const START_PART = 0.22;  // of a worker's row, along its lower edge
   const LETTER = 6.4;  // of a sans-serif letter of 11 pixels, on average, rounded up
+  const LABEL = 80;  // between two times of the axis
   const LINES_MAX = 60;  // with more restarts in sight their lines would hide the rows
   const LEAST = Math.min(T, 2e-6);
   // What moves as the reader zooms.
@@ -194,7 +195,8 @@
       view.setAttribute('x', a / T * W);
       view.setAttribute('width', b - a < T ? Math.max((b - a) / T * W, 2) : 0);
     }
-    const step = STEPS.find((step) => (b - a) / step <= 10) ?? (b - a) / 10;
+    const most = Math.max(2, Math.min(10, Math.floor(W / LABEL)));
+    const step = STEPS.find((step) => (b - a) / step <= most) ?? (b - a) / most;
     axis.replaceChildren(); grid.replaceChildren();
     for (let n = Math.ceil(a / step - 1e-9); n * step <= b; n++) {
       const x = X(n * step), anchor = x < 8 ? 'start' : x > W - 24 ? 'end' : 'middle';

@@ -112,6 +112,13 @@ def test_no_text_of_the_picture_covers_another_or_is_cut_off(tmp_path: Path, nod
     nothing_is_covered(look(tmp_path, page(story_of(*nodes))))
 
 
+def test_times_of_a_narrow_picture_do_not_cover_each_other(tmp_path: Path) -> None:
+    text = page(story_of(many_restarts(24))).replace("width: 100%; min-width: 860px", "width: 360px")
+    seen = look(tmp_path, text)
+    assert seen["chart"]["width"] == 360
+    nothing_is_covered(seen)
+
+
 def nothing_is_covered(seen: dict[str, Any]) -> None:
     chart, texts = seen["chart"], seen["texts"]
     assert len(texts) > 5
