@@ -260,7 +260,8 @@ class Generation:
         self.return_values.pop(rank, None)
         held.pages.renew(rank)
         await run_sync(_remove, start.error_file)
-        start = start.replace(env={**start.env, **self._listen(rank, action.process)})
+        socket_variable = self._listen(rank, action.process)
+        start = start.replace(env={**start.env, **socket_variable})
         self._context.starts[rank] = start
         try:
             id_ = await held.backend.replace(start)
@@ -268,7 +269,7 @@ class Generation:
             self._give_up(error)
             self._post(ev.Cleared(self.number, rank))
             return
-        self._post(ev.Replaced(self.number, rank, id_, held.backend.is_warm(rank)))
+        self._post(ev.Replaced(self.number, rank, id_, held.backend.is_warm(rank), has_socket=bool(socket_variable)))
         self._follow_soon(start)
 
     @cached_property

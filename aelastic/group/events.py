@@ -167,6 +167,7 @@ class Replaced(Record):
     local_rank: int
     id: Any
     is_warm: bool = False
+    has_socket: bool = True  # without one it cannot opt in
 
 
 class GraceOver(Record):

@@ -122,7 +122,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case ev.Ready() | ev.Shared() | ev.StateLost() | ev.Done():
                 return self._on_message(event, now)
             case ev.Replaced():
-                return self._on_replaced(event)
+                return self._on_replaced(event, now)
             case ev.Drained():
                 return self._let_save(event) if self.phase is Phase.RUNNING else []  # its workers end already
             case ev.StopRequested():
@@ -396,7 +396,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    def _on_replaced(self, event: ev.Replaced) -> list[ev.Action]:
+    def _on_replaced(self, event: ev.Replaced, now: float) -> list[ev.Action]:
         rank = event.local_rank
         if event.generation != self.generation or rank not in self.exits.left or rank in self.exits.alive:
             return []  # an earlier generation's, or told twice
@@ -404,6 +404,8 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.in_place.on_started(frozenset({rank}), warm=frozenset({rank} if event.is_warm else ()))
         self.workers = tuple(each.replace(id=event.id) if each.local_rank == rank else each for each in self.workers)
         match self.phase:
+            case Phase.LEAVING if not event.has_socket:
+                return self._stop(self._wish, WorkerState.STOPPED, "a replacement has no in-place socket", now)
             case Phase.LEAVING:
                 return []  # its `Ready` follows
             case Phase.STOPPING:  # it was being started when all were stopped

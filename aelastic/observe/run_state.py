@@ -152,7 +152,7 @@ class RunEventSource:
                 return [*self._ended_now(event, now), *self._not_recovered(self._why_given_up())]
             case Replaced(generation, local_rank) if generation == group.generation:
                 self._ended.discard(local_rank)
-                return []
+                return self._not_recovered(self._why_given_up()) if self._is_given_up() else []
             case Spawned(generation, ids, warm) if generation == self._generation and self._phase in _STARTING:
                 return [ev.WorkersStarted(generation, ids, warm)]
             # Else the group knew better.

@@ -122,6 +122,24 @@ def test_a_rank_that_cannot_recover_in_place_shares_the_state_with_those_that_ca
     assert_all_are_new(start(launch, script(case), wrapper=wrapper), undisturbed, "rank 3 had not opted in")
 
 
+NO_SOCKET_FOR_A_REPLACEMENT = """
+from aelastic.agent.worker_links import WorkerLinks
+
+listen = WorkerLinks.listen
+WorkerLinks.listen = lambda self, local_rank, process: {} if process else listen(self, local_rank, process)
+"""
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_replacement_without_a_socket_is_not_waited_for(launch: Launcher, undisturbed: str) -> None:
+    job = start(launch, script(), wrapper=NO_SOCKET_FOR_A_REPLACEMENT)
+    found = course(job)
+    assert (found.restarts, found.kept(0, 1), found.step(1)) == (1, set(), 0), job.story
+    assert "not continuing in place: a replacement has no in-place socket; restarting all workers" in job.stderr
+    assert found.end == undisturbed, job.story
+
+
 @pytest.mark.all
 @pytest.mark.ci
 @pytest.mark.parametrize("launcher", ["torch.distributed.run", "python"])

@@ -164,7 +164,7 @@ class Told(texts.Told):
             case [rank, "is", "done", *_]:
                 yield ev.Done(of, int(rank), int(options.get("process", 0)), int(options.get("in", 1)))
             case [rank, "is", "replaced", *_]:
-                yield ev.Replaced(of, int(rank), 900 + int(rank))
+                yield ev.Replaced(of, int(rank), 900 + int(rank), has_socket="without a socket" not in line)
             case [rank, "clears", *_]:
                 yield ev.Cleared(of, int(rank))
             case [rank, "hangs", *by]:
