@@ -170,6 +170,13 @@ def test_what_was_waited_for_is_over_with_its_phase() -> None:
     assert "workers of b" not in readiness(status)[1]
 
 
+def test_what_is_announced_is_over_with_the_round() -> None:
+    status = told(BEGAN, JOINING, formed(), SPAWNING, started(), RUNNING, ev.Announced("saving", "node-2 is to leave"))
+    assert described(status, 9.0)["announced"] == "node-2 is to leave"
+    status.tell(ev.Restarting("membership", decided.left("node-2", "it was asked to stop"), 0), 10.0)
+    assert described(status, 11.0)["announced"] is None
+
+
 def test_the_last_failure_is_the_first_of_its_generation() -> None:
     story = [BEGAN, formed(), SPAWNING, started(), RUNNING]
     first = [ev.WorkerEnded(1, 1, 3, "failed", failure(3)), ev.WorkerEnded(1, 0, 2, "failed", failure(2))]
