@@ -55,7 +55,7 @@ from kit.waiting import wait_for
 
 job = Job(Path(sys.argv[2]), [sys.executable, "-c", "import os, time; os.fork() or os.setsid(); time.sleep(600)"], {})
 wait_for("two processes", lambda: len(job.left()) == 2)
-print(*job.left(), flush=True)
+print(job.tmp, *job.left(), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -63,9 +63,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_jobs_end_with_the_process_that_runs_the_tests_however_it_ends(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTS_A_JOB, str(TESTS), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    pids = [int(word) for word in done.stdout.split()]
-    assert len(pids) == 2, done.stderr
+    words = done.stdout.split()
+    assert len(words) == 3, done.stderr
+    tmp, pids = words[0], [int(word) for word in words[1:]]
     wait_for("both gone", lambda: not any(map(alive, pids)))
+    os.rmdir(tmp)  # nobody is left who would
 
 
 @pytest.mark.parametrize("is_cold", [False, True])

@@ -188,7 +188,9 @@ class Charges:
                 is_kept = last.token == next_.token
                 # One before the round began may have ended the round before.
                 is_of_round = node_id in last.heard and fault.since >= last.began_at
-                is_certain = fault.is_certain and is_of_round and not is_late and is_kept
+                # While the board is silent nothing is decided, and the node may be back before the break counts.
+                is_undecided = any(each.kind == "board" and each.was_at(fault.since) for each in self.faults)
+                is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]
             case "reset":
@@ -197,6 +199,8 @@ class Charges:
                 return []
             case _:
                 is_lost = _is_gone(fault, last, next_) and fault.until > next_.began_at and last.token == next_.token
+                # Of a node that fell silent after the end, a spare may have taken the place.
+                is_lost &= fault.since <= last.ended_at
                 until = fault.since + self.slack_s if is_lost else math.inf
                 return [Loss(since, until, is_lost, fault.until + RESEND_MAX_S + self.lease_s)]
 
