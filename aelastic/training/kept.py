@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from aelastic.training import torch_private
 
 NO_STEP = -1
+_MODE = attrgetter("training")
 # Batch normalization changes its buffers without raising their versions.  Larger ones, such as masks, raise theirs.
 _SMALL_BUFFER = 65536  # elements: more than any normalization has channels
 
@@ -114,7 +115,7 @@ class Kept:
         self._modules = [module for each in modules_of(objects) for module in each.modules()]
         # Not to be looked up later: in the middle of a step, modules of FSDP have others, which are not sharded.
         self._parameters = [each for module in modules_of(objects) for each in module.parameters()]
-        self._modes = [module.training for module in self._modules]
+        self._modes = list(map(_MODE, self._modules))
         self._buffers = [_Buffer(module, name) for module in self._modules for name in torch_private.buffers_of(module)]
         self._small_buffers = None
 
@@ -125,7 +126,7 @@ class Kept:
             self._versions = self._versions_now()
         else:
             self._versions = None
-        self._modes = [module.training for module in self._modules]
+        self._modes = list(map(_MODE, self._modules))
         self._copy_buffers()
         self.step, self.is_whole, self.is_fresh = step, True, False
         self._release_end()

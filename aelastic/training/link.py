@@ -169,20 +169,25 @@ class Link:
             return self._changed.wait_for(lambda: self._ending >= number, timeout_s)
 
     def begin_update(self, number: int) -> bool:
-        """Whether this round is over.  If not, its end waits for the end of the update, but not for long."""
+        """Whether this round is over.  If not, its end waits for the end of the update, but not for long.
+
+        Takes no lock unless the round is ending: it is called in each step.  What this thread writes before it reads,
+        and the other one reads after it has written, so one of the two always sees the other's.
+        """
         if self._is_fork:
             return False
+        self._is_updating = True
+        if self._ending < number:
+            return False
         with self._changed:
-            self._is_updating = True
             return self.is_over(number)
 
     def end_update(self) -> None:
         """The state is whole again, or will not be in this round."""
-        if self._is_fork:
-            return
-        with self._changed:
-            self._is_updating = False
-            self._end_round()
+        self._is_updating = False  # without the lock, as above
+        if self._over < self._ending and not self._is_fork:
+            with self._changed:
+                self._end_round()
 
     def _end_round(self) -> None:
         """Ends the round if the agent has, and no update is in the way.  Called with the lock."""
