@@ -80,6 +80,12 @@ class Charges:
             if (fault.kind, fault.host, fault.to) == (kind, host, to):
                 fault.until = min(fault.until, now)
 
+    def doubt_breaks(self, node_id: str, now: float) -> None:
+        """The coordinator may not have heard of this node's last breaks: it does when it writes."""
+        for fault in self.faults:
+            if (fault.kind, fault.node_id) == ("break", node_id) and now - fault.since <= self._heartbeat_s:
+                fault.is_certain = False
+
     def legal(self, last: Any, next_: Any) -> frozenset[int]:
         """What the end of a round may cost, which another one follows."""
         failures = [at for at, _, _ in last.failures if at < next_.began_at]
@@ -186,8 +192,8 @@ class Charges:
                 is_late |= any(each.was_at(at) for each in cuts for at, host, _ in last.failures if host == each.host)
                 # Where that one is replaced before it has answered, the next does not hear of a break that is over.
                 is_kept = last.token == next_.token
-                # One before the round began may have ended the round before.
-                is_of_round = node_id in last.heard and fault.since >= last.began_at
+                # One before the round began may have ended the round before; one after its end has not ended it.
+                is_of_round = node_id in last.heard and last.began_at <= fault.since <= last.ended_at
                 # While the board is silent nothing is decided, and the node may be back before the break counts.
                 is_undecided = any(each.kind == "board" and each.was_at(fault.since) for each in self.faults)
                 is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided

@@ -498,8 +498,14 @@ class Checks:
                 self._world.after(self._world.random.uniform(0.02, 0.05), partial(peer.lose_peer, peer.alive))
 
     def broke(self, agent: Agent, *, is_silent: bool) -> None:
-        """A connection of its node breaks; if no agent has the other end any more, it was of no use before."""
-        now, is_certain = self._world.now, agent.stream is not None and agent.stream.peer.is_open
+        """A connection of its node breaks; if no agent has the other end any more, it was of no use before.
+
+        While a node reconnects, it has not told of the break before, which its coordinator hears of when it writes.
+        """
+        now, is_member = self._world.now, agent.member.phase is MemberPhase.MEMBER
+        is_certain = is_member and agent.stream is not None and agent.stream.peer.is_open
+        if not is_member:
+            self.charges.doubt_breaks(agent.node_id, now)
         self.charges.add(
             "break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_silent
         )
