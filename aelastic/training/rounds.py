@@ -135,7 +135,7 @@ class RoundInPlace(Round):
 
     def steps(self, start: int, end: int) -> Iterator[int]:
         self._kept.note_versions()
-        return super().steps(start, end)
+        yield from super().steps(start, end)
 
     def commit(self, step: int) -> None:
         if step > self._kept.step:

@@ -388,6 +388,14 @@ def test_a_step_is_committed_when_its_body_ends(page_steps: list[int]) -> None:
     assert (seen, page_steps) == ([(0, 0), (1, 1), (2, 2)], [1, 2, 3])
 
 
+def test_a_model_may_be_wrapped_after_the_call_of_steps_and_before_the_first_step(page_steps: list[int]) -> None:
+    model, optimizer = with_gradients()
+    with kept_of(model, optimizer) as kept:
+        steps = round_with(kept).steps(0, 1)
+        nn.init.zeros_(model.weight)  # DDP copies the parameters of rank 0
+        assert (next(steps), kept.check_versions(), page_steps) == (0, True, [])
+
+
 def test_a_step_that_the_script_commits_before_its_evaluation_is_not_committed_after_it(page_steps: list[int]) -> None:
     model, optimizer = with_gradients()
     with kept_of(model, optimizer) as kept:
