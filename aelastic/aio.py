@@ -3,7 +3,7 @@
 - `now`: the time of the loop, `wall_ms`: that of the host
 - `Mailbox`: the one queue of a core's events
 - `run_sync`, `in_thread`: what blocks, or may hang with a disk, also where the host refuses another thread
-- `wait_readable`: a descriptor, in a loop that can be cancelled
+- `wait_readable`: waits for a descriptor, in a loop that can be cancelled
 - `next_connection`, `attach`: connections, of which none is dropped half made
 - `Growth`, `wait_opened`: files that grow, or are opened
 - `RareWarnings`: a log that others cannot fill; `described`: an unexpected exception in one line
@@ -175,10 +175,11 @@ async def in_thread(function: Callable[[], T], *, within_s: float, limiter: anyi
 
 
 async def wait_readable(fd: int | socket.socket) -> None:
-    """Waits until there is something to read, as `anyio.wait_readable`, but can be cancelled even if there always is.
+    """Waits until there is something to read.  A loop around it can be cancelled, even if data never runs out.
 
-    The story behind it: clients connect to a coordinator all the time, as another one takes over.  Under uvloop, each
-    wait of its server is over by the time anyio looks for what to cancel: it accepts connections for ever.
+    Under uvloop, a loop around `anyio.wait_readable` cannot: by the time anyio looks for a task to cancel, its wait is
+    over.  The story behind it: another agent took over from a leader while clients kept connecting to it, and the old
+    leader kept accepting them.
     """
     await anyio.lowlevel.checkpoint_if_cancelled()
     await anyio.wait_readable(fd)

@@ -139,7 +139,7 @@ class _Link:
         self._is_running = True
         try:
             with self._running:
-                await anyio.wait_readable(self._socket)
+                await aio.wait_readable(self._socket)
                 self._accept()
                 while True:
                     await aio.wait_readable(self._socket)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import anyio
 
+from aelastic import aio
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host.files import write_beside
 
@@ -34,7 +35,7 @@ class Imports:
         rest = ""
         with anyio.move_on_after(LEARN_TIMEOUT_S) as self._waiting:
             while END not in names:
-                await anyio.wait_readable(self._reader)
+                await aio.wait_readable(self._reader)
                 *lines, rest = (rest + os.read(self._reader, 65536).decode(errors="replace")).split("\n")
                 names.update(dict.fromkeys(lines))
         self.are_whole |= END in names
