@@ -49,10 +49,11 @@ if TYPE_CHECKING:
     from aelastic.group.worker_group import WorkerGroup
     from aelastic.spec import WorkerSpec
 
-# Workers are being started, or may be started in spite of a stop.
+# Why a round does not continue in place.
 OTHERS_CANNOT = "not all workers of the job can leave the round"
 HAVE_RETURNED = "the functions of this node's workers had returned"
 _OPTED_IN = {Standing.READY, Standing.RUNNING, Standing.LEAVING, Standing.DONE}
+# Workers are being started, or may be started in spite of a stop.
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 # The last ten restarts, of six phases each.
 PHASES_MAX = 60
@@ -223,13 +224,15 @@ class RunEventSource:
         return [ev.NotRecovered(self._group.generation, why)]
 
     def _why_not_in_place(self, event: Interrupted) -> str:
-        """Why workers that have opted in do not continue; empty if none has, or where another reason was given."""
+        """Why workers that have opted in do not continue; empty if none has, or if nothing is to be said about it."""
         group = self._group
-        standings = group.in_place.standing
-        if group.in_place.is_released and not event.in_place:
+        if event.in_place:
+            return ""
+        if group.in_place.is_released:
             return HAVE_RETURNED
+        standings = group.in_place.standing
         have_some = any(each in _OPTED_IN for each in standings.values())
-        if event.in_place or group.phase is not Phase.STOPPING or not have_some:
+        if group.phase is not Phase.STOPPING or not have_some:
             return ""
         others = [group.workers[rank].global_rank for rank, each in standings.items() if each is Standing.STARTING]
         if others:

@@ -11,7 +11,7 @@
   const HEAT = 16, OVER = restarts.length ? HEAT + 6 : 0;  // where the run lost time, above all that
   const START_PART = 0.22;  // of a worker's row, along its lower edge
   const LETTER = 6.4;  // of a sans-serif letter of 11 pixels, on average, rounded up
-  const LABEL = 80;  // between two times of the axis
+  const LABEL = 80;  // pixels from one time of the axis to the next, at least
   const LINES_MAX = 60;  // with more restarts in sight their lines would hide the rows
   const LEAST = Math.min(T, 2e-6);
   // What moves as the reader zooms.

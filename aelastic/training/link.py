@@ -171,8 +171,9 @@ class Link:
     def begin_update(self, number: int) -> bool:
         """Whether this round is over.  If not, its end waits for the end of the update, but not for long.
 
-        Takes no lock unless the round is ending: it is called in each step.  What this thread writes before it reads,
-        and the other one reads after it has written, so one of the two always sees the other's.
+        It is called in each step, so it takes no lock unless the round is ending.  This thread sets `_is_updating` and
+        then reads `_ending`; the other thread sets `_ending` and then reads `_is_updating`.  So at least one of them
+        sees what the other has set.
         """
         if self._is_fork:
             return False
@@ -184,7 +185,7 @@ class Link:
 
     def end_update(self) -> None:
         """The state is whole again, or will not be in this round."""
-        self._is_updating = False  # without the lock, as above
+        self._is_updating = False  # without the lock, for the same reason
         if self._over < self._ending and not self._is_fork:
             with self._changed:
                 self._end_round()

@@ -67,7 +67,7 @@ def test_jobs_end_with_the_process_that_runs_the_tests_however_it_ends(tmp_path:
     assert len(words) == 3, done.stderr
     tmp, pids = words[0], [int(word) for word in words[1:]]
     wait_for("both gone", lambda: not any(map(alive, pids)))
-    os.rmdir(tmp)  # nobody is left who would
+    os.rmdir(tmp)  # the process that would have done it was killed
 
 
 @pytest.mark.parametrize("is_cold", [False, True])

@@ -38,7 +38,7 @@ def form(round):
 def steps(round, start):
     for step in round.steps(start, STEPS):
         if restarts() < KILLS and not restarts() % 2 and step == start + 1:
-            dist.barrier()  # rank 0, were it a step behind, would get the statistics of another rank
+            dist.barrier()  # otherwise rank 0 may be a step behind, and gets the statistics of another rank
             if dist.get_rank() == victim():
                 die()
         yield step

@@ -81,7 +81,7 @@ class Charges:
                 fault.until = min(fault.until, now)
 
     def doubt_breaks(self, node_id: str, now: float) -> None:
-        """The coordinator may not have heard of this node's last breaks: it does when it writes."""
+        """The coordinator may not know of this node's last breaks yet: it notices them when it writes."""
         for fault in self.faults:
             if (fault.kind, fault.node_id) == ("break", node_id) and now - fault.since <= self._heartbeat_s:
                 fault.is_certain = False
@@ -157,6 +157,7 @@ class Charges:
 
     def _losses(self, fault: Fault, faults: list[Fault], last: Any, next_: Any) -> list[Loss]:
         since, node_id = fault.since - self._heartbeat_s, fault.node_id
+        is_before_end = fault.since <= last.ended_at
         match fault.kind:
             case "end":
                 silences = [each for each in faults if each.kind == "silence" and fault.host in {each.host, each.to}]
@@ -192,8 +193,8 @@ class Charges:
                 is_late |= any(each.was_at(at) for each in cuts for at, host, _ in last.failures if host == each.host)
                 # Where that one is replaced before it has answered, the next does not hear of a break that is over.
                 is_kept = last.token == next_.token
-                # One before the round began may have ended the round before; one after its end has not ended it.
-                is_of_round = node_id in last.heard and last.began_at <= fault.since <= last.ended_at
+                # One before the round began may have ended the round before.
+                is_of_round = node_id in last.heard and fault.since >= last.began_at and is_before_end
                 # While the board is silent nothing is decided, and the node may be back before the break counts.
                 is_undecided = any(each.kind == "board" and each.was_at(fault.since) for each in self.faults)
                 is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided
@@ -204,9 +205,9 @@ class Charges:
             case _ if self._is_short(fault):
                 return []
             case _:
-                is_lost = _is_gone(fault, last, next_) and fault.until > next_.began_at and last.token == next_.token
-                # Of a node that fell silent after the end, a spare may have taken the place.
-                is_lost &= fault.since <= last.ended_at
+                # A spare may have taken the place of a node that fell silent after the end.
+                is_gone = _is_gone(fault, last, next_) and is_before_end
+                is_lost = is_gone and fault.until > next_.began_at and last.token == next_.token
                 until = fault.since + self.slack_s if is_lost else math.inf
                 return [Loss(since, until, is_lost, fault.until + RESEND_MAX_S + self.lease_s)]
 

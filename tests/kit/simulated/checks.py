@@ -118,7 +118,7 @@ class Checks:
                 # It had ended before: nobody was there to hear it, and now one returns.
                 is_told_late = kind is CauseKind.ROUND_ENDED
                 is_news = not (is_told_again or is_told_late or message.went_on)
-                # It may have stood back with these words, or waits for an answer without which it begins no round.
+                # A leader that has stood back, or has asked for a newer epoch, begins no round before the answer.
                 begins_none = leader.is_blocked or kind in CUT_OFF or leader.phase is LeaderPhase.RECLAIMING
                 if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
@@ -500,7 +500,7 @@ class Checks:
     def broke(self, agent: Agent, *, is_silent: bool) -> None:
         """A connection of its node breaks; if no agent has the other end any more, it was of no use before.
 
-        While a node reconnects, it has not told of the break before, which its coordinator hears of when it writes.
+        Until a node has reconnected, its coordinator may not know of the break before: it notices that when it writes.
         """
         now, is_member = self._world.now, agent.member.phase is MemberPhase.MEMBER
         is_certain = is_member and agent.stream is not None and agent.stream.peer.is_open
