@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors.electorate import Electorate
 from aelastic.rdzv.survivors.leadership import LeaderLease
@@ -38,6 +38,6 @@ def begin_term(
     if electorate.rounds:
         coordinator.forming.await_confirmation()  # their nodes are to be heard first
     token, epoch, looks_s = record.candidate.token, record.epoch, coordinator.rules.join_timeout_s
-    sessions = Sessions(terms, token, epoch, looks_s, has_fixed_ranks=has_fixed_ranks, electorate=electorate)
+    sessions = Connections(terms, token, epoch, looks_s, has_fixed_ranks=has_fixed_ranks, electorate=electorate)
     lease = LeaderLease(record.epoch, terms.lease_s, campaigned_at, record.renewals or 0)
     return Leader(coordinator, sessions, lease, is_replaceable)

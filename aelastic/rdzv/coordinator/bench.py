@@ -23,6 +23,7 @@ class Bench:
 
     ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this coordinator's clock
     fence: int = 0  # of that one
+    number: int = 0  # how often a node was cordoned or uncordoned
     _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # without a seat, by node id
 
     def remember(self, ledger: Ledger) -> None:
@@ -46,8 +47,13 @@ class Bench:
             if (found := absent.get(node.host)) is not None and len(roster.ready) > keep:
                 self._nodes[node.node_id] = node
                 roster.put(node.replace(unfit=f"cordoned: {found.why}"), m.Standing.READY)
-                sends.append(Send(node.node_id, r.Benched(found.why, max(0.0, found.at + found.for_s - now))))
+                again_s = max(0.0, found.at + found.for_s - now)
+                sends.append(Send(node.node_id, self._benched(found.why, again_s)))
         return sends
+
+    def _benched(self, why: str, again_s: float) -> r.Benched:
+        self.number += 1
+        return r.Benched(why, again_s, self.number)
 
     def call_back(self, roster: Roster, least: int, leaving: Container[str]) -> None:
         """Takes cordoned nodes after all, where there are too few without them; but not those that leave."""
@@ -79,7 +85,7 @@ class Bench:
         if ask.verb is r.Verb.UNCORDON:
             self.ledger, answer = ledger.include(host), f"{host} is uncordoned"
             benched = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
-            sends = [Send(node_id, r.Benched("", 0.0)) for node_id in sorted(benched)]
+            sends = [Send(node_id, self._benched("", 0.0)) for node_id in sorted(benched)]
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, answer)), *sends], None
         if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)

@@ -2,9 +2,10 @@
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
 - **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.
-- **Taking over**: the round is older than this coordinator.  Its nodes register until each seat is taken or given up.
+- **Taking over**: the round is older than this coordinator.  Its nodes report until each seat is taken or given up.
 
-Messages about an earlier round change nothing.  A node that reconnects with a round that went on without it is a stray.
+Nodes report where they stand, and one function, `_on_reported`, says what follows, whether a node has connected now, or
+changed, or says the same once more.  A node with workers of a round that went on without it is a stray.
 """
 
 from __future__ import annotations
@@ -62,43 +63,12 @@ class Coordinator(Machine[ev.Event, Send]):
     def is_due(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
-    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:  # noqa: C901, PLR0912  one case for each event
+    def _dispatch(self, event: ev.Event, now: float) -> list[Send]:
         match event:
-            case ev.Registered():
-                return self._on_registered(event, now)
-            case m.Ready() if self._has_crossed(event):
-                return []  # the node hears of its round, and starts workers in it
-            case m.Ready():
-                self.forming.end.on_ended(event, self.roster.participants)
-                return self._replace_previous_agent(event.node, now) + self._join(event.node, now)
-            case m.Failed():
-                return self._on_failed(event, now)
-            case m.Succeeded():
-                return self._on_succeeded(event, now)
-            case m.Left() | ev.Lost():
+            case ev.Reported():
+                return self._on_reported(event, now)
+            case ev.Lost():
                 return self._on_gone(event, now)
-            case m.Prepared():
-                if self.roster.set_starts(event.node_id, event.starts) and self.phase is Phase.RUNNING:
-                    self._look_again(now)
-                return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
-            case m.OptedIn(node_id, round_):
-                if round_ != self.round or node_id not in self.roster.participants:
-                    return []  # of an earlier round
-                could_leave = self.roster.can_all_leave
-                self.roster.opt_in(node_id)  # it decides how the round ends
-                if could_leave:
-                    return []  # nodes that wait were asked to start ahead before
-                return self.newcomers.start_ahead([*self.roster.ready]) if self.phase is Phase.RUNNING else []
-            case m.Hangs() | m.Saw():  # what is asked while no round runs is void
-                return self.inquiry.handle(event, self.round, self.roster) if self.phase is Phase.RUNNING else []
-            case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(event)):
-                return [Send(node_id, r.Answer(ask_id, False, refusal))]
-            case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
-                sends, cause = self.forming.bench.ask(event, self.roster, self.rules.limits, now)
-                is_on = cause is not None and self.phase is Phase.RUNNING
-                return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
-            case r.Ask() | r.Frozen() | r.Saved():
-                return self._drain(event, now)  # nodes have yet to say more, or the round is taken over first
             case r.Fetch() | r.Fetched():
                 return [Send(*each) for each in self.roster.passed_on(event, is_new=self.takeover is not None)]
             case ev.Broken():
@@ -115,85 +85,159 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(event)
 
-    def _on_registered(self, event: ev.Registered, now: float) -> list[Send]:
-        node, past, since = event.node, credible(event.past), now - event.age_s
-        self.drain.on_connected(node.node_id)
-        if event.knew_another and not self.round:
-            self.forming.await_older_round(now)
-        sends = self._replace_previous_agent(node, now)
-        if self.takeover is None and node.node_id in self.roster.participants:
-            self.forming.end.on_back(node, since - event.silent_s, since)
-            if past.fence == self.roster.fence:
-                self.forming.end.on_past(node.node_id, past, since)
-        is_new = not self.round or self.phase is Phase.TAKING_OVER  # this coordinator has begun no round
-        shows_round = (has_place := has_seat(past, self.rules.max_nodes)) and is_new and past.fence > self.roster.fence
-        self.roster.hear_round(past.round)
-        self.forming.proposed.hear(event.seats)
-        if has_place and (is_new or past.epoch != self.roster.epoch or node.node_id in self.roster.participants):
-            self.forming.on_past(past, since, is_paid=past.fence > self.roster.fence)
-        if self.phase is Phase.FORMING and past.fence > self.roster.fence and self.roster.is_inherited:
+    # What nodes report.
+
+    def _on_reported(self, event: ev.Reported, now: float) -> list[Send]:
+        """A node says where it stands."""
+        node, status, since = event.node, event.status, now - event.age_s
+        before = None if event.is_new else self.roster.reported.get(node.node_id)
+        if status.left is not None:
+            return self._on_gone(status.left.replace(age_s=status.left.age_s + event.age_s), now)
+        self.roster.reported[node.node_id] = status
+        past = credible(status.past)
+        sends = self._note(event, past, since, now)
+        sends += self._follow(node, past, before, now, since)
+        return sends + self._on_wishes(node.node_id, status, before, now)
+
+    def _note(self, event: ev.Reported, past: m.Past, since: float, now: float) -> list[Send]:
+        """What a report tells of the round, whatever follows from where its node stands."""
+        node, is_here = event.node, event.node.node_id in self.roster.participants
+        is_own_round = past.fence == self.roster.fence
+        sends: list[Send] = []
+        if event.is_new:
+            sends += self._replace_previous_agent(node, now)
+            self.drain.on_connected(node.node_id)
+            self.roster.hear_round(past.round)
+            self.forming.proposed.hear(event.kept.seats)
+            if event.knew_another and not self.round:
+                self.forming.await_older_round(now)
+            if self.takeover is None and is_here:
+                self.forming.end.on_back(node, since - event.silent_s, since)
+            if has_seat(past, self.rules.max_nodes) and (self._is_new or past.epoch != self.roster.epoch or is_here):
+                ledger, is_paid = event.kept.ledger.turned(since), past.fence > self.roster.fence
+                self.forming.on_past(past, ledger, is_paid=is_paid)
+        if self.takeover is None and is_here and is_own_round:
+            self.forming.end.on_past(node.node_id, past, since)
+            if node.unfit and past.standing is Standing.READY:
+                self.forming.end.unfit.add(node.host)
+        return sends
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether this coordinator has begun no round."""
+        return not self.round or self.phase is Phase.TAKING_OVER
+
+    def _follow(self, node: m.Node, past: m.Past, before: m.Status | None, now: float, since: float) -> list[Send]:
+        """What follows from where a node stands."""
+        has_place = has_seat(past, self.rules.max_nodes)
+        is_newer = past.fence > self.roster.fence
+        if self.phase is Phase.FORMING and is_newer and self.roster.is_inherited and before is None:
             self.forming.end.on_free(Cause(CauseKind.SUPERSEDED, round=past.round), -inf)
         match self.phase:
-            case Phase.FORMING | Phase.TAKING_OVER if shows_round:  # that round is taken over
-                return sends + self._begin_takeover(past, now) + self._take_seat(node, past, since, now)
+            case Phase.FORMING | Phase.TAKING_OVER if has_place and self._is_new and is_newer:  # it is taken over
+                return self._begin_takeover(past, now) + self._take_seat(node, past, before, since, now)
             case Phase.TAKING_OVER if past.fence == self.roster.fence:  # it takes its seat
-                return sends + self._take_seat(node, past, since, now)
-            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:  # it hears what it has missed
-                return sends + self._return(node, past, now)
+                return self._take_seat(node, past, before, since, now)
+            case Phase.FORMING | Phase.RUNNING if before is None and (
+                ended := self.forming.proposed.of(self.roster.fence)
+            ):
+                return self._close(ended)
+            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER if past.standing is Standing.READY:
+                return self._on_waiting(node, past, before, now)
+            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:
+                return self._on_workers(node, past, now)
             case Phase.CLOSED:  # it hears the verdict
-                return [*sends, *self._close(self.verdict, node)]
+                return self._close(self.verdict, node)
             case _:
                 assert_never(self.phase)
 
-    def _return(self, node: m.Node, past: m.Past, now: float) -> list[Send]:  # noqa: C901  a case for each situation
-        """A node reconnects that this coordinator may know: it hears what it has missed, or has news."""
-        if self.phase is not Phase.TAKING_OVER and (ended := self.forming.proposed.of(self.roster.fence)):
-            return self._close(ended)
+    def _on_waiting(self, node: m.Node, past: m.Past, before: m.Status | None, now: float) -> list[Send]:
+        """No worker of a node runs."""
+        member = self.roster.members.get(node.node_id)
+        is_assigned = node.node_id in self.roster.participants and past.fence < self.roster.fence
+        if is_assigned and member is not None and (self.phase is Phase.RUNNING or before is not None):
+            return []  # it has yet to read that, or its plan is on its way again
+        if before is not None and member is not None and not self._is_ready_again(node.node_id, before):
+            return self._on_prepared(node, before, now)
+        return self._join(node, now)
+
+    def _is_ready_again(self, node_id: str, before: m.Status) -> bool:
+        return self.roster.reported[node_id].ready_count != before.ready_count
+
+    def _on_prepared(self, node: m.Node, before: m.Status, now: float) -> list[Send]:
+        """A node that waits may have said how its workers will start."""
+        if self.roster.reported[node.node_id].prepared_count == before.prepared_count:
+            return []
+        if self.roster.set_starts(node.node_id, node.starts) and self.phase is Phase.RUNNING:
+            self._look_again(now)
+        return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
+
+    def _on_workers(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+        """A node has workers, or has had: they belong to this round, or are to be stopped."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
-        departed = [Send(node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
-        if past.standing is Standing.READY:  # it has no workers
-            if is_running and (assigned := self.roster.participants.get(node_id)) and past.fence < self.roster.fence:
-                return [Send(node_id, assigned)]  # it has missed that
-            return (self.forming.tell_excuse_again(node, past) if is_last else []) + self._join(node, now)
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
         if has_place and member is None and past.standing is Standing.FINISHED and is_running:
             self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
-            return departed
+            return []
         if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
             was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
             return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
-        if is_running and past.has_opted_in:
-            self.roster.opt_in(node_id)  # what it said of that may have been lost with its connection
-        if not is_running:  # it has workers of the last round, which is over; it may be told with the others
-            is_told = node_id not in self.forming.end.untold
-            return [self.forming.ended(node_id, past.round)] if is_told else self._form(now)
-        match past.standing:  # in the round that runs
+        if is_running and past.has_opted_in and node_id not in self.roster.opted_in:
+            return self._on_opted_in(node_id) + self._on_standing(node, past, now)
+        return self._on_standing(node, past, now) if is_running else self._form(now)
+
+    def _on_opted_in(self, node_id: str) -> list[Send]:
+        """All workers of a node can leave the round in place."""
+        self.roster.opt_in(node_id)  # it decides how the round ends
+        return self.newcomers.start_ahead([*self.roster.ready]) if self.roster.can_all_leave else []
+
+    def _on_standing(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+        """A node of the round that runs."""
+        match past.standing:
             case Standing.BUSY:
-                return departed
+                return []
             case Standing.STOPPING:  # it has stopped its workers, and not because it was told to
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Standing.FAILED:  # that is noted
                 return self._end_round(now)
-            case Standing.FINISHED:
-                return departed + self._on_succeeded(m.Succeeded(node_id, past.round), now)
+            case Standing.FINISHED:  # the last one ends the job
+                self.roster.put(node, Standing.FINISHED)
+                return self._close_if_finished()
+            case Standing.READY:
+                raise AssertionError("it has no workers")
             case _:
                 assert_never(past.standing)
+
+    def _on_wishes(self, node_id: str, status: m.Status, before: m.Status | None, now: float) -> list[Send]:
+        """What a node asks for, or answers: what it has not said before on this connection."""
+        known = {each.ask_id for each in before.asks} if before is not None else frozenset[str]()
+        news: list[m.NodeMessage] = [each for each in status.asks if each.ask_id not in known]
+        for name in ("frozen", "saved", "question", "places"):
+            said = getattr(status, name)
+            if said is not None and (before is None or said != getattr(before, name)):
+                news.append(said)
+        return [send for each in news for send in self._on_wish(each, now)]
+
+    def _on_wish(self, wish: m.NodeMessage, now: float) -> list[Send]:
+        match wish:
+            case m.Hangs() | m.Saw():  # what is asked while no round runs is void
+                return self.inquiry.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
+            case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
+                return [Send(node_id, r.Answer(ask_id, False, refusal))]
+            case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
+                sends, cause = self.forming.bench.ask(wish, self.roster, self.rules.limits, now)
+                is_on = cause is not None and self.phase is Phase.RUNNING
+                return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
+            case r.Ask() | r.Frozen() | r.Saved():
+                return self._drain(wish, now)  # nodes have yet to say more, or the round is taken over first
+            case _:
+                raise AssertionError(f"{wish} is no wish")
 
     def _replace_previous_agent(self, node: m.Node, now: float) -> list[Send]:
         """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""
         if self.is_closed or (old := self.roster.on_connected(node)) is None:
             return []
         return [Send(old, replaced_by(node)), *self._on_gone(ev.Lost(old, "another agent has its node rank"), now)]
-
-    def _has_crossed(self, ready: m.Ready) -> bool:
-        """Whether a node was ready before it could hear of the round that it has been assigned to.
-
-        The story behind it: a node whose workers are at the safe point is ready, and loses them; when nothing is left
-        of them it says so again, while the round is being assigned.  Taken for news, that would end the round, and
-        assign the node to another one while it starts workers for this one.
-        """
-        is_assigned = self.phase is Phase.RUNNING and ready.node.node_id in self.roster.participants
-        return is_assigned and ready.is_before(self.round)
 
     def _join(self, node: m.Node, now: float) -> list[Send]:
         if not self.is_closed:
@@ -225,37 +269,9 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.deadline is not None and not self.drain.is_on:
             self.deadline = max(now, self.newcomers.settled_at)
 
-    def _on_failed(self, event: m.Failed, now: float) -> list[Send]:
-        if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
-            return []  # of an earlier round
-        self.forming.end.on_failed(event.node_id, event.failure, now - max(0.0, event.age_s), event.reached)
-        match self.phase:
-            case Phase.RUNNING:  # the round is over
-                return self._end_round(now)
-            case Phase.TAKING_OVER:  # decided when the takeover is complete
-                self.roster.put(node, Standing.FAILED)
-                return []
-            case Phase.FORMING:  # it may be the first cause, though another was heard before
-                return self._form(now)
-            case Phase.CLOSED:
-                return []  # the job is over
-            case _:
-                assert_never(self.phase)
-
-    def _on_succeeded(self, event: m.Succeeded, now: float) -> list[Send]:
-        if (node := self.roster.participant(event.node_id)) is None or event.round != self.round:
-            return []  # the round it speaks of is over already, or it was lost meanwhile
-        match self.phase:
-            case Phase.RUNNING | Phase.TAKING_OVER:  # the last one ends the job
-                self.roster.put(node, Standing.FINISHED)
-                return self._close_if_finished() if self.phase is Phase.RUNNING else self._end_takeover(now)
-            case Phase.FORMING | Phase.CLOSED:
-                return []  # the round is over already
-            case _:
-                assert_never(self.phase)
-
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
-        if (member := self.roster.remove(node_id := event.node_id)) is None:
+        self.roster.reported.pop(node_id := event.node_id, None)
+        if (member := self.roster.remove(node_id)) is None:
             return []  # never seen, or told twice
         was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.on_gone(node_id)
         is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)
@@ -408,11 +424,11 @@ class Coordinator(Machine[ev.Event, Send]):
         self.deadline = now + self.rules.takeover_timeout_s
         return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants(past.fence)]
 
-    def _take_seat(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
+    def _take_seat(self, node: m.Node, past: m.Past, before: m.Status | None, since: float, now: float) -> list[Send]:
         assert self.takeover is not None
         if not self.takeover.take_seat(node.node_id, past, since):
             if past.standing is Standing.READY:
-                return self._join(node, now)
+                return self._on_waiting(node, past, before, now)
             self.roster.put_stray(node)
             taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
             return [self.forming.interrupted(node.node_id, past.round, taken)]

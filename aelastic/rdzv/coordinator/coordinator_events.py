@@ -1,6 +1,6 @@
 """Phases, events and actions of the coordinator core: what nodes do, and what they hear.
 
-Beside what nodes say themselves (`messages.NodeMessage`).  Decisions are `messages.CoordinatorMessage`.
+What nodes say is their status (`messages.Status`).  Decisions are `messages.CoordinatorMessage`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0
 from aelastic.core.record import Record
 from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 
 
 class Phase(StrEnum):
@@ -21,19 +22,30 @@ class Phase(StrEnum):
     CLOSED = auto()  # there is a verdict
 
 
-class Registered(Record):
-    """A node has connected, for the first time or again, and says what it does."""
+class Reported(Record):
+    """A node has sent its status.
+
+    Args:
+        node: as its connection shows it.
+        status: where it stands.
+        is_new: it is the first on this connection.
+        kept: what the node keeps for a leader that knows nothing of its round; with the first status only.
+        knew_another: a coordinator before this one has taken it in.
+        age_s: since it came.
+        silent_s: before that, on the connection that this one replaces.
+    """
 
     node: m.Node
-    past: m.Past
-    knew_another: bool = False  # a coordinator before this one has welcomed it
-    age_s: float = 0.0  # since it connected
-    silent_s: float = 0.0  # before that, on the connection that this one replaces
-    seats: m.Seats | None = None  # perhaps with a verdict that a coordinator before this one has proposed
+    status: m.Status
+    is_new: bool = False
+    kept: m.Kept = m.Kept()
+    knew_another: bool = False
+    age_s: float = 0.0
+    silent_s: float = 0.0
 
 
 class Broken(Record):
-    """A node's connection broke: within the grace follows `Registered`, or else `Lost`."""
+    """A node's connection broke: within the grace follows `Reported`, or else `Lost`."""
 
     node_id: str
     age_s: float = 0.0
@@ -60,7 +72,7 @@ class CutOff(Record):
     kind: CauseKind = CauseKind.ENDPOINT_SILENT
 
 
-Event: TypeAlias = Registered | m.NodeMessage | Broken | Lost | Confirmed | CutOff | DeadlinePassed
+Event: TypeAlias = Reported | r.Enquiry | Broken | Lost | Confirmed | CutOff | DeadlinePassed
 
 
 class Send(Record):

@@ -19,7 +19,6 @@ Times are on the coordinator's clock: nodes say how old what they tell is.
 from __future__ import annotations
 
 import signal
-from collections.abc import Container
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -219,13 +218,6 @@ class RoundEnd:
         """How far a node of the round was; the last that it says counts."""
         if reached is not None:
             self.reached[node_id] = reached
-
-    def on_ended(self, ready: m.Ready, participants: Container[str]) -> None:
-        """The workers of a node have ended."""
-        if ready.node.node_id in participants:
-            self.on_reached(ready.node.node_id, ready.reached)
-            if ready.node.unfit:
-                self.unfit.add(ready.node.host)
 
     @property
     def progress(self) -> tuple[Reached, bool]:

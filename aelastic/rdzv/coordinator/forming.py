@@ -316,11 +316,6 @@ class Forming:
         self.decided, self.is_corrected = decision, True
         return [self._told(node_id, round_) for node_id in roster.connected_participants()]
 
-    def tell_excuse_again(self, node: m.Node, past: m.Past) -> list[Send]:
-        """A node of the last round returns that may not have heard that."""
-        has_missed_it = past.is_charged and self.is_corrected
-        return [self._told(node.node_id, past.round)] if has_missed_it else []
-
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """The next round does not wait for nodes that do not get their workers stopped."""
         nodes = roster.give_up_stopping()
@@ -377,12 +372,12 @@ class Forming:
         self.since = now
         self.end.await_telling(untold)
 
-    def on_past(self, past: m.Past, since: float, *, is_paid: bool) -> None:
+    def on_past(self, past: m.Past, ledger: Ledger, *, is_paid: bool) -> None:
         """A node brings what it has heard; `is_paid`: of a round after the last, whose end is paid for."""
         self.restart_count = max(self.restart_count, past.restart_count)
         if not is_paid:
             self.end.on_count(past.restart_count)
-        self.bench.hear(past.ledger.turned(since), past.fence)
+        self.bench.hear(ledger, past.fence)
 
     def crew(self, roster: Roster, takeover: Takeover | None, round_: int, phase: Phase) -> Crew:
         """The nodes of the job, for what they ask, and how many of them it needs."""

@@ -36,6 +36,7 @@ class Inquiry:
     """The inquiry about one round; at rest while there is no question."""
 
     question: m.Hangs | None = None  # the first, of the inquiry that is under way
+    number: int = 0  # of the last question
     _asked: list[str] = field(default_factory=list[str])  # nodes
     _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not answered
     _places: dict[str, tuple[Place, ...]] = field(default_factory=dict[str, tuple[Place, ...]])  # by node
@@ -55,8 +56,8 @@ class Inquiry:
         match event:
             case m.Hangs(node_id, is_last=False) if self.question is None and node_id in roster.participants:
                 self._asked, self._places = roster.connected_participants(), {}
-                self.question, self._awaited = event, set(self._asked)
-                return [Send(node_id, m.Look(round_, event.reason)) for node_id in self._asked]
+                self.question, self._awaited, self.number = event, set(self._asked), self.number + 1
+                return [Send(node_id, m.Look(round_, event.reason, self.number)) for node_id in self._asked]
             case m.Saw(node_id, _, places) if self.question is not None and node_id in self._awaited:
                 self._places[node_id] = places
                 self._awaited.discard(node_id)
@@ -69,7 +70,7 @@ class Inquiry:
     def _compare(self, question: m.Hangs, roster: Roster) -> list[Send]:
         self.question = None
         places = [place for node_id in self._asked for place in self._places_of(node_id, roster)]
-        told = compared(question, places)
+        told = compared(question, places).replace(number=self.number)
         return [Send(node_id, told) for node_id in self._asked if node_id in roster.members]
 
     def _places_of(self, node_id: str, roster: Roster) -> list[Place]:

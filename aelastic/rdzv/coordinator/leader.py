@@ -1,6 +1,6 @@
 """The leader: one agent's term as coordinator, from its election until it steps down.
 
-It composes `sessions.py` (connections, and nodes behind them), `leadership.py` (until when this agent may decide),
+It composes `connections.py` (connections, and nodes behind them), `leadership.py` (until when this agent may decide),
 `coordinator.py` (decides) and `verdict.py` (lets the verdict out).  Pure: `coordinator_server.py` carries it out.
 
 - While leadership is **not certain** decisions wait for the board's answer; connections, leases and heartbeats go on.
@@ -21,14 +21,15 @@ from typing import assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Lost, Reported, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.coordinator.verdict import VerdictGate
 from aelastic.rdzv.coordinator.waiting_text import doubt_text, ended_in_vain, waiting_texts
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.survivors.leadership import LeaderLease
 
 # So often nodes that wait read what for.
@@ -56,7 +57,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     """
 
     coordinator: Coordinator
-    sessions: Sessions
+    sessions: Connections
     lease: LeaderLease
     is_replaceable: bool = False  # another agent can coordinate, and reach the board without this one
 
@@ -87,7 +88,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def has_own_node(self) -> bool:
         """Whether the node of this very agent is connected."""
-        return self.sessions.has_session(self.coordinator.own_node_id)
+        return self.sessions.is_connected(self.coordinator.own_node_id)
 
     @property
     def has_told_all(self) -> bool:
@@ -149,7 +150,8 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_deadline_passed(now)
             case _:
                 assert_never(event)
-        return actions + self._decide(now)
+        actions += self._decide(now)
+        return actions if self.has_stepped_down else actions + self.sessions.send_plans(now)
 
     # Connections.
 
@@ -157,7 +159,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
         actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
         if isinstance(event.message, m.Hello) and not is_leading:
-            actions += self._tell_returned(event.conn, event.message)
+            actions += self._tell_returned(event.message, now)
         actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
         return actions + self._reclaim_if_needed(now)
 
@@ -196,8 +198,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
         self.coordinator.roster.begin_epoch(event.record.epoch)
         self._lead(now)
-        welcomes = self.sessions.begin_epoch(event.record.epoch, now)
-        return welcomes + self._reclaim_if_needed(now)  # agents that have waited for the epoch are welcomed
+        told = self.sessions.begin_epoch(event.record.epoch, now)
+        return told + self._reclaim_if_needed(now)  # agents that have waited for the epoch are taken in
 
     # Time.
 
@@ -211,8 +213,11 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self._renew(now) or self._heartbeat(now - self.lease.lease_s / 2)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            if self.phase is not Phase.LEADING and not self.sessions.inbox.is_empty:  # the board, whatever comes of it
-                actions += self.sessions.say_all(m.Waiting(doubt_text(self.lease.unconfirmed_s(now))))
+            if (
+                self.phase is not Phase.LEADING and not self.sessions.unheard.is_empty
+            ):  # the board, whatever comes of it
+                doubt = m.Waiting(doubt_text(self.lease.unconfirmed_s(now)))
+                actions += self.sessions.decide_for_all(doubt, now)
             else:
                 actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
         if have_slept:
@@ -228,7 +233,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares), heard_after)
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
-        self.coordinator.forming.on_inbox(is_empty=self.phase is not Phase.LEADING or self.sessions.inbox.is_empty)
+        self.coordinator.forming.on_inbox(is_empty=self.phase is not Phase.LEADING or self.sessions.unheard.is_empty)
         return self._deliver(self.coordinator.handle(event, now), now)
 
     def _reclaim_if_needed(self, now: float, newest: int = 0) -> list[ev.Action]:
@@ -259,28 +264,29 @@ class Leader(Machine[ev.Event, ev.Action]):
         workers would keep running beside the next round of the others, for as long as the cut lasts.
         """
         told = self._tell_coordinator(event, now)
-        for conn, registered in self.sessions.unheard():
-            told += self._tell_missed(conn, registered.node, registered.past)
+        for reported in self.sessions.first_reports():
+            told += self._tell_missed(reported.node, reported.status.past, now)
         return told
 
-    def _tell_returned(self, conn: int, hello: m.Hello) -> list[ev.Action]:
+    def _tell_returned(self, hello: m.Hello, now: float) -> list[ev.Action]:
         """A node that was not connected when its round ended hears so now: the board may be away for long."""
-        is_ours = self.sessions.has_session(hello.node.node_id) and hello.seen_epoch <= self.lease.epoch
+        node = hello.status.node
+        is_ours = self.sessions.is_connected(node.node_id) and hello.seen_epoch <= self.lease.epoch
         if not is_ours:
             return []  # another coordinator may have taken its round over
-        return self._tell_missed(conn, hello.node, hello.past)
+        return self._tell_missed(node, hello.status.past, now)
 
-    def _tell_missed(self, conn: int, node: m.Node, past: m.Past) -> list[ev.Action]:
+    def _tell_missed(self, node: m.Node, past: m.Past, now: float) -> list[ev.Action]:
         """Notifies a node that the coordinator core does not know yet: its round is over, or continued without it."""
         core, forming = self.coordinator, self.coordinator.forming
         if past.standing is not m.Standing.BUSY:
             return []
         if past.fence < core.roster.fence:
-            return [ev.Say(conn, forming.went_on(node, past.round).message)]
+            return self.sessions.stop(forming.went_on(node, past.round), now)
         is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
         if not is_over or past.fence > core.roster.fence:
             return []
-        return [ev.Say(conn, forming.ended(node.node_id, past.round, forming.decided).message)]
+        return self.sessions.stop(forming.ended(node.node_id, past.round, forming.decided), now)
 
     def _ask_nodes(self, now: float) -> list[ev.Action]:
         """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
@@ -309,7 +315,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
-        inbox, core = self.sessions.inbox, self.coordinator
+        inbox, core = self.sessions.unheard, self.coordinator
         actions = self._ask_nodes(now)
         # Others may go on, without this side: its round is over.
         if self.phase is Phase.DOUBTFUL and self._has_round and self.is_blocked:
@@ -317,6 +323,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
             if (event := inbox.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
+                self._note_read(event)
             elif ended := ended_in_vain(core, self.sessions.unaccounted, now):
                 return actions + self._step_down("nodes that may run the job cannot be reached", ended=ended)
             elif core.is_due(now):
@@ -336,18 +343,34 @@ class Leader(Machine[ev.Event, ev.Action]):
         known, losses = self.sessions.electorate, self.coordinator.forming.losses
         return [ev.Renew(known.newest_for_board)] if self.lease.renew(now, losses, known.newest_fence) else []
 
+    def _note_read(self, event: CoordinatorEvent) -> None:
+        """What the coordinator has heard of a node: that it is gone, or has read answers."""
+        plans = self.sessions.plans
+        match event:
+            case Lost(node_id):
+                plans.forget(node_id)
+            case Reported(_, m.Status(node) as status) if status.left is not None:
+                plans.forget(node.node_id)
+            case Reported(_, m.Status(node) as status):
+                plans.on_read(node.node_id, [each.ask_id for each in status.asks])
+            case _:
+                pass
+
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
         assigned: dict[str, m.Assigned] = {}
-        for send in sends:
-            match send.message:
-                case m.Assigned():
-                    actions += self.sessions.say(send.node_id, send.message)
-                    assigned[send.node_id] = send.message
+        for node_id, message in ((send.node_id, send.message) for send in sends):
+            match message:
                 case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
-                    actions += self.verdict.hold(send, now, self.sessions, self.coordinator)
+                    actions += self.verdict.hold(Send(node_id, message), now, self.sessions, self.coordinator)
+                case r.Show() | r.Shown():
+                    actions += self.sessions.say(node_id, message)
+                case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
+                    actions += self.sessions.say(node_id, message)  # it wants to see something of others
                 case _:
-                    actions += self.sessions.say(send.node_id, send.message)
+                    actions += self.sessions.decide(node_id, message, now)
+                    if isinstance(message, m.Assigned):
+                        assigned[node_id] = message
         return actions + self.sessions.seat(assigned, self.coordinator.roster)
 
     def _let_out(self, held: list[Send], now: float) -> list[ev.Action]:

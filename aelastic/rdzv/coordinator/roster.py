@@ -43,6 +43,7 @@ class Member:
 class Roster:
     """Nodes of a job, as its coordinator sees them."""
 
+    reported: dict[str, m.Status] = field(default_factory=dict[str, m.Status])  # the last status of each node
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
     # Members that are no strays, in that order, too; and how many members wait or not, by how their workers start.
     _of: dict[Standing, dict[str, m.Node]] = field(default_factory=lambda: {standing: {} for standing in Standing})
@@ -112,6 +113,11 @@ class Roster:
             return None
         old, self.agent_of_rank[node.preferred_rank] = self.agent_of_rank.get(node.preferred_rank), node.node_id
         return old if old != node.node_id and old in self.members else None
+
+    def has_asked(self, node_id: str, ask_id: str) -> bool:
+        """Whether a node's request is in its status."""
+        status = self.reported.get(node_id)
+        return status is not None and any(each.ask_id == ask_id for each in status.asks)
 
     def participant(self, node_id: str) -> m.Node | None:
         """A member that has a part in the last round."""

@@ -24,9 +24,9 @@ from enum import StrEnum, auto
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import Decision, DecisionKind, next_round
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Send
-from aelastic.rdzv.coordinator.sessions import Sessions
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.survivors.absent import awaited_s
@@ -76,7 +76,7 @@ class VerdictGate:
     def is_released(self) -> bool:
         return self.stage is Stage.RELEASED
 
-    def hold(self, send: Send, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
+    def hold(self, send: Send, now: float, sessions: Connections, core: Coordinator) -> list[ev.Action]:
         """Keeps one node's copy of the verdict back."""
         self._held.append(send)
         if self.stage is Stage.PUBLISHING:
@@ -91,7 +91,7 @@ class VerdictGate:
         told = [] if seats is None else [*sessions.say_all(seats), *sessions.say_all(m.Probe())]
         return told + self.publish_again(now, sessions, core)
 
-    def on_heard(self, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
+    def on_heard(self, now: float, sessions: Connections, core: Coordinator) -> list[ev.Action]:
         """A node may know the verdict now."""
         is_on_board = sessions.electorate.is_on_board
         if not self._is_awaited or self._again_at is None or uninformed(sessions, is_on_board=is_on_board):
@@ -107,18 +107,18 @@ class VerdictGate:
         """The board cannot be asked now."""
         self._again_at = now + PUBLISH_AGAIN_S
 
-    def publish_again(self, now: float, sessions: Sessions, core: Coordinator) -> list[ev.Action]:
+    def publish_again(self, now: float, sessions: Connections, core: Coordinator) -> list[ev.Action]:
         """Asks the board again, if it is time, and no other coordinator could go on without having heard."""
         if self._again_at is None or now < self._again_at:
             return []
         self._is_awaited = bool(uninformed(sessions, is_on_board=sessions.electorate.is_on_board))
         if self._is_awaited:
             self.on_failed(now)
-            return self._stop_workers(core, sessions) if now >= self._asked_at + PUBLISH_TIMEOUT_S else []
+            return self._stop_workers(core, sessions, now) if now >= self._asked_at + PUBLISH_TIMEOUT_S else []
         self._again_at = None
         return [ev.Publish(self._text)]
 
-    def on_deadline_passed(self, now: float, sessions: Sessions) -> list[Send]:
+    def on_deadline_passed(self, now: float, sessions: Connections) -> list[Send]:
         """The board does not answer: waits on while nodes may go on that would not hear the verdict."""
         if not self._may_go_on(now, sessions):
             return self.release()
@@ -129,15 +129,16 @@ class VerdictGate:
         self._look_at = now + PUBLISH_TIMEOUT_S
         return []
 
-    def _stop_workers(self, core: Coordinator, sessions: Sessions) -> list[ev.Action]:
+    def _stop_workers(self, core: Coordinator, sessions: Connections, now: float) -> list[ev.Action]:
         """Nodes of this side stop their workers, once: it does not know how the job goes on."""
         if self._has_stopped or core.verdict is None or core.verdict.outcome is m.Outcome.SUCCEEDED:
             return []
         self._has_stopped = True
         cause = unknown_outcome(uninformed(sessions, is_on_board=False)).decision.cause
-        return sessions.say_all(m.Interrupted(core.round, next_round(cause), core.forming.next_count))
+        stop = m.Interrupted(core.round, next_round(cause), core.forming.next_count)
+        return sessions.decide_for_all(stop, now)
 
-    def _may_go_on(self, now: float, sessions: Sessions) -> bool:
+    def _may_go_on(self, now: float, sessions: Connections) -> bool:
         """Whether nodes may go on with another coordinator."""
         lease_s = sessions.terms.lease_s
         if uninformed(sessions, is_on_board=False):
@@ -162,7 +163,7 @@ class VerdictGate:
         )
 
 
-def uninformed(sessions: Sessions, *, is_on_board: bool) -> list[m.Seat]:
+def uninformed(sessions: Connections, *, is_on_board: bool) -> list[m.Seat]:
     """Nodes that could go on with another coordinator, and hear of no verdict from any of them."""
     return sessions.electorate.missing(sessions.electorate.knows_verdict, is_on_board=is_on_board)
 

@@ -9,7 +9,7 @@ It stands between the supervisor and one connection to the coordinator.  `agent_
   leader that is certainly gone, and only then: `leader_watch.py` says when.
 - **Given up**: a leader that lives, but is silent, has given this node up: its workers are stopped (`contact.py`).
 
-Each `Hello` says where the node stands (`node_state.py`), so no message is sent again.  Epochs fence leaders: one is
+Its status says where the node stands, whole (`node_state.py`), so no message is sent again.  Epochs fence leaders: one is
 suspended, another is elected, the first wakes up and answers a node that still has its address.
 """
 
@@ -26,11 +26,11 @@ from aelastic.rdzv.member.contact import Contact
 from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase
 from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
-from aelastic.rdzv.member.outbox import Outbox
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.member.trust import last_word, not_followed, objection
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.codec import objection as unreadable
 
 
@@ -48,7 +48,7 @@ class Member(Machine[Event, Action]):
     contact: Contact = field(init=False)
     record: LeaderRecord | None = None  # the last that the board has shown; of the leader that this node connects to
     conn: int = 0  # the connection; numbers are never used twice
-    outbox: Outbox = field(default_factory=Outbox)
+    alive_at: float = 0.0  # when the leader is to hear from this node again, at the latest
     is_leader: bool = False  # this agent hosts the coordinator
     _story: Story = field(default_factory=Story, compare=False)
 
@@ -59,7 +59,7 @@ class Member(Machine[Event, Action]):
     def deadline(self) -> float | None:
         if self.phase is Phase.OVER:
             return None
-        own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.outbox.heartbeat_at}.get(self.phase)
+        own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.alive_at}.get(self.phase)
         times = self.search.deadline, self.leader.deadline, own, self._look_at
         return min((time for time in times if time is not None), default=None)
 
@@ -81,7 +81,6 @@ class Member(Machine[Event, Action]):
             assert self.leader.phase is watched.get(self.phase, WatchPhase.AWAY), "the watch follows the connection"
             is_searching, has_limit = self.phase not in {Phase.IDLE, Phase.MEMBER}, self.search.since is not None
             assert has_limit == is_searching, "without a coordinator there is a limit to the search"
-        assert self.outbox.unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
         if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
             assert self.record is not None, "a connection is to a leader that the board has shown"
         self.state.validate()
@@ -146,26 +145,42 @@ class Member(Machine[Event, Action]):
     def _on_submitted(self, event: ev.Submitted, now: float) -> list[Action]:
         message = event.message
         if isinstance(message, m.Left):
-            was_member, self.phase = self.phase is Phase.MEMBER, Phase.OVER
-            return [ev.Send(message)] if was_member else []
-        if isinstance(message, r.Ask | r.Fetch) and (why := unreadable(message)):
+            is_connected, self.phase = self._is_connected, Phase.OVER
+            return [ev.Send(self.state.status_at(now, message))] if is_connected else []
+        if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message, now)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
         if isinstance(message, m.Ready) and message.is_before(self.state.round):
             return []  # its supervisor has yet to read of the round that it was assigned to
-        if self.phase is Phase.IDLE and (why := unreadable(message)):
+        if isinstance(message, m.Ready) and self.phase is Phase.IDLE and (why := self._unreadable(message, now)):
             self.phase = Phase.OVER
             return [ev.GiveUp(why, is_refused=True)]
         self.state.submit(message, now)
-        if isinstance(message, r.Request | r.Enquiry):
-            return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the welcome
-        if self.phase is Phase.IDLE:
+        if isinstance(message, r.Fetch | r.Fetched):
+            return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the first plan
+        if self.phase is Phase.IDLE and self.state.node is not None:
             self.search.begin(now)
             return self._read_board()
-        if self.phase is Phase.MEMBER:
-            return [ev.Send(message)]
-        if self.phase is Phase.GREETING:  # `Hello` said what was before
-            self.outbox.keep(message)
-        return []  # the welcome is followed by it, or the next `Hello` says it
+        return self._report(now)
+
+    @property
+    def _is_connected(self) -> bool:
+        return self.phase in {Phase.GREETING, Phase.MEMBER}
+
+    def _report(self, now: float) -> list[Action]:
+        """The leader is to hear where this node stands; `Hello` says so where there is no connection yet."""
+        return [ev.Send(self.state.status_at(now))] if self._is_connected else []
+
+    def _unreadable(self, message: m.Ready | r.Ask | r.Fetch, now: float) -> str:
+        """Why a leader would not read what this node submits; empty if it would."""
+        match message:
+            case m.Ready(node):
+                return unreadable(m.Status(node, m.Past(m.Standing.READY)))
+            case r.Ask() if self.state.node is not None:
+                return unreadable(self.state.status_at(now).replace(asks=(message,)))
+            case r.Ask():
+                return ""  # no leader is asked before this node is ready
+            case r.Fetch():
+                return unreadable(message)
 
     # What the board says.
 
@@ -224,7 +239,12 @@ class Member(Machine[Event, Action]):
         if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
             return []
         cause = self.contact.given_up(record, now) or self.state.left_behind(record.seats)
-        return [ev.Deliver(stop)] if (stop := self.state.interrupt(cause)) else []
+        return self._stop(cause, now)
+
+    def _stop(self, cause: Cause | None, now: float) -> list[Action]:
+        """This node ends its round by itself, if there is a cause."""
+        stop = self.state.interrupt(cause)
+        return [] if stop is None else [ev.Deliver(stop), *self._report(now)]
 
     # What happens on the connection.
 
@@ -232,7 +252,10 @@ class Member(Machine[Event, Action]):
         assert self.record is not None
         self.phase = Phase.GREETING
         self.leader.on_connected(now)
-        return [ev.Send(self.outbox.greet(self.terms, self.record, self.state, self.leader.epoch, now))]
+        candidate = self.record.candidate
+        self.state.on_coordinator_lives(candidate.node_id)  # it listens
+        status, kept = self.state.status_at(now), self.state.kept_at(now)
+        return [ev.Send(m.Hello(PROTOCOL, self.terms, candidate.token, self.leader.epoch, status, kept))]
 
     def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
         assert self.record is not None
@@ -263,8 +286,8 @@ class Member(Machine[Event, Action]):
         self, message: m.Downward, record: LeaderRecord, now: float
     ) -> list[Action]:
         match message:
-            case m.Welcome():
-                return self._on_welcome(message, record, now)
+            case m.Plan():
+                return self._on_plan(message, record, now)
             case m.Refused(reason, is_final=True):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
@@ -288,14 +311,16 @@ class Member(Machine[Event, Action]):
                 return []
             case m.Probe():
                 return [ev.Send(self.state.alive)]
-            case m.Departed() | m.Seats():
-                self.state.on_news(message)
+            case m.Seats():
+                self.state.on_seats(message)
                 return []
-            case m.Ended() if self.phase is Phase.MEMBER:
-                self.phase = Phase.OVER
-                return [ev.Deliver(message), ev.Disconnect()]
-            case _:  # what it decides
-                return [ev.Deliver(message)] if self.phase is Phase.MEMBER and self.state.on_told(message, now) else []
+            case r.Answer(ask_id):
+                self.state.on_fetch_answered(ask_id)
+                return [ev.Deliver(message)]
+            case r.Show() | r.Shown():
+                return [ev.Deliver(message)]
+            case _:
+                assert_never(message)
 
     def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
         """The coordinator does not read what this node has said: no request is repeated that may be the one."""
@@ -303,21 +328,33 @@ class Member(Machine[Event, Action]):
         text = f"the leader refused a message of this node: {reason}"
         return [m.Waiting(text, kind=m.WaitKind.LEADER), *refused]
 
-    def _on_welcome(self, welcome: m.Welcome, record: LeaderRecord, now: float) -> list[Action]:
-        if welcome.epoch < self.leader.epoch:
+    def _on_plan(self, plan: m.Plan, record: LeaderRecord, now: float) -> list[Action]:
+        if plan.epoch < self.leader.epoch:
             self._lose_leader("a leader of an older epoch answered", now)
             return [ev.Disconnect(), *self._pause(now)]
-        self.state.on_welcome(is_new=self.leader.on_welcome(record, welcome.epoch, now))
-        self.record = record = record.replace(epoch=welcome.epoch)  # a connected node hears of a new epoch only here
+        told: list[Action] = []
+        if self.phase is Phase.GREETING or plan.epoch != self.leader.epoch:
+            told += self._on_welcome(plan, record, now)
+        starts = self.state.node and self.state.node.starts
+        news = self.state.follow(plan, now)
+        told += [ev.Deliver(each) for each in news]
+        if plan.ended is not None:
+            self.phase = Phase.OVER
+            return [*told, ev.Disconnect()]
+        has_changed = starts is not (self.state.node and self.state.node.starts)
+        return told + (self._report(now) if has_changed else [])
+
+    def _on_welcome(self, plan: m.Plan, record: LeaderRecord, now: float) -> list[Action]:
+        """The leader has taken this node in, or continues in a newer epoch."""
+        self.state.on_welcome(is_new=self.leader.on_welcome(record, plan.epoch, now))
+        self.record = record.replace(epoch=plan.epoch)  # a connected node hears of a new epoch only here
         was_greeting, self.phase = self.phase is Phase.GREETING, Phase.MEMBER
         self.contact.begin(self.record, self.leader.renewals, now)
         self.search.end()
-        self.outbox.put_off_heartbeat(self.terms.lease_s, now)
-        if was_greeting and self.outbox.is_outdated(self.state):  # else failures of its peers, its victims, are charged
-            self._lose_leader("this node ended its round before it was welcomed", now)
-            return [ev.Disconnect(), *self._connect(record, now)]
-        unsent = self.outbox.take_unsent()
-        return [ev.Send(each) for each in [*([] if unsent is None else [unsent]), *self.state.requests(now)]]
+        if not was_greeting:
+            return []
+        self.alive_at = now + self.terms.lease_s / 3
+        return [ev.Send(each) for each in self.state.fetches.values()]
 
     # Time.
 
@@ -342,7 +379,8 @@ class Member(Machine[Event, Action]):
             self._lose_leader(f"the leader was silent for {self.leader.silence_s:g} s", now, is_lost=True)
             return [ev.Disconnect(), *self._read_board()]
         actions: list[Action] = []
-        if self.phase is Phase.MEMBER and self.outbox.is_heartbeat_due(self.leader.lease_s, now):
+        if self.phase is Phase.MEMBER and now >= self.alive_at:
+            self.alive_at = now + self.terms.lease_s / 3
             actions.append(ev.Send(self.state.alive))
         if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
             actions.append(ev.ReadBoard())
@@ -355,8 +393,8 @@ class Member(Machine[Event, Action]):
             self.contact.look_again(now)
             actions += [ev.ReadBoard()] if self.leader.ask_board() else []
             is_cut_off = self._may_be_given_up and self.state.can_others_elect and self.contact.is_cut_off(now)
-            if is_cut_off and (stop := self.state.interrupt(Cause(CauseKind.LEADER_SILENT))) is not None:
-                actions.append(ev.Deliver(stop))
+            if is_cut_off:
+                actions += self._stop(Cause(CauseKind.LEADER_SILENT), now)
         return actions
 
     # Moves.

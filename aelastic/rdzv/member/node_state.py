@@ -8,12 +8,16 @@ from typing import assert_never
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import next_round
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.ledger import Ledger, Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
 # More than a person asks while there is no coordinator.
 ASKED_MAX = 32
+# A notice whose workers are killed earlier by less than this is the same.
+EARLIER_S = 0.5
+# Of a plan, what a supervisor is told when it changes.
+_NOTHING = dict.fromkeys(("settled", "waiting", "benched", "look", "compared", "notice")) | {"starts_ahead": False}
 # A coordinator may be lost once it has answered, and before it is done.
 LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
@@ -22,23 +26,17 @@ LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 class Asked:
     """What this node has asked for."""
 
-    request: r.Ask | r.Fetch
+    request: r.Ask
     at: float
     is_accepted: bool = False  # by a coordinator, which may have been lost since
 
-    @property
-    def verb(self) -> r.Verb | None:
-        return self.request.verb if isinstance(self.request, r.Ask) else None
-
-    def again(self, now: float) -> r.Ask | r.Fetch:
+    def again(self, now: float) -> r.Ask:
         """The request, to be said again: no other coordinator refuses what one has accepted.
 
         There is time left to save, however late it is.  The story behind it: a coordinator has accepted a drain, ranks
         have saved, and wait for its end; the next one hears of it half a second before the deadline, and refuses.
         """
         request = self.request
-        if isinstance(request, r.Fetch):
-            return request
         least_s = min(request.deadline_s, r.DEADLINE_MIN_S)
         left_s = max(least_s, request.deadline_s - (now - self.at))
         return request.replace(deadline_s=left_s, spares_job=request.spares_job and not self.is_accepted)
@@ -46,7 +44,7 @@ class Asked:
 
 @dataclass(slots=True)
 class NodeState:
-    """This node's own side of the rounds.  `past` is the snapshot that each `Hello` carries."""
+    """This node's own side of the rounds: what its supervisor submits, and what its leader plans, become its status."""
 
     node: m.Node | None = None
     standing: m.Standing = m.Standing.READY
@@ -69,7 +67,16 @@ class NodeState:
     ended_nodes: tuple[str, ...] = ()
     # What this node has asked for, by its id: until it is answered; what lasts, until it is refused, or done.
     asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
-    notice: r.Frozen | r.Saved | None = None  # how far this node is with an interruption that is announced
+    # What this node wants to see of others, until they are asked.
+    fetches: dict[str, r.Fetch] = field(default_factory=dict[str, r.Fetch])
+    frozen: r.Frozen | None = None  # how far this node is with an interruption that is announced
+    saved: r.Saved | None = None
+    question: m.Hangs | None = None  # one of its workers hangs
+    places: m.Saw | None = None  # what its workers do, since the leader asked
+    ready_count: int = 0
+    prepared_count: int = 0
+    plan: m.Plan | None = None  # the last one that was followed
+    _notice_kill_at: float = 0.0  # of the last notice
 
     @property
     def round(self) -> int:
@@ -94,7 +101,6 @@ class NodeState:
             ended=self.ended,
             is_charged=self.is_charged,
             reached=self.reached,
-            ledger=self.assigned.ledger,
             has_opted_in=self.has_opted_in,
         )
 
@@ -107,14 +113,34 @@ class NodeState:
         return is_small and self.node is not None and self.node.ballot_port > 0
 
     def past_at(self, now: float) -> m.Past:
-        """The `Past` snapshot, with ages at `now`."""
+        """Its part in its last round, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
         # What has ended its round happened then, even if this node has found and lost a coordinator since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
         alone_s = 0.0 if alone_since is None else now - alone_since
-        past = self.past
-        ledger = past.ledger.aged(now - self.assigned_at)
-        return past.replace(failure_age_s=failure_age_s, alone_s=alone_s, ledger=ledger)
+        return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
+
+    def status_at(self, now: float, left: m.Left | None = None) -> m.Status:
+        """Where this node stands, whole."""
+        assert self.node is not None, "a node that connects is ready for a round, or has been"
+        asks = tuple(asked.again(now) for asked in self.asked.values())
+        return m.Status(
+            self.node,
+            self.past_at(now),
+            self.ready_count,
+            self.prepared_count,
+            asks,
+            self.frozen,
+            self.saved,
+            self.question,
+            self.places,
+            left,
+        )
+
+    def kept_at(self, now: float) -> m.Kept:
+        """What this node keeps for a leader that knows nothing of its round."""
+        ledger = Ledger() if self.assigned is None else self.assigned.ledger.aged(now - self.assigned_at)
+        return m.Kept(ledger, self.seats, tuple(sorted(self.ended_nodes)))
 
     def validate(self) -> None:
         has_failed = self.standing is m.Standing.FAILED
@@ -126,10 +152,11 @@ class NodeState:
         assert not is_new or not self.departed, "nodes depart from a round"
 
     def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901, PLR0912  one case for each message
-        """The supervisor tells the coordinator something; what it says of another round changes nothing here."""
+        """The supervisor has news; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node, reached):
                 self.node, self.standing, self.reached = node, m.Standing.READY, reached or self.reached
+                self.ready_count += 1
             case m.Failed(_, round_, failure, age_s, reached):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
                     self.reached = reached
@@ -139,44 +166,73 @@ class NodeState:
                     self.standing = m.Standing.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
+                self.prepared_count += 1
             case m.OptedIn(_, round_):
                 self.has_opted_in |= round_ == self.round
-            case r.Ask() | r.Fetch():
-                if isinstance(message, r.Ask) and message.verb is r.Verb.CANCEL:
+            case r.Ask():
+                if message.verb is r.Verb.CANCEL:
                     self._forget(r.Verb.DRAIN)
                 self.asked[message.ask_id] = Asked(message, now)
                 if len(self.asked) > ASKED_MAX:
                     del self.asked[next(iter(self.asked))]
-            case r.Frozen() | r.Saved():
-                self.notice = message
-            case m.Hangs() | m.Saw() | m.Left() | r.Fetched():
+            case r.Fetch():
+                self.fetches[message.ask_id] = message
+                if len(self.fetches) > ASKED_MAX:
+                    del self.fetches[next(iter(self.fetches))]
+            case r.Frozen():
+                self.frozen = message
+            case r.Saved():
+                self.saved = message
+            case m.Hangs():
+                self.question = message
+            case m.Saw():
+                self.places = message
+            case m.Left() | r.Fetched():
                 pass  # that is no state of the node
             case _:
                 assert_never(message)
 
-    def on_told(self, message: m.CoordinatorMessage, now: float) -> bool:
-        """The coordinator has decided; false if that changes nothing here."""
-        match message:
-            case m.Assigned():
-                return self.on_assigned(message, now)
-            case m.Interrupted():
-                return self.on_interrupted(message)
-            case m.Waiting() | m.Settled() | m.Ended() | r.Benched():
-                return True
-            case m.StartAhead():
-                return self._on_start_ahead()
-            case m.Look() | m.Compared():
-                return message.round == self.round
-            case r.Notice(_, round_, stage):
-                self.notice = None if stage is r.Stage.NONE else self.notice
-                return round_ == self.round or stage is r.Stage.LEAVE
-            case r.Answer(ask_id, is_applied):
-                self._on_answer(ask_id, is_applied=is_applied)
-                return True
-            case r.Show() | r.Shown():
-                return True
-            case _:
-                assert_never(message)
+    def follow(self, plan: m.Plan, now: float) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each field
+        """What is new in a plan, for the supervisor, in the order in which it is to hear it.
+
+        A plan may come again, from another leader, too: what this node has done already is nothing new.
+        """
+        before, self.plan = self.plan or plan.replace(**_NOTHING), plan
+        news: list[m.CoordinatorMessage] = [each for each in plan.answers if self._on_answer(each)]
+        if plan.assigned is not None and self.on_assigned(plan.assigned, now):
+            news.append(plan.assigned)
+        self._on_departed(plan)
+        if plan.interrupted is not None and self.on_interrupted(plan.interrupted):
+            news.append(plan.interrupted)
+        if plan.settled is not None and plan.settled != before.settled:
+            news.append(plan.settled)
+        if plan.waiting is not None and plan.waiting != before.waiting:
+            news.append(plan.waiting)
+        is_other = plan.epoch != before.epoch  # it counts anew
+        if plan.benched is not None and (is_other or plan.benched.number != (before.benched and before.benched.number)):
+            news.append(plan.benched)
+        if plan.starts_ahead and not before.starts_ahead and self._on_start_ahead():
+            news.append(m.StartAhead())
+        if plan.look is not None and (is_other or plan.look != before.look) and plan.look.round == self.round:
+            news.append(plan.look)
+        if plan.compared is not None and plan.compared != before.compared and plan.compared.round == self.round:
+            news.append(plan.compared)
+        if plan.notice is not None and self._is_news(plan.notice, before.notice, now):
+            news.append(plan.notice)
+        if plan.ended is not None:
+            news.append(plan.ended)
+        return news
+
+    def _is_news(self, notice: r.Notice, before: r.Notice | None, now: float) -> bool:
+        """Whether a notice says something new: workers are killed earlier, if nothing else."""
+        kill_at, known_at = now + notice.kill_s, self._notice_kill_at
+        is_known = before is not None and before.replace(kill_s=0.0) == notice.replace(kill_s=0.0)
+        if is_known and kill_at >= known_at - EARLIER_S:
+            return False
+        self._notice_kill_at = kill_at
+        if notice.stage is r.Stage.NONE:
+            self.frozen = self.saved = None
+        return notice.round == self.round or notice.stage is r.Stage.LEAVE
 
     def _on_start_ahead(self) -> bool:
         """No round waits for this node until its workers are ready, whoever coordinates then."""
@@ -185,29 +241,31 @@ class NodeState:
         self.node = self.node.replace(starts=m.Starts.PREPARING)
         return True
 
-    def requests(self, now: float) -> list[r.Request | r.Fetch]:
-        """What a coordinator that has just welcomed this node is to hear, again or for the first time."""
-        asked = [each.again(now) for each in self.asked.values()]
-        return [*asked, *([] if self.notice is None else [self.notice])]
-
-    def _on_answer(self, ask_id: str, *, is_applied: bool) -> None:
-        """A request is decided; one that lasts is said again to the next coordinator."""
-        if (asked := self.asked.get(ask_id)) is None:
-            return
-        if is_applied and asked.verb in LASTING:
+    def _on_answer(self, answer: r.Answer) -> bool:
+        """A request is decided; one that lasts is said again to the next leader.  Gives whether that is news."""
+        asked = self.asked.get(answer.ask_id)
+        if asked is None or asked.is_accepted:
+            return False
+        if answer.is_applied and asked.request.verb in LASTING:
             asked.is_accepted = True
         else:
-            del self.asked[ask_id]
+            del self.asked[answer.ask_id]
+        return True
+
+    def on_fetch_answered(self, ask_id: str) -> None:
+        """What this node wants to see is asked for."""
+        self.fetches.pop(ask_id, None)
 
     def drop_unanswered(self) -> list[str]:
         """Forgets what this node has asked for, and no coordinator has answered; gives the ids."""
         dropped = [ask_id for ask_id, each in self.asked.items() if not each.is_accepted]
         for ask_id in dropped:
             del self.asked[ask_id]
-        return dropped
+        fetches, self.fetches = list(self.fetches), {}
+        return [*dropped, *fetches]
 
     def _forget(self, *verbs: r.Verb) -> None:
-        self.asked = {ask_id: each for ask_id, each in self.asked.items() if each.verb not in verbs}
+        self.asked = {ask_id: each for ask_id, each in self.asked.items() if each.request.verb not in verbs}
 
     def on_assigned(self, assigned: m.Assigned, now: float) -> bool:
         """A round is complete; false if this node has heard so before."""
@@ -219,7 +277,7 @@ class NodeState:
         self.ended_alone_since = None
         self.has_opted_in = self.node is not None and self.node.starts is m.Starts.READY
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
-        self.notice = None
+        self.frozen = self.saved = self.question = self.places = None
         return True
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
@@ -282,17 +340,17 @@ class NodeState:
         """A sign of life, with what this node votes by."""
         return m.Alive() if self.seats is None else m.Alive(self.seats.fence, self.seats.closing_epoch)
 
-    def on_news(self, news: m.Departed | m.Seats) -> None:
-        """About the other nodes of the round."""
-        match news:
-            case m.Departed(round_, group_rank):
-                size = 0 if self.assigned is None else self.assigned.ranks.group_world_size
-                if round_ == self.round and group_rank < size:
-                    self.departed.add(group_rank)
-            case m.Seats():
-                if news.replaces(self.seats):
-                    self.seats = news
-                    seated = {seat.node_id for seat in news.seats}
-                    self.ended_nodes = tuple(each for each in self.ended_nodes if each in seated)
-            case _:
-                assert_never(news)
+    def _on_departed(self, plan: m.Plan) -> None:
+        """Nodes have finished this node's round, and left it."""
+        size = 0 if self.assigned is None else self.assigned.ranks.group_world_size
+        is_of_this = plan.assigned is None or plan.assigned.round == self.round
+        if is_of_this:
+            self.departed.update(rank for rank in plan.departed if rank < size)
+
+    def on_seats(self, seats: m.Seats) -> None:
+        """The nodes of a round, which elect a leader."""
+        if not seats.replaces(self.seats):
+            return
+        self.seats = seats
+        seated = {seat.node_id for seat in seats.seats}
+        self.ended_nodes = tuple(each for each in self.ended_nodes if each in seated)

@@ -25,16 +25,12 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, 
         epoch: the newest that has welcomed its node.
     """
     match message:
-        case m.Welcome(_, lease_s) if lease_s != terms.lease_s:
-            return f"Welcome.lease_s is {lease_s:g}, and this agent was started with {terms.lease_s:g}"
-        case m.Welcome(newer) if newer > max(read, epoch) + m.EPOCHS_AHEAD_MAX:
-            return f"Welcome.epoch is {newer}, and the last one known is {max(read, epoch)}"
-        case m.Assigned(_, count) | m.Interrupted(_, _, count) if count > terms.max_restarts:
-            return f"{type(message).__name__}.restart_count is {count}, and --max-restarts is {terms.max_restarts}"
-        case m.Assigned(_, _, ranks) if ranks.group_world_size > terms.max_nodes:
-            return f"Assigned.ranks.group_world_size is {ranks.group_world_size}, and {terms.max_nodes} nodes may join"
-        case m.Assigned(_, _, ranks) if ranks.local_world_size != (own := state.node and state.node.local_world_size):
-            return f"Assigned.ranks.local_world_size is {ranks.local_world_size}, and this node has {own}"
+        case m.Plan(_, lease_s) if lease_s != terms.lease_s:
+            return f"Plan.lease_s is {lease_s:g}, and this agent was started with {terms.lease_s:g}"
+        case m.Plan(newer) if newer > max(read, epoch) + m.EPOCHS_AHEAD_MAX:
+            return f"Plan.epoch is {newer}, and the last one known is {max(read, epoch)}"
+        case m.Plan():
+            return _objection_to_round(message, terms, state)
         case m.Seats(fence, round_) if m.epoch_of(fence, round_) > epoch:
             return f"Seats.fence is {fence}, and the newest epoch is {epoch}"
         case m.Seats() if message.closing_epoch > epoch:
@@ -43,6 +39,22 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, 
             return f"Seats.seats are {len(message.seats)}, and {terms.max_nodes} nodes may join"
         case _:
             return ""
+
+
+def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:
+    """What in a plan's rounds cannot be."""
+    for decided in (plan.assigned, plan.interrupted):
+        if decided is not None and decided.restart_count > terms.max_restarts:
+            name, count = type(decided).__name__, decided.restart_count
+            return f"{name}.restart_count is {count}, and --max-restarts is {terms.max_restarts}"
+    if plan.assigned is None:
+        return ""
+    ranks, own = plan.assigned.ranks, state.node and state.node.local_world_size
+    if ranks.group_world_size > terms.max_nodes:
+        return f"Assigned.ranks.group_world_size is {ranks.group_world_size}, and {terms.max_nodes} nodes may join"
+    if ranks.local_world_size != own:
+        return f"Assigned.ranks.local_world_size is {ranks.local_world_size}, and this node has {own}"
+    return ""
 
 
 def not_followed(record: LeaderRecord, why: str) -> str:

@@ -24,7 +24,7 @@ from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 16
+PROTOCOL = 17
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
@@ -34,6 +34,7 @@ HEAD_BYTES = 4
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
 BALLOT: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Ballot)}
+STORED: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Stored)}
 
 
 class WireError(Exception):
@@ -47,7 +48,7 @@ class OtherProtocolError(WireError):
 SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
 
 
-def encode(message: m.Upward | m.Downward | m.Ballot) -> bytes:
+def encode(message: m.Upward | m.Downward | m.Ballot | m.Stored) -> bytes:
     """One frame."""
     body = _to_json([type(message).__name__, message]).encode()
     if len(body) > FRAME_MAX:
@@ -64,7 +65,7 @@ def objection(message: m.Upward) -> str:
     return ""
 
 
-def to_text(message: m.Downward) -> str:
+def to_text(message: m.Stored) -> str:
     """A message as text, for the board."""
     return encode(message)[HEAD_BYTES:].decode()
 
@@ -76,7 +77,7 @@ def from_text(text: str) -> Any:
         WireError: it is of no message.
     """
     body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON spells them out
-    return next(Decoder(DOWNWARD).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
+    return next(Decoder(STORED).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
 
 
 def verdict_from_text(text: str) -> m.Ended | None:

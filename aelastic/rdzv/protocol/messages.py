@@ -1,8 +1,12 @@
-"""Messages between agents and their coordinator.
+"""Messages between agents and their leader: states, not events.
 
-Facts go up (`Ready`, `Failed`, `Succeeded`, `Left`), decisions come down (`Assigned`, `Interrupted`, `Ended`).  Every
-message about a round carries its number, so that a late one differs from a current one.  The rest is about connections:
-greeting (`Hello`, `Welcome`, `Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`), the end (`GivenUp`, `Goodbye`).
+A node sends its whole `Status` when it connects (in `Hello`), and again whenever it changes.  The leader sends each
+node its whole `Plan` whenever that changes.  Either may be repeated, or lost with its connection: the next one says
+everything.  The rest is about connections: a refusal (`Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`) and the
+end (`HungUp`, `GivenUp`, `Goodbye`).
+
+Between an agent's supervisor and its member there are events: what it submits (`NodeMessage`) changes the status, and
+what is new in a plan is delivered to it (`CoordinatorMessage`).
 """
 
 from __future__ import annotations
@@ -17,7 +21,21 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.ledger import Ledger, Reached
 from aelastic.rdzv.protocol.ranks import NodeRanks
-from aelastic.rdzv.protocol.requests import Enquiry, Reply, Request
+from aelastic.rdzv.protocol.requests import (
+    Answer,
+    Ask,
+    Benched,
+    Enquiry,
+    Fetch,
+    Fetched,
+    Frozen,
+    Notice,
+    Reply,
+    Request,
+    Saved,
+    Show,
+    Shown,
+)
 from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
@@ -72,7 +90,7 @@ class Node(Record):
     unfit: str = ""  # why it takes part in no round for now
 
 
-# Node to coordinator.
+# What a supervisor submits.
 
 
 class Ready(Record):
@@ -173,7 +191,7 @@ class Standing(StrEnum):
 
 
 class Past(Record):
-    """Snapshot that a node sends when it connects or reconnects, to a coordinator that may know nothing of it."""
+    """A node's part in the last round that it was assigned to."""
 
     standing: Standing
     round: int = 0  # the last one it took part in; 0: none yet
@@ -191,7 +209,6 @@ class Past(Record):
     is_charged: bool = False  # it has heard that a failure has ended that round
     epoch: int = 0  # of the coordinator that began that round
     reached: Reached | None = None  # by its workers, once one has failed, or they have ended
-    ledger: Ledger = Ledger()  # as of the beginning of that round
     has_opted_in: bool = False  # its workers can leave that round in place
 
     @property
@@ -248,17 +265,44 @@ class Seats(Record):
         return 0 if self.closing is None else self.closing.epoch
 
 
+# Node to leader.
+
+
+class Status(Record):
+    """Where a node stands: everything that its leader has to know.  Sent on each connection first, and on each change.
+
+    A request stays in the status until its answer has been read, and a request that lasts until it is done.
+    """
+
+    node: Node
+    past: Past
+    ready_count: int = 0  # how often it has been ready for a round: ready again, it may be taken again
+    prepared_count: int = 0  # how often it has said how its workers will start
+    asks: tuple[Ask, ...] = ()
+    frozen: Frozen | None = None  # how far it is with an announced interruption
+    saved: Saved | None = None
+    question: Hangs | None = None  # one of its workers hangs
+    places: Saw | None = None  # what its workers do, when the leader asked last
+    left: Left | None = None
+
+
+class Kept(Record):
+    """What a node keeps for a leader that knows nothing of its round."""
+
+    ledger: Ledger = Ledger()  # as of the beginning of that round
+    seats: Seats | None = None  # what it votes by
+    ended: tuple[str, ...] = ()  # nodes of these that led, and whose process has ended, or that left the job
+
+
 class Hello(Record):
-    """The first message on a connection.  Answered by `Welcome` or `Refused`."""
+    """The first message on a connection.  Answered by `Plan` or `Refused`."""
 
     protocol: int
     terms: Terms
     token: str  # as the board has it
-    node: Node
-    past: Past
     seen_epoch: int  # the newest that this node knows of
-    seats: Seats | None = None  # what it votes by
-    ended: tuple[str, ...] = ()  # nodes of these that coordinated, and whose process has ended, or that left the job
+    status: Status
+    kept: Kept = Kept()
 
 
 class Alive(Record):
@@ -272,10 +316,10 @@ class HungUp(Record):
     """This node closes the connection, and lives: it may vote for another coordinator."""
 
 
-Upward: TypeAlias = Hello | Alive | HungUp | NodeMessage
+Upward: TypeAlias = Hello | Status | Alive | HungUp | Fetch | Fetched
 
 
-# Coordinator to node.
+# What is delivered to a supervisor.
 
 
 class Assigned(Record):
@@ -340,6 +384,7 @@ class Look(Record):
 
     round: int
     reason: str
+    number: int = 0  # of the question, in this round
 
 
 class Compared(Record):
@@ -350,6 +395,7 @@ class Compared(Record):
     odd: tuple[int, ...]  # ranks that the others wait for; empty where that cannot be told
     is_stopped: bool  # these are to be stopped, and have failed
     waited_s: float = 0.0  # for how long the job has stood still
+    number: int = 0  # of the question that this answers
 
 
 CoordinatorMessage: TypeAlias = (
@@ -358,17 +404,49 @@ CoordinatorMessage: TypeAlias = (
 
 
 class Departed(Record):
-    """A finished node left the round, which goes on; kept by members for the next coordinator."""
+    """A finished node left the round, which goes on; nodes keep that for the next leader."""
 
     round: int
     group_rank: int
 
 
-class Welcome(Record):
-    """The node is registered with this coordinator.  Sent again when its leadership gets a new epoch."""
+# Leader to node.
+
+
+class Plan(Record):
+    """Everything that a node is to do, as its leader sees it now.  What a node has done already changes nothing.
+
+    Args:
+        epoch: of the leader.
+        lease_s: after so many seconds of silence a node is lost, and a leader.
+        assigned: take part in this round, with these ranks.
+        interrupted: that round is over: stop its workers, or have them leave it in place.
+        settled: what the end of the round before cost, if that is not what was said first.
+        ended: the job is over, or this node's part in it.
+        waiting: what this node waits for.
+        starts_ahead: start workers before a round takes this node in.
+        look: say what the workers do; answered in `Status.places`.
+        compared: what all workers of the round do.
+        notice: an interruption is announced, or called off.
+        benched: this node is cordoned.
+        answers: to requests of this node, until its status shows that it has read them.
+        departed: group ranks that have finished the round, and left it.
+    """
 
     epoch: int
     lease_s: float
+    assigned: Assigned | None = None
+    interrupted: Interrupted | None = None
+    settled: Settled | None = None
+    ended: Ended | None = None
+    waiting: Waiting | None = None
+    starts_ahead: bool = False
+    look: Look | None = None
+    compared: Compared | None = None
+    notice: Notice | None = None
+    benched: Benched | None = None
+    answers: tuple[Answer, ...] = ()
+    departed: tuple[int, ...] = ()
 
 
 class Refused(Record):
@@ -400,7 +478,11 @@ class Goodbye(Record):
     is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
-Downward: TypeAlias = Welcome | Refused | GivenUp | Heartbeat | Probe | Goodbye | Departed | Seats | CoordinatorMessage
+# A request for information is no part of status and plan: it and its answers are passed on.
+Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Seats | Answer | Show | Shown
+
+# What the board keeps.
+Stored: TypeAlias = Ended | Seats
 
 
 # Between two nodes of a round.

@@ -154,6 +154,7 @@ class Benched(Record):
 
     reason: str
     again_s: float
+    number: int = 0  # how often it was cordoned, or uncordoned
 
 
 Reply: TypeAlias = Notice | Answer | Show | Shown | Benched

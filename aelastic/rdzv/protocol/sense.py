@@ -26,6 +26,7 @@ COUNT_MAX = 1 << 31
 EPOCH_MAX = (1 << 62) // m.ROUNDS_OF_AN_EPOCH
 SECONDS_MAX = 1e9
 NOTICE_MAX = 1 << 62
+ASKS_MAX = 64  # in one status; a node asks for less than that before it reads an answer
 
 Rule = Callable[[Any], Any]
 
@@ -111,6 +112,7 @@ _RULES: dict[str, Rule] = {
     "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
     "epoch": _EPOCH, "seen_epoch": _EPOCH, "closing_epoch": _EPOCH, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
+    "ready_count": _COUNT, "prepared_count": _COUNT, "number": _COUNT,
     "restart_count": _COUNT, "max_restarts": _COUNT, "renewals": _COUNT, "min_nodes": _SIZE, "max_nodes": _SIZE,
     "preferred_rank": _RANK, "group_rank": _RANK, "coordinator_rank": _RANK_OR_NONE,
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
@@ -131,8 +133,11 @@ _RULES: dict[str, Rule] = {
     "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _SHOWN_NAME,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
-    (m.Hello, "ended"): _distinct(_NAME, COUNT_MAX),
+    (m.Kept, "ended"): _distinct(_NAME, COUNT_MAX),
     (m.Past, "ended"): _exactly,
+    (m.Plan, "ended"): _exactly,
+    (m.Status, "asks"): _few(ASKS_MAX),
+    (m.Plan, "answers"): _few(ASKS_MAX),
     (m.Past, "group_rank"): _RANK_OR_NONE,
     (m.Past, "group_world_size"): _COUNT,
     (m.Assigned, "master_addr"): _NAME,
@@ -180,15 +185,21 @@ def _check_past(past: m.Past) -> list[tuple[str, bool]]:
 
 
 def _check_hello(hello: m.Hello) -> list[tuple[str, bool]]:
-    past, terms = hello.past, hello.terms
-    epoch = 0 if hello.seats is None else m.epoch_of(hello.seats.fence, hello.seats.round)
-    seats = 0 if hello.seats is None else len(hello.seats.seats)
+    past, terms, known = hello.status.past, hello.terms, hello.kept.seats
+    epoch = 0 if known is None else m.epoch_of(known.fence, known.round)
+    seats = 0 if known is None else len(known.seats)
     return [
-        ("seats.fence is of an epoch above seen_epoch", epoch > hello.seen_epoch),
-        ("seats are more than terms.max_nodes", seats > terms.max_nodes),
+        ("kept.seats.fence is of an epoch above seen_epoch", epoch > hello.seen_epoch),
+        ("kept.seats are more than terms.max_nodes", seats > terms.max_nodes),
         ("past.restart_count is above terms.max_restarts", past.restart_count > terms.max_restarts),
         ("past.group_world_size is above terms.max_nodes", past.group_world_size > terms.max_nodes),
     ]
+
+
+def _check_status(status: m.Status) -> list[tuple[str, bool]]:
+    node_id = status.node.node_id
+    said = [*status.asks, status.frozen, status.saved, status.question, status.places, status.left]
+    return [("it speaks of another node", any(each is not None and each.node_id != node_id for each in said))]
 
 
 def _check_seats(seats: m.Seats) -> list[tuple[str, bool]]:
@@ -215,6 +226,7 @@ _CHECKS: dict[type[Record], _Check] = {
     m.Terms: lambda terms: [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)],
     m.Past: _check_past,
     m.Hello: _check_hello,
+    m.Status: _check_status,
     m.Seats: _check_seats,
     m.Assigned: lambda assigned: [
         ("round is 0", not assigned.round),

@@ -1,30 +1,33 @@
-"""Sessions: the coordinator speaks of nodes; here they are connections that open, greet, fall silent and break.
+"""Connections of the leader, and the nodes behind them: they open, say hello, fall silent and break.
 
-- A **session** outlives its connection for a short grace: a node that reconnects within it was never away.  A node
-  that has said `Left` has no grace: its end is no loss.
+- A **node** outlives its connection for a short grace: one that reconnects within it was never away.  A node that has
+  left has no grace: its end is no loss.
 - An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
   if it does, the same rank was given to two nodes.
 - A **lease** ends by silence.  If we slept, what others said is still in our sockets: each gets another lease, once.
-- An agent that knows a **newer epoch** than ours, and each that greets after it, is welcomed once we have a newer one:
+- An agent that knows a **newer epoch** than ours, and each that comes after it, is taken in once we have a newer one:
   a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
-Nothing but `Refused` is said on a connection before its `Welcome`.
+Nothing but `Refused` is said on a connection before its first `Plan`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
 
-from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.inbox import Connection, Inbox, Probed, Stage
+from aelastic.rdzv.coordinator.plans import Plans
 from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
+from aelastic.rdzv.coordinator.unheard import Unheard
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.sense import objection_to
 from aelastic.rdzv.survivors.absent import Absent
@@ -34,9 +37,50 @@ from aelastic.rdzv.survivors.electorate import Electorate
 PROBE_TIMEOUT_S = 0.5
 
 
+class Stage(StrEnum):
+    OPEN = auto()  # it has not said Hello
+    WAITING = auto()  # its node is not taken in yet: the one with its node rank may live, or our epoch is too old
+    MEMBER = auto()  # it speaks for its node
+    HUNG_UP = auto()  # it has another leader, or seeks one: nothing is said on it, or heard
+
+
 @dataclass(slots=True)
-class Sessions:
-    """Connections of one coordinator, and the nodes behind them.
+class Connection:
+    peer: str
+    way: str  # our address, as the peer reached it
+    heard_at: float  # or we woke up
+    said_at: float  # its last message
+    stage: Stage = Stage.OPEN
+    hello: m.Hello | None = None  # with the newest status, until its node is taken in
+    node_id: str = ""
+    preferred_rank: int | None = None
+    has_left: bool = False  # its node has: that the connection closes is no loss
+
+    @property
+    def is_member(self) -> bool:
+        return self.stage is Stage.MEMBER
+
+    def locate(self, node: m.Node) -> m.Node:
+        """A node with the addresses that its connection shows, and the rank it was admitted with."""
+        return node.replace(
+            master_addr=node.master_addr or self.peer,
+            preferred_rank=self.preferred_rank,
+            way_address=self.way,
+            peer_address=self.peer,
+        )
+
+
+@dataclass(slots=True)
+class Probed:
+    """An agent that is asked whether it lives; the connections that came with its node rank wait for the answer."""
+
+    until: float
+    waiting: list[int] = field(default_factory=list[int])
+
+
+@dataclass(slots=True)
+class Connections:
+    """Connections of one leader, and the nodes behind them.
 
     Args:
         terms: what each agent must have been told.
@@ -52,7 +96,8 @@ class Sessions:
     looks_s: float
     has_fixed_ranks: bool = False
     is_over: bool = False  # every node is told the verdict
-    inbox: Inbox = field(default_factory=Inbox)
+    unheard: Unheard = field(default_factory=Unheard)
+    plans: Plans = field(init=False)
     electorate: Electorate = field(default_factory=Electorate)
     _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
@@ -61,12 +106,13 @@ class Sessions:
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
-    # Hellos that wait for a newer epoch, each with what their node reads after its welcome.
-    _greeting: list[tuple[int, m.Hello, str]] = field(default_factory=list[tuple[int, m.Hello, str]])
+    # Connections that wait for a newer epoch, each with what its node reads once it is taken in.
+    _await_epoch: dict[int, str] = field(default_factory=dict[int, str])
     newest_epoch: int = 0  # the newest that one of them knows
 
     def __post_init__(self) -> None:
         self.absent = Absent(self.terms.lease_s, self.looks_s)
+        self.plans = Plans(self.epoch, self.terms.lease_s)
 
     @property
     def is_empty(self) -> bool:
@@ -88,16 +134,15 @@ class Sessions:
 
     def has_heard_all(self, since: float, now: float) -> bool:
         """Whether each node that may live, as far as it is known, has said something since then."""
-        said_at = next((each.said_at for each in self._connections.values() if each.is_session), math.inf)
+        said_at = next((each.said_at for each in self._connections.values() if each.is_member), math.inf)
         return not self._graces and self.absent.until <= now and said_at > since
 
-    def has_session(self, node_id: str) -> bool:
+    def is_connected(self, node_id: str) -> bool:
         return node_id in self._conn_of
 
-    def unheard(self) -> list[tuple[int, Registered]]:
-        """Nodes whose present connection the coordinator has not heard of yet, and that connection."""
-        registered = self.inbox.registrations
-        return [(self._conn_of[i], each) for i, each in registered.items() if i in self._conn_of]
+    def first_reports(self) -> list[Reported]:
+        """The first status of each node whose present connection the coordinator has not heard of yet."""
+        return [each for node_id, each in self.unheard.first_reports.items() if node_id in self._conn_of]
 
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
         """Whether no other node is in contact, and so many were given up within a lease that may live."""
@@ -139,9 +184,9 @@ class Sessions:
                 return self._on_hello(conn, connection, message, now)
             case Stage.OPEN:
                 return self._refuse(conn, "protocol error: the first message must be Hello", now)
-            case Stage.RIVAL | Stage.GREETED:
-                return self._refuse(conn, "protocol error: message before Welcome", now)
-            case Stage.WELCOMED | Stage.LEFT:
+            case Stage.WAITING:
+                return self._on_said_early(conn, connection, message, now)
+            case Stage.MEMBER:
                 alive = self._answer_rivals(conn, now, is_alive=True)
                 return alive + self._on_said(conn, connection, message, now)
             case _:
@@ -156,14 +201,15 @@ class Sessions:
         self, conn: int, now: float, *, is_reset: bool = False, has_hung_up: bool = False, is_leading: bool = False
     ) -> list[Action]:
         connection, may_live = self._forget(conn), is_reset or has_hung_up
-        if connection is not None and connection.is_session and not may_live:
+        if connection is not None and connection.is_member and not may_live:
             self.electorate.on_dead(connection.node_id)
-        if connection is not None and connection.stage is Stage.WELCOMED and (may_live or not self.is_over):
+        is_missed = connection is not None and connection.is_member and not connection.has_left
+        if connection is not None and is_missed and (may_live or not self.is_over):
             node_id = connection.node_id
             if may_live:  # its connection was reset, or it has another coordinator
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
-            self.inbox.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
+            self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
@@ -174,15 +220,15 @@ class Sessions:
         actions: list[Action] = []
         for conn, silent in list(takewhile(lambda each: each[1].heard_at + lease_s <= now, self._connections.items())):
             self._forget(conn)
-            if silent.stage is Stage.WELCOMED:
+            if silent.is_member and not silent.has_left:
                 self.absent.on_lost(silent.node_id, now, is_unheard=True)
                 lost = Lost(silent.node_id, f"silent for {lease_s:g} s", now - silent.said_at)
-                self.inbox.add(silent.node_id, lost, now)
+                self.unheard.add(silent.node_id, lost, now)
                 actions.append(Say(conn, m.GivenUp()))
             actions.append(Drop(conn))
         for node_id, until in list(takewhile(lambda each: each[1] <= now, self._graces.items())):
             del self._graces[node_id]
-            self.inbox.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
+            self.unheard.add(node_id, Lost(node_id, "connection closed", now - until + GRACE_S), now)
         for conn, _ in list(takewhile(lambda each: each[1].until <= now, self._probed.items())):
             actions += self._answer_rivals(conn, now, is_alive=False)
         return actions
@@ -205,29 +251,41 @@ class Sessions:
 
     # What nodes say.
 
+    def _on_said_early(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
+        """On a connection whose node is not taken in yet: where the node stands may change meanwhile."""
+        assert connection.hello is not None
+        match message:
+            case m.Status(node) if node.node_id == connection.hello.status.node.node_id:
+                connection.hello = connection.hello.replace(status=message)
+                return []
+            case m.Alive():
+                return []
+            case _:
+                return self._refuse(conn, "protocol error: message before the first plan", now)
+
     def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
-        whose = message.node.node_id if isinstance(message, m.Ready) else getattr(message, "node_id", node_id)
-        if whose != node_id:
-            return self._refuse(conn, "protocol error: message for another node_id", now)
         match message:
             case m.Alive(fence, closing_epoch):
                 self.electorate.on_said(node_id, fence, closing_epoch)
                 return []
-            case m.HungUp():
-                raise AssertionError("it is noted in any stage")
+            case m.Status(node) if node.node_id == node_id:
+                connection.has_left = message.left is not None
+                if connection.has_left:
+                    self.electorate.on_dead(node_id)
+                self.unheard.add(node_id, Reported(connection.locate(node), message), now)
+                return []
+            case r.Fetch(asker) | r.Fetched(asker) if asker == node_id:
+                self.unheard.add(node_id, message, now)
+                return []
+            case m.Status() | r.Fetch() | r.Fetched():
+                return self._refuse(conn, "protocol error: message for another node_id", now)
             case m.Hello():
                 return self._refuse(conn, "protocol error: second Hello", now)
-            case m.Ready(node):
-                connection.stage = Stage.WELCOMED
-                message = message.replace(node=connection.locate(node))
-            case m.Left():
-                connection.stage = Stage.LEFT
-                self.electorate.on_dead(node_id)
+            case m.HungUp():
+                raise AssertionError("it is noted in any stage")
             case _:
-                pass  # that is for the coordinator alone
-        self.inbox.add(node_id, message, now)
-        return []
+                assert_never(message)
 
     def _on_hello(self, conn: int, connection: Connection, hello: m.Hello, now: float) -> list[Action]:
         # JSON can spell half a surrogate pair, and any peer can send it.
@@ -236,111 +294,160 @@ class Sessions:
             return self._refuse(conn, reason, now, is_final=False)
         if objection := objection_to(hello, self.terms, self.epoch):
             return self._refuse(conn, objection, now)
-        connection.stage = Stage.RIVAL
-        return self._admit_unless_rivalled(conn, hello, now)
+        connection.stage, connection.hello = Stage.WAITING, hello
+        connection.preferred_rank = hello.status.node.preferred_rank
+        return self._admit_unless_rivalled(conn, now)
 
     def _refuse(self, conn: int, reason: str, now: float, *, is_final: bool = True) -> list[Action]:
         connection = self._forget(conn)
-        if connection is not None and connection.stage is Stage.WELCOMED and not self.is_over:
-            self.inbox.add(connection.node_id, Lost(connection.node_id, reason), now)
+        if connection is not None and connection.is_member and not connection.has_left and not self.is_over:
+            self.unheard.add(connection.node_id, Lost(connection.node_id, reason), now)
         return [Say(conn, m.Refused(reason, is_final)), Drop(conn)]
 
     # Two agents with one node rank.
 
-    def _admit_unless_rivalled(self, conn: int, hello: m.Hello, now: float, *, dead: int | None = None) -> list[Action]:
-        # The session of another node that came with the same node rank.
-        rank = hello.node.preferred_rank
+    def _admit_unless_rivalled(self, conn: int, now: float, *, dead: int | None = None) -> list[Action]:
+        connection = self._connections[conn]
+        assert connection.hello is not None
+        # The connection of another node that came with the same node rank.
+        rank = connection.preferred_rank
         rival = -1 if rank is None else self._conn_of_rank.get(rank, -1)
         other = self._connections.get(rival)
-        if other is None or not other.is_session or other.node_id == hello.node.node_id or rival == dead:
-            return self._admit(conn, hello, now)
-        self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).hellos.append((conn, hello))
+        is_same = other is not None and other.node_id == connection.hello.status.node.node_id
+        if other is None or not other.is_member or is_same or rival == dead:
+            return self._admit(conn, now)
+        self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).waiting.append(conn)
         return [Say(rival, m.Probe())]
 
     def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
         """Agents that waited to hear whether another lives are admitted: in its place, or beside it."""
         probed = self._probed.pop(rival, None)
         actions: list[Action] = []
-        for conn, hello in probed.hellos if probed is not None else []:
-            if conn not in self._connections or self._connections[conn].stage is Stage.HUNG_UP:
+        for conn in probed.waiting if probed is not None else []:
+            connection = self._connections.get(conn)
+            if connection is None or connection.stage is Stage.HUNG_UP:
                 continue  # gone meanwhile
             if not is_alive:
-                actions += self._admit_unless_rivalled(conn, hello, now, dead=rival)
+                actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
-            taken = f"--node-rank {hello.node.preferred_rank} is already in use by {self._connections[rival].peer}"
+            taken = f"--node-rank {connection.preferred_rank} is already in use by {self._connections[rival].peer}"
             if self.has_fixed_ranks:
                 actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", now)
                 continue
-            without = hello.replace(node=hello.node.replace(preferred_rank=None))
-            actions += self._admit(conn, without, now, notice=f"{taken}: this node takes part without it")
+            connection.preferred_rank = None
+            actions += self._admit(conn, now, notice=f"{taken}: this node takes part without it")
         return actions
 
-    # The welcome.
+    # Taking nodes in.
 
-    def _admit(self, conn: int, hello: m.Hello, now: float, notice: str = "") -> list[Action]:
-        if not self._greeting and hello.seen_epoch <= self.epoch:
-            return self._welcome(conn, hello, notice, now)
-        self._connections[conn].stage = Stage.GREETED
-        self._greeting.append((conn, hello, notice))
+    def _admit(self, conn: int, now: float, notice: str = "") -> list[Action]:
+        hello = self._connections[conn].hello
+        assert hello is not None
+        if not self._await_epoch and hello.seen_epoch <= self.epoch:
+            return self._take_in(conn, notice, now)
+        self._await_epoch[conn] = notice
         self.newest_epoch = max(self.newest_epoch, hello.seen_epoch)
         return []
 
     def begin_epoch(self, epoch: int, now: float) -> list[Action]:
-        """Our epoch is a newer one: agents that have waited for it are welcomed, if it is new enough for them."""
+        """Our epoch is a newer one: agents that have waited for it are taken in, if it is new enough for them."""
         self.epoch = epoch
-        actions: list[Action] = [Say(conn, m.Welcome(epoch, self.terms.lease_s)) for conn in self._conn_of.values()]
+        self.plans.begin_epoch(epoch)
+        for node_id in self._conn_of:
+            self.plans.send_again(node_id)
         if self.newest_epoch > epoch:
-            return actions
-        greeting, self._greeting, self.newest_epoch = self._greeting, [], 0
-        for conn, hello, notice in greeting:
-            if conn in self._connections and self._connections[conn].stage is Stage.GREETED:  # else gone meanwhile
-                actions += self._welcome(conn, hello, notice, now)
+            return []
+        waiting, self._await_epoch, self.newest_epoch = self._await_epoch, {}, 0
+        actions: list[Action] = []
+        for conn, notice in waiting.items():
+            if conn in self._connections and self._connections[conn].stage is Stage.WAITING:  # else gone meanwhile
+                actions += self._take_in(conn, notice, now)
         return actions
 
-    def _welcome(self, conn: int, hello: m.Hello, notice: str, now: float) -> list[Action]:
+    def _take_in(self, conn: int, notice: str, now: float) -> list[Action]:
         actions: list[Action] = []
-        connection, node_id = self._connections[conn], hello.node.node_id
+        connection = self._connections[conn]
+        hello, connection.hello = connection.hello, None
+        assert hello is not None
+        status, kept = hello.status, hello.kept
+        node_id = status.node.node_id
         old, silent_s = self._conn_of.get(node_id), 0.0
         if old is not None:
             silent_s = now - self._connections.pop(old).said_at
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
         self.absent.on_back(node_id)
-        connection.stage, connection.node_id = Stage.WELCOMED, node_id
-        connection.preferred_rank = hello.node.preferred_rank
+        connection.stage, connection.node_id = Stage.MEMBER, node_id
         self._conn_of[node_id] = conn
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
         knew_another = 0 < hello.seen_epoch < self.epoch
-        node = connection.locate(hello.node)
-        self.electorate.on_welcome(node, hello.seats)
-        self.electorate.on_ended(each for each in hello.ended if not self.has_session(each))
+        node = connection.locate(status.node)
+        self.electorate.on_welcome(node, kept.seats)
+        self.electorate.on_ended(each for each in kept.ended if not self.is_connected(each))
         self.electorate.forget(self._is_awaited)
-        seats = hello.seats if self.electorate.is_on else None
-        self.inbox.add(node_id, Registered(node, hello.past, knew_another, silent_s=silent_s, seats=seats), now)
-        actions.append(Say(conn, m.Welcome(self.epoch, self.terms.lease_s)))
-        if (newest := self.electorate.newer_than(hello.seats)) is not None:
-            actions += [Say(conn, newest), *([Say(conn, m.Probe())] if newest.closing else [])]
+        known = kept if self.electorate.is_on else kept.replace(seats=None)
+        self.unheard.add(node_id, Reported(node, status, True, known, knew_another, silent_s=silent_s), now)
+        self.plans.send_again(node_id)
         if notice:
-            actions.append(Say(conn, m.Waiting(notice)))
+            self.plans.change(node_id, m.Waiting(notice), now)
+        if (newest := self.electorate.newer_than(kept.seats)) is not None:
+            actions += [Say(conn, newest), *([Say(conn, m.Probe())] if newest.closing else [])]
         if old is not None and old in self._probed:  # whether it lives: it can say so here only
-            self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).hellos)
+            self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).waiting)
             actions.append(Say(conn, m.Probe()))
         return actions
 
     # What nodes hear.
 
-    def say(self, node_id: str, message: m.CoordinatorMessage | m.Departed | m.Seats) -> list[Action]:
-        """Tells a node; one that is not connected says where it stands when it is, and then hears what it missed."""
+    def say(self, node_id: str, message: m.Seats | r.Answer | r.Show | r.Shown) -> list[Action]:
+        """Tells a node something, if it is connected."""
         conn = self._conn_of.get(node_id)
-        if is_replaced := isinstance(message, m.Ended) and message.outcome is m.Outcome.REPLACED:
-            self.absent.on_back(node_id)
-        if conn is None or self.inbox.is_registering(node_id):
+        return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
+
+    def decide(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> list[Action]:
+        """The coordinator has decided something about a node: its plan changes.
+
+        One that is not connected says where it stands when it is, and then reads what it missed.
+        """
+        if not (isinstance(decision, m.Ended) and decision.outcome is m.Outcome.REPLACED):
+            self.plans.change(node_id, decision, now)
             return []
-        if is_replaced:
-            self._forget(conn)  # what it has yet to say must not harm the agent that has its place
-            return [Say(conn, message), Drop(conn)]
-        return [Say(conn, message)]
+        self.absent.on_back(node_id)
+        conn = self._conn_of.get(node_id)
+        if conn is None or node_id in self.unheard.first_reports:
+            return []
+        self._forget(conn)  # what it has yet to say must not harm the agent that has its place
+        self.plans.forget(node_id)
+        return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn)]
+
+    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> list[Action]:
+        """The same about each node that is connected, whether or not the coordinator has heard of it."""
+        return [action for node_id in self._conn_of for action in self._decide_at_once(node_id, decision, now)]
+
+    def stop(self, send: Send, now: float) -> list[Action]:
+        """A node hears that its round is over before the coordinator has heard of its present connection."""
+        return self._decide_at_once(send.node_id, send.message, now)
+
+    def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> list[Action]:
+        self.plans.change(node_id, decision, now)
+        if node_id in self.unheard.first_reports and node_id in self._conn_of:
+            return [Say(self._conn_of[node_id], self.plans.of(node_id, now))]
+        return []
+
+    def send_plans(self, now: float) -> list[Action]:
+        """Nodes are sent their plans, where these have changed.
+
+        What a node has said on its present connection is heard first; until then it reads that it has a leader.
+        """
+        actions: list[Action] = []
+        for node_id in self.plans.take_changed():
+            conn = self._conn_of.get(node_id)
+            if conn is None:
+                continue
+            is_heard = node_id not in self.unheard.first_reports
+            actions.append(Say(conn, self.plans.of(node_id, now) if is_heard else self.plans.empty))
+        return actions
 
     def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:
         """All nodes hear which are assigned to a round: a coordinator after this one is to know it."""
@@ -348,36 +455,37 @@ class Sessions:
         if round_ is None or not self.electorate.may_vote_by(round_):
             return []
         nodes = [roster.members[i].node for i in roster.participants if i in roster.members]
-        seats = self.electorate.begin(round_, self.token, nodes, self.has_session)
+        seats = self.electorate.begin(round_, self.token, nodes, self.is_connected)
         return [] if seats is None else [each for i in self._conn_of for each in self.say(i, seats)]
 
     @property
     def missing(self) -> list[m.Seat]:
         """Nodes that could go on with another coordinator: no round begins while they could."""
-        return self.electorate.missing(self.has_session, is_on_board=self.electorate.is_on_board)
+        return self.electorate.missing(self.is_connected, is_on_board=self.electorate.is_on_board)
 
     def missing_since(self, time: float) -> list[m.Seat]:
         """The same without the endpoint, if only nodes count that have said something since then."""
-        heard = {each.node_id for each in self._connections.values() if each.is_session and each.said_at > time}
+        heard = {each.node_id for each in self._connections.values() if each.is_member and each.said_at > time}
         return self.electorate.missing(heard.__contains__, is_on_board=False)
 
     def unaccounted(self) -> list[m.Seat]:
         """Those of them, if no node of a round that they may vote by is here: the board alone tells of them."""
-        return [] if self.electorate.has_any(self.has_session) else self.missing
+        return [] if self.electorate.has_any(self.is_connected) else self.missing
 
     def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
         return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 
     def dismiss(self, last_word: m.Goodbye | m.Ended) -> list[Action]:
         """This agent leads no longer."""
-        actions = [*self.say_all(last_word), *(Drop(conn) for conn in self._connections)]
+        word = self.plans.empty.replace(ended=last_word) if isinstance(last_word, m.Ended) else last_word
+        actions = [*self.say_all(word), *(Drop(conn) for conn in self._connections)]
         self._connections, self._conn_of, self._graces, self._probed = {}, {}, {}, {}
         return actions
 
     def _forget(self, conn: int) -> Connection | None:
         """A connection is no more."""
         connection = self._connections.pop(conn, None)
-        if connection is not None and connection.is_session:
+        if connection is not None and connection.is_member:
             del self._conn_of[connection.node_id]
             if (rank := connection.preferred_rank) is not None and self._conn_of_rank.get(rank) == conn:
                 del self._conn_of_rank[rank]
@@ -387,16 +495,18 @@ class Sessions:
         heard = [connection.heard_at for connection in self._connections.values()]
         said = [connection.said_at for connection in self._connections.values()]
         assert heard == sorted(heard) and said == sorted(said), "the longest silent connection is the first"
-        newest = max((hello.seen_epoch for _, hello, _ in self._greeting), default=0)
-        assert self.newest_epoch == newest, "the newest epoch is one that an agent knows which waits"
         assert list(self._graces.values()) == sorted(self._graces.values()), "graces end in their order"
         untils = [probed.until for probed in self._probed.values()]
         assert untils == sorted(untils), "probes end in their order"
-        sessions = {each.node_id: conn for conn, each in self._connections.items() if each.is_session}
-        assert sessions == self._conn_of, "a node has one session"
+        members = {each.node_id: conn for conn, each in self._connections.items() if each.is_member}
+        assert members == self._conn_of, "a node has one connection"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
-        greeted = {conn for conn, each in self._connections.items() if each.stage is Stage.GREETED}
-        assert greeted <= {conn for conn, _, _ in self._greeting}, "an agent that waits is welcomed with an epoch"
-        self.inbox.validate()
+        waiting = {conn for conn, each in self._connections.items() if each.stage is Stage.WAITING}
+        probing = {conn for each in self._probed.values() for conn in each.waiting}
+        assert waiting <= self._await_epoch.keys() | probing, (
+            "an agent waits for an epoch, or for the answer of another"
+        )
+        assert all((each.hello is not None) == (each.stage is Stage.WAITING) for each in self._connections.values())
+        self.unheard.validate()
         self.absent.validate()
         self.electorate.validate()

@@ -1,0 +1,125 @@
+"""The plan of each node: what the coordinator has decided about it so far, whole.
+
+A decision changes the plans of the nodes that it is about.  A node that reconnects gets its whole plan again, so
+nothing that it has missed needs a case of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+
+ANSWERS_MAX = 64  # of one node; it asks for less than that before it reads an answer
+
+
+@dataclass(slots=True)
+class Plans:
+    """Plans by node.
+
+    Args:
+        epoch: of the leader that they come from.
+        lease_s: as the job has it.
+    """
+
+    epoch: int
+    lease_s: float
+    _plans: dict[str, m.Plan] = field(default_factory=dict[str, m.Plan])
+    # When the notice in a node's plan was decided, and when that it is cordoned: both say how long something lasts.
+    _notice_at: dict[str, float] = field(default_factory=dict[str, float])
+    _benched_at: dict[str, float] = field(default_factory=dict[str, float])
+    _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes whose plan has not been sent since
+
+    @property
+    def empty(self) -> m.Plan:
+        """The plan of a node about which nothing is decided: it waits."""
+        return m.Plan(self.epoch, self.lease_s)
+
+    def of(self, node_id: str, now: float) -> m.Plan:
+        """The plan of a node, as it is sent now."""
+        plan = self._plans.get(node_id) or self.empty
+        if plan.notice is not None:
+            left_s = plan.notice.kill_s - (now - self._notice_at[node_id])
+            plan = plan.replace(notice=plan.notice.replace(kill_s=max(0.0, left_s)))
+        if plan.benched is not None:
+            left_s = plan.benched.again_s - (now - self._benched_at[node_id])
+            plan = plan.replace(benched=plan.benched.replace(again_s=max(0.0, left_s)))
+        return plan
+
+    def change(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> None:
+        """A decision about a node is part of its plan from now on."""
+        before = self._plans.get(node_id) or self.empty
+        after = changed(before, decision)
+        if after == before:
+            return
+        self._plans[node_id] = after
+        self._changed[node_id] = None
+        if isinstance(decision, r.Notice):
+            self._notice_at[node_id] = now
+        elif isinstance(decision, r.Benched):
+            self._benched_at[node_id] = now
+
+    def on_read(self, node_id: str, asks: Container[str]) -> None:
+        """A node has reported: an answer that it does not wait for has been read."""
+        plan = self._plans.get(node_id)
+        if plan is not None and plan.answers:
+            answers = tuple(each for each in plan.answers if each.ask_id in asks)
+            self._plans[node_id] = plan.replace(answers=answers)
+
+    def send_again(self, node_id: str) -> None:
+        """A node has a new connection."""
+        self._changed[node_id] = None
+
+    def forget(self, node_id: str) -> None:
+        """A node is gone: if it comes back, what it reports says what it is to do."""
+        for book in (self._plans, self._notice_at, self._benched_at, self._changed):
+            book.pop(node_id, None)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The leader has a newer epoch."""
+        self.epoch = epoch
+        self._plans = {node_id: plan.replace(epoch=epoch) for node_id, plan in self._plans.items()}
+
+    def take_changed(self) -> list[str]:
+        """Nodes whose plans are to be sent, in the order in which these have changed."""
+        nodes, self._changed = list(self._changed), {}
+        return nodes
+
+
+def changed(plan: m.Plan, decision: m.CoordinatorMessage | m.Departed) -> m.Plan:  # noqa: C901, PLR0912  one for each
+    """A plan with one decision more, and without those that it overtakes."""
+    match decision:
+        case m.Assigned():  # the round before is over, and all that was said about waiting for this one
+            return m.Plan(plan.epoch, plan.lease_s, assigned=decision, settled=plan.settled, answers=plan.answers)
+        case m.Interrupted(round_) if plan.interrupted is not None and plan.interrupted.round == round_:
+            return plan.replace(interrupted=decision)  # its cause is another one after all
+        case m.Interrupted():
+            return m.Plan(plan.epoch, plan.lease_s, interrupted=decision, notice=plan.notice, answers=plan.answers)
+        case m.Ended():
+            return plan.replace(ended=decision)
+        case m.Settled():
+            return plan.replace(settled=decision)
+        case m.Waiting():
+            return plan.replace(waiting=decision)
+        case m.StartAhead():
+            return plan.replace(starts_ahead=True)
+        case m.Look():
+            return plan.replace(look=decision)
+        case m.Compared():
+            return plan.replace(look=None, compared=decision)
+        case m.Departed(_, group_rank):
+            return plan.replace(departed=tuple(sorted({*plan.departed, group_rank})))
+        case r.Notice():
+            return plan.replace(notice=decision)
+        case r.Benched():
+            return plan.replace(benched=decision)
+        case r.Answer(ask_id):
+            others = [each for each in plan.answers if each.ask_id != ask_id]
+            return plan.replace(answers=(*others, decision)[-ANSWERS_MAX:])
+        case r.Show() | r.Shown():
+            raise AssertionError("these are passed on, and are no part of a plan")
+        case _:
+            assert_never(decision)

@@ -1,0 +1,97 @@
+"""What nodes have reported, and what has become of them, that the coordinator has not heard: that waits for a certain leader.
+
+Of each node the newest status counts: one that has not been heard is replaced by the next.  Whatever came before a node
+reconnected is outdated.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
+from aelastic.rdzv.protocol import requests as r
+
+Event = Reported | Broken | Lost | r.Enquiry
+
+
+@dataclass(slots=True)
+class Unheard:
+    """A queue of events of nodes, in the order in which they came."""
+
+    # Node, event, and when it came; by number, in this order.
+    _queue: OrderedDict[int, tuple[str, Event, float]] = field(
+        default_factory=OrderedDict[int, tuple[str, Event, float]]
+    )
+    _numbers_of: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # of a node's events in the queue
+    _number: int = 0  # the last
+    # Of those in the queue, by node, the first status of its present connection.
+    _first_reports: dict[str, Reported] = field(default_factory=dict[str, Reported])
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._queue
+
+    @property
+    def first_reports(self) -> Mapping[str, Reported]:
+        """Of nodes whose present connection the coordinator has not heard of, by node."""
+        return self._first_reports
+
+    def add(self, node_id: str, event: Event, now: float) -> None:
+        """Adds what a node reports, or what became of it.
+
+        The story behind the newest status: the board is slow, and node A is silent, is lost, and comes back ready, all
+        before the board has answered.  Then a round begins that A is told of, A is lost to it, and last comes A's first
+        status, of before it was told.  And while a board stays away, the queue would grow with each connection.
+        """
+        if isinstance(event, Reported):
+            before = self._first_reports.get(node_id)
+            if event.is_new:
+                for number in [*self._numbers_of.get(node_id, ())]:
+                    self._drop(number)
+                self._first_reports[node_id] = event
+            elif self._replace_report(node_id, event, now):
+                return
+            elif before is not None:
+                raise AssertionError("a first status in the queue is replaced by the next")
+        self._number += 1
+        self._queue[self._number] = node_id, event, now
+        self._numbers_of.setdefault(node_id, []).append(self._number)
+
+    def _replace_report(self, node_id: str, event: Reported, now: float) -> bool:
+        """Puts a status in the place of one that has not been heard; gives whether there was one."""
+        for number in self._numbers_of.get(node_id, ()):
+            earlier = self._queue[number][1]
+            if isinstance(earlier, Reported):
+                newer = event.replace(is_new=earlier.is_new, knew_another=earlier.knew_another, kept=earlier.kept)
+                self._queue[number] = node_id, newer.replace(silent_s=earlier.silent_s), now
+                if earlier.is_new:
+                    self._first_reports[node_id] = newer
+                return True
+        return False
+
+    def pop(self, now: float) -> Event | None:
+        """What is to be heard next, with its age."""
+        if not self._queue:
+            return None
+        node_id, event, since = self._drop(next(iter(self._queue)))
+        if isinstance(event, Reported) and event.is_new:
+            del self._first_reports[node_id]
+        return event if isinstance(event, r.Enquiry) else event.replace(age_s=event.age_s + now - since)
+
+    def _drop(self, number: int) -> tuple[str, Event, float]:
+        dropped = self._queue.pop(number)
+        numbers = self._numbers_of[dropped[0]]
+        numbers.remove(number)
+        if not numbers:
+            del self._numbers_of[dropped[0]]
+        return dropped
+
+    def validate(self) -> None:
+        numbers_of: dict[str, list[int]] = {}
+        for number, (node_id, _, _) in self._queue.items():
+            numbers_of.setdefault(node_id, []).append(number)
+        assert numbers_of == self._numbers_of, "each event is found by its node"
+        first = [node_id for node_id, event, _ in self._queue.values() if isinstance(event, Reported) and event.is_new]
+        assert sorted(first) == sorted(self._first_reports), "a node has one first status in the queue at most"
