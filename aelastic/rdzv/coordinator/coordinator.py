@@ -97,7 +97,7 @@ class Coordinator(Machine[ev.Event, Send]):
         past = credible(status.past)
         sends = self._note(event, past, since, now)
         sends += self._follow(node, past, before, now, since)
-        return sends + self._on_wishes(node.node_id, status, before, now)
+        return sends + self._on_wishes(status, before, now)
 
     def _note(self, event: ev.Reported, past: m.Past, since: float, now: float) -> list[Send]:
         """What a report tells of the round, whatever follows from where its node stands."""
@@ -145,9 +145,9 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER if past.standing is Standing.READY:
                 return self._on_waiting(node, past, before, now)
             case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:
-                return self._on_workers(node, past, now)
-            case Phase.CLOSED:  # it hears the verdict
-                return self._close(self.verdict, node)
+                return self._on_workers(node, past, before, now)
+            case Phase.CLOSED:  # it hears the verdict, once
+                return self._close(self.verdict, node) if before is None else []
             case _:
                 assert_never(self.phase)
 
@@ -172,13 +172,15 @@ class Coordinator(Machine[ev.Event, Send]):
             self._look_again(now)
         return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
 
-    def _on_workers(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+    def _on_workers(self, node: m.Node, past: m.Past, before: m.Status | None, now: float) -> list[Send]:
         """A node has workers, or has had: they belong to this round, or are to be stopped."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
         if has_place and member is None and past.standing is Standing.FINISHED and is_running:
             self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
             return []
+        if member is not None and member.is_stray and before is not None:
+            return []  # its plan says so
         if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
             was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
             return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
@@ -208,7 +210,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(past.standing)
 
-    def _on_wishes(self, node_id: str, status: m.Status, before: m.Status | None, now: float) -> list[Send]:
+    def _on_wishes(self, status: m.Status, before: m.Status | None, now: float) -> list[Send]:
         """What a node asks for, or answers: what it has not said before on this connection."""
         known = {each.ask_id for each in before.asks} if before is not None else frozenset[str]()
         news: list[m.NodeMessage] = [each for each in status.asks if each.ask_id not in known]

@@ -58,6 +58,8 @@ class Inquiry:
                 self._asked, self._places = roster.connected_participants(), {}
                 self.question, self._awaited, self.number = event, set(self._asked), self.number + 1
                 return [Send(node_id, m.Look(round_, event.reason, self.number)) for node_id in self._asked]
+            case m.Saw(number=number) if self.question is None or number != self.number:
+                return []  # it answers an earlier question
             case m.Saw(node_id, _, places) if self.question is not None and node_id in self._awaited:
                 self._places[node_id] = places
                 self._awaited.discard(node_id)

@@ -151,7 +151,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(event)
         actions += self._decide(now)
-        return actions if self.has_stepped_down else actions + self.sessions.send_plans(now)
+        # The plans come first: they are the first that is said on a connection.
+        return actions if self.has_stepped_down else [*self.sessions.send_plans(now), *actions]
 
     # Connections.
 

@@ -1,4 +1,4 @@
-"""What nodes have reported, and what has become of them, that the coordinator has not heard: that waits for a certain leader.
+"""What nodes have reported, or what became of them, that the coordinator has not heard: it waits for certainty.
 
 Of each node the newest status counts: one that has not been heard is replaced by the next.  Whatever came before a node
 reconnected is outdated.

@@ -9,8 +9,8 @@ It stands between the supervisor and one connection to the coordinator.  `agent_
   leader that is certainly gone, and only then: `leader_watch.py` says when.
 - **Given up**: a leader that lives, but is silent, has given this node up: its workers are stopped (`contact.py`).
 
-Its status says where the node stands, whole (`node_state.py`), so no message is sent again.  Epochs fence leaders: one is
-suspended, another is elected, the first wakes up and answers a node that still has its address.
+Its status says where the node stands, whole (`node_state.py`), so no message is sent again.  Epochs fence leaders: one
+is suspended, another is elected, the first wakes up and answers a node that still has its address.
 """
 
 from __future__ import annotations

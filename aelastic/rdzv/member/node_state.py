@@ -158,9 +158,11 @@ class NodeState:
                 self.node, self.standing, self.reached = node, m.Standing.READY, reached or self.reached
                 self.ready_count += 1
             case m.Failed(_, round_, failure, age_s, reached):
-                if round_ == self.round and self.standing is m.Standing.BUSY:
-                    self.reached = reached
-                    self.standing, self.failure, self.failed_at = m.Standing.FAILED, failure, now - age_s
+                is_first = round_ == self.round and self.failure is None
+                if is_first and self.standing in {m.Standing.BUSY, m.Standing.STOPPING}:  # it may be told already
+                    self.reached, self.failure, self.failed_at = reached, failure, now - age_s
+                if is_first and self.standing is m.Standing.BUSY:
+                    self.standing = m.Standing.FAILED
             case m.Succeeded(_, round_):
                 if round_ == self.round and self.standing is m.Standing.BUSY:
                     self.standing = m.Standing.FINISHED
@@ -184,9 +186,10 @@ class NodeState:
             case r.Saved():
                 self.saved = message
             case m.Hangs():
-                self.question = message
+                self.question = message.replace(number=1 if self.question is None else self.question.number + 1)
             case m.Saw():
-                self.places = message
+                look = None if self.plan is None else self.plan.look
+                self.places = message if look is None else message.replace(number=look.number)
             case m.Left() | r.Fetched():
                 pass  # that is no state of the node
             case _:

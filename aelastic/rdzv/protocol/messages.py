@@ -156,6 +156,7 @@ class Hangs(Record):
     waited_s: float  # for how long it was waited for already
     is_stopped: bool  # ranks that are odd are to be stopped
     is_last: bool = False  # asked before, and waited for no longer: what came is used
+    number: int = 0  # how often this node has asked
 
 
 class Saw(Record):
@@ -164,6 +165,7 @@ class Saw(Record):
     node_id: str
     round: int
     places: tuple[Place, ...]
+    number: int = 0  # of the question that this answers
 
 
 NodeMessage: TypeAlias = Ready | Failed | Succeeded | Left | Prepared | OptedIn | Hangs | Saw | Request | Enquiry

@@ -24,7 +24,6 @@ from aelastic.rdzv.coordinator.coordinator_events import (
     Event,
     Lost,
     Phase,
-    Registered,
     Send,
 )
 from aelastic.rdzv.coordinator.roster import RoundRules
@@ -37,6 +36,7 @@ from aelastic.rdzv.restart_rules import error_patterns, parse
 from aelastic.rdzv.settings import LAST_CALL_TIMEOUT_S
 from kit.decided import joined
 from kit.numbered import restored
+from kit.reports import Reports
 from kit.stories.files import Story, options_of
 
 
@@ -56,13 +56,7 @@ def as_told(failure: ProcessFailure, policy: RestartPolicy) -> ProcessFailure:
     return failure.replace(matched_rules=tuple(sorted(found)))
 
 
-def _as_told(event: Event, policy: RestartPolicy) -> Event:
-    if not isinstance(event, m.Failed):
-        return event
-    return event.replace(failure=as_told(event.failure, policy))
-
-
-def begun(rules: dict[str, str], now: float) -> Coordinator:
+def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
     low, high = map(int, rules["nodes"].split(":"))
     text = rules.get("policy", "").replace("_", " ")
     policy = RestartPolicy(int(rules.get("restarts", 3)), parse(text) if text else None, text)
@@ -71,13 +65,17 @@ def begun(rules: dict[str, str], now: float) -> Coordinator:
     round_rules = RoundRules(low, high, drain_wait_s=float(rules.get("drain_wait", 0)))
     core = Coordinator(round_rules, policy, own, before if "heir" in rules else None)
     core.roster.epoch = int(rules.get("epoch", 0))
+    sends: list[Send] = []
     for name in rules.get("running", ""):
-        core.handle(m.Ready(node(name).replace(starts=starts_in(rules))), now)
+        sends += core.handle(reports.ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:
-        core.handle(DeadlinePassed(), now + LAST_CALL_TIMEOUT_S)
+        sends += core.handle(DeadlinePassed(), now + LAST_CALL_TIMEOUT_S)
     names = rules.get("taken_over", "")
     for name in names:
-        core.handle(Registered(node(name), m.Past(m.Standing.BUSY, 7, 0, names.index(name), len(names))), now)
+        past = m.Past(m.Standing.BUSY, 7, 0, names.index(name), len(names))
+        sends += core.handle(reports.connects(node(name), past), now)
+    for send in sends:
+        reports.hears(send.node_id, send.message)
     assert (core.phase is Phase.RUNNING) == bool({"running", "taken_over"} & rules.keys())
     return core
 
@@ -86,7 +84,8 @@ def told(story: Story) -> list[str]:
     """A story's lines as the core has it; a comment stays where it is."""
     rules = options_of(story.rules)
     now = 100.0
-    core = begun(rules, now)
+    reports = Reports()
+    core = begun(rules, reports, now)
     lines: list[str] = []
     now += LAST_CALL_TIMEOUT_S * ("running" in rules)
     for full in story.lines:
@@ -106,12 +105,12 @@ def told(story: Story) -> list[str]:
         elif line == "what do nodes read?":
             sends = waiting_texts(core, now)
         else:
-            for event in events(line, core.round):
+            for event in events(line, core, reports):
                 is_changed = (state_of(core, 0.0), core.deadline) != before
                 assert not sends and not is_changed, (
                     f"of the events in {line!r} an earlier one has an effect: part them"
                 )
-                sends = core.handle(_as_told(event, core.policy), now)
+                sends = core.handle(event, now)
         confirmed: list[Send] = []
         if core.forming.is_unconfirmed and "unconfirmed" not in rules:
             confirmed = core.handle(Confirmed(core.forming.losses), now)
@@ -126,6 +125,8 @@ def told(story: Story) -> list[str]:
             ]
             assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
         sends += confirmed
+        for send in sends:
+            reports.hears(send.node_id, send.message)
         is_news = (state_of(core, 0.0), core.deadline) != before
         lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
     return [restored(line) for line in lines]
@@ -136,15 +137,16 @@ def state_of(core: Coordinator, now: float) -> str:
     return f"{core.phase}, round {core.round}, restarts {core.forming.restart_count}{left}"
 
 
-def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a case for each verb
+def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  # noqa: C901, PLR0912  a case for each verb
     """What a line says that nodes do: names, a verb, and options."""
+    round_ = core.round
     if line == "a timer fires":
         yield DeadlinePassed()
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
         r"([\w ]+?) (is ready|is prepared|opts in|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
-        r"|cordons|uncordons|drains|hangs|saw)(.*)",
+        r"|cordons|uncordons|drains|hangs|saw|repeats)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
@@ -154,38 +156,46 @@ def events(line: str, round_: int) -> Iterator[Event]:  # noqa: C901, PLR0912  a
         match verb:
             case "is ready":
                 given = node(name, rank).replace(starts=starts_in(options), unfit=options.get("unfit", ""))
-                yield m.Ready(given, reached_in(options), number.get("after"))
+                yield reports.ready(given, reached_in(options), number.get("after"))
             case "is prepared":
-                yield m.Prepared(name, starts_in(options))
+                yield reports.prepared(name, starts_in(options))
+            case "repeats":
+                yield reports.repeats(name)
             case "opts in":
-                yield m.OptedIn(name, number.get("round", round_))
+                yield reports.opted_in(name, number.get("round", round_))
             case "joins":
-                yield Registered(node(name, rank), m.Past(m.Standing.READY), "knew_another" in options)
+                yield reports.connects(node(name, rank), m.Past(m.Standing.READY), knew_another="knew_another" in options)
             case "returns":
                 given = node(name, rank).replace(unfit=options.get("unfit", ""))
-                yield Registered(given, past(name, options, number))
+                yield reports.connects(given, past(name, options, number))
             case "fails":
                 cause = FAILURES[options.get("how") or "killed"](name)
                 cause = cause.replace(is_final=True, exitcode=-9) if "final" in options else cause
-                age_s = float(options.get("age") or 0)
-                yield m.Failed(name, number.get("round", round_), cause, age_s, reached_in(options))
+                told_ = as_told(cause, core.policy), float(options.get("age") or 0), reached_in(options)
+                yield reports.failed(name, number.get("round", round_), *told_)
             case "succeeds":
-                yield m.Succeeded(name, number.get("round", round_))
+                yield reports.succeeded(name, number.get("round", round_))
             case "leaves":
-                yield m.Left(name, reason)
+                yield reports.left(name, reason)
+                reports.goes(name)
             case "is lost":
                 yield Lost(name, reason, float(options.get("age") or 0))
+                reports.goes(name)
             case "breaks off":
                 yield Broken(name)
             case "hangs":
-                yield m.Hangs(name, number.get("round", round_), "no output for 60 s", 60.0, True, "last" in options)
+                of = number.get("round", round_)
+                question = m.Hangs(name, of, "no output for 60 s", 60.0, True, "last" in options)
+                yield reports.hangs(name, question)
             case "saw":
-                yield m.Saw(name, number.get("round", round_), (place(name, reads="reads" in options),))
+                places = m.Saw(name, number.get("round", round_), (place(name, reads="reads" in options),))
+                yield reports.saw(name, places)
             case "cordons" | "uncordons":
                 asked = r.Verb.CORDON if verb == "cordons" else r.Verb.UNCORDON
-                yield r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason)
+                yield reports.asked(name, r.Ask(name, f"ask {next(ASKS)}", asked, rest.strip(), 0.0, reason))
             case "drains":  # as a person asks for it
-                yield r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
+                ask = r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
+                yield reports.asked(name, ask)
             case "confirms":
                 yield Confirmed(number["losses"])
 

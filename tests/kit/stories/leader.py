@@ -120,11 +120,20 @@ class Told:
             conn = self.conns[name.rstrip("'")][-1 - name.count("'")]
         of, greeting = options.get("as", name.rstrip("'")), self.greeting(name.rstrip("'"), rank, options)
         said: dict[str, Any] = {
-            "joins": greeting, "says hello": greeting, "is alive": m.Alive(), "is ready": m.Ready(node(of, rank)),
-            "fails": m.Failed(of, int(options.get("round", 1)), FAILURE), "succeeds": m.Succeeded(of, 1),
-            "leaves": m.Left(of, "SIGTERM"), "hangs up": m.HungUp(), "knows": m.Alive(1, EPOCH),
+            "joins": greeting, "says hello": greeting, "is alive": m.Alive(), "hangs up": m.HungUp(),
+            "knows": m.Alive(1, EPOCH),
         }  # fmt: skip
+        submitted: dict[str, Any] = {
+            "is ready": m.Ready(node(of, rank)), "fails": m.Failed(of, int(options.get("round", 1)), FAILURE),
+            "succeeds": m.Succeeded(of, 1), "leaves": m.Left(of, "SIGTERM"),
+        }  # fmt: skip
+        if verb in submitted:
+            if of not in term.reports.of:
+                term.reports.connects(node(of, rank), m.Past(m.Standing.READY))
+            return term.tell(ev.Received(conn, term.reports.said(submitted[verb])))
         if verb in said:
+            if verb in {"joins", "says hello"}:
+                term.reports.connects(greeting.status.node, greeting.status.past)
             return term.tell(ev.Received(conn, said[verb]))
         match verb:
             case "closes" | "is reset":
@@ -183,8 +192,8 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
             return f"goodbye{', it is gone' * is_gone}: {reason}"
         case ev.Say(_, m.Heartbeat(renewals, has_spares)):
             return f"heartbeat {renewals}{', nodes wait' * has_spares}"
-        case ev.Say(_, m.Welcome(epoch)):
-            return f"welcome to epoch {epoch}"
+        case ev.Say(_, str() as text):
+            return text
         case ev.Say(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
         case ev.Say(_, m.Seats(_, round_, _, seats, _, closing)):

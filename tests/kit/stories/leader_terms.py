@@ -13,10 +13,12 @@ from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.term import begin_term
 from kit import decided
+from kit.reports import Reports, news
 
 LEASE_S = 5.0
 TOKEN = "t0k3n"
@@ -24,8 +26,10 @@ FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIG
 FIRST = decided.restart(1, 3, decided.failed(0, "host-a"))  # what follows from the first failure
 START = 100.0
 CANDIDATE = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
-WELCOME = m.Welcome(4, LEASE_S)
 RENEWED = ev.Renewed(LeaderRecord(4, CANDIDATE))  # a board that does not count
+
+
+UPWARD = m.Hello | m.Status | m.Alive | m.HungUp | r.Fetch | r.Fetched
 
 
 def reclaimed(epoch: int) -> ev.Reclaimed:
@@ -41,9 +45,8 @@ def hello(
 ) -> m.Hello:
     terms, token = others.pop("terms", None), others.pop("token", TOKEN)
     given = node(name, rank, **others)
-    return m.Hello(
-        PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, given, past or m.Past(m.Standing.READY), seen_epoch
-    )
+    status = m.Status(given, past or m.Past(m.Standing.READY))
+    return m.Hello(PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, seen_epoch, status)
 
 
 EPOCH = 4  # of a term, unless it is said
@@ -84,13 +87,26 @@ class Term:
         self.now = START
         self.conns: dict[str, int] = {}
         self.last_conn = 0
+        self.reports = Reports()
+        self.plans: dict[int, m.Plan] = {}  # the last on each connection
 
     def tell(self, *events: ev.Event) -> list[Any]:
         """What the last of the events is answered with."""
         actions: list[Any] = []
         for event in events:
-            actions = self.leader.handle(event, self.now)
+            actions = [each for action in self.leader.handle(event, self.now) for each in self.parted(action)]
         return actions
+
+    def parted(self, action: Any) -> list[Any]:
+        """A plan that is sent as what is new in it."""
+        if not (isinstance(action, ev.Say) and isinstance(action.message, m.Plan)):
+            return [action]
+        found = news(self.plans.get(action.conn), action.message)
+        self.plans[action.conn] = action.message
+        names = {conn: name for name, conn in self.conns.items()}
+        for each in found:
+            self.reports.hears(names.get(action.conn, ""), each)
+        return [ev.Say(action.conn, each) for each in found]
 
     def open(self, name: str, peer: str = "") -> int:
         self.last_conn += 1
@@ -101,10 +117,13 @@ class Term:
     def join(self, name: str, rank: int | None = None, **others: Any) -> list[Any]:
         """A node connects and says hello."""
         conn = self.open(name)
-        return self.tell(ev.Received(conn, hello(name, rank, terms=self.terms, **others)))
+        greeting = hello(name, rank, terms=self.terms, **others)
+        self.reports.connects(greeting.status.node, greeting.status.past)
+        return self.tell(ev.Received(conn, greeting))
 
     def say(self, name: str, message: Any) -> list[Any]:
-        return self.tell(ev.Received(self.conns[name], message))
+        said = message if isinstance(message, UPWARD) else self.reports.said(message)
+        return self.tell(ev.Received(self.conns[name], said))
 
     def fail(self, name: str, failure: ProcessFailure = FAILURE) -> list[Any]:
         """A worker fails, and the grace passes in which that might turn out to be a victim's."""

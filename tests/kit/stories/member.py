@@ -7,6 +7,7 @@ from typing import Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.coordinator.plans import changed
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
@@ -54,6 +55,16 @@ class Story:
     def __init__(self) -> None:
         self.core = Member("me", TERMS, Search(JOIN_S))
         self.now = 100.0
+        self.plan = m.Plan(4, LEASE_S)  # the leader's, so far
+
+    def planned(self, message: Any) -> m.Downward:
+        """What the leader sends for it to be heard: a decision comes as a part of the whole plan."""
+        if isinstance(message, m.Downward):
+            if isinstance(message, m.Plan):
+                self.plan = message
+            return message
+        self.plan = changed(self.plan, message)
+        return self.plan
 
     def tell(self, *events: ev.Event) -> list[Any]:
         """What the last of the events is answered with."""
@@ -63,7 +74,7 @@ class Story:
         return actions
 
     def hear(self, *messages: Any) -> list[Any]:
-        return self.tell(*(ev.Received(self.core.conn, message) for message in messages))
+        return self.tell(*(ev.Received(self.core.conn, self.planned(message)) for message in messages))
 
     def pass_deadline(self) -> list[Any]:
         assert self.core.deadline is not None
@@ -90,17 +101,21 @@ def after(*events: ev.Event) -> Callable[[], Story]:
     def build() -> Story:
         story = Story()
         story.tell(*events)
+        plans = [each.message for each in events if isinstance(each, ev.Received)]
+        story.plan = plans[-1] if plans else story.plan
         return story
 
     return build
 
 
 READ = ev.Submitted(m.Ready(NODE))
-JOINED = READ, ev.BoardRead(record()), ev.Connected(1), ev.Received(1, m.Welcome(4, LEASE_S))
+WELCOME = m.Plan(4, LEASE_S)
+JOINED = READ, ev.BoardRead(record()), ev.Connected(1), ev.Received(1, WELCOME)
 idle, reading = after(), after(READ)
 campaigning, pausing = after(READ, ev.BoardRead(None)), after(READ, ev.BoardFailed("no answer"))
 connecting, greeting = after(*JOINED[:2]), after(*JOINED[:3])
-busy, over = after(*JOINED, ev.Received(1, assigned())), after(*JOINED, ev.Received(1, SUCCEEDED))
+busy = after(*JOINED, ev.Received(1, WELCOME.replace(assigned=assigned())))
+over = after(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
 
 
 def member(renewals: int | None = None) -> Story:

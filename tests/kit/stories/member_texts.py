@@ -123,7 +123,7 @@ class Told(texts.Told):
             case ["is", "closed" | "reset" as how, *_]:
                 return ev.ConnectionLost(conn, "its connection ended", how == "reset")
             case ["hears", *_]:
-                return ev.Received(conn, self.heard(line, options, round_))
+                return ev.Received(conn, self.story.planned(self.heard(line, options, round_)))
             case ["says", what, *_]:
                 said: dict[str, Any] = {
                     "ready": m.Ready(NODE), "failed": m.Failed("me", round_, FAILURE, float(options.get("age", 0))),
@@ -134,12 +134,12 @@ class Told(texts.Told):
             case _:
                 raise AssertionError(line)
 
-    def heard(self, line: str, options: dict[str, str], round_: int) -> m.Downward:
+    def heard(self, line: str, options: dict[str, str], round_: int) -> Any:
         match line.split():
             case [_, "heartbeat", renewals, *_]:
                 return m.Heartbeat(int(renewals), "spares" in options)
             case [_, "welcome", epoch, *_]:
-                return m.Welcome(int(epoch), LEASE_S)
+                return m.Plan(int(epoch), LEASE_S)
             case [_, "round", number, *_]:
                 return member.assigned(int(number), int(options.get("restarts", 0)))
             case [_, "interrupted", *_]:
@@ -150,7 +150,7 @@ class Told(texts.Told):
             case [_, "goodbye", *_]:
                 return m.Goodbye("another agent leads the job now", "gone" in options)
             case [_, what, *_]:
-                others: dict[str, m.Downward] = {
+                others: dict[str, Any] = {
                     "probe": m.Probe(), "given": m.GivenUp(), "succeeded": SUCCEEDED, "waiting": m.Waiting("for others"),
                     "seats": m.Seats(4_001, 1, "secret", SEATS),
                 }  # fmt: skip
@@ -173,17 +173,22 @@ class Told(texts.Told):
             case ev.GiveUp(reason, is_refused):
                 return f"gives up{', refused' * is_refused}: {reason}"
             case ev.Send(m.Hello() as hello):
-                ended = f", and {', '.join(hello.ended)} has ended" if hello.ended else ""
-                ended += f", {hello.node.starts}" * (hello.node.starts is not m.Starts.COLD)
-                return f"sends hello to {hello.token}, seen epoch {hello.seen_epoch}: {past(hello.past)}{ended}"
-            case ev.Send(m.Failed(_, round_) | m.Succeeded(_, round_) as message):
-                return f"sends {type(message).__name__.lower()} {round_}"
+                ended = f", and {', '.join(hello.kept.ended)} has ended" if hello.kept.ended else ""
+                return f"sends hello to {hello.token}, seen epoch {hello.seen_epoch}: {status(hello.status)}{ended}"
+            case ev.Send(m.Status() as sent):
+                return f"sends status: {status(sent)}"
             case ev.Send(message):
                 return f"sends {type(message).__name__.lower()}"
             case ev.Deliver(m.Assigned(round_, restart_count)):
                 return f"delivers round {round_}, restarts {restart_count}"
             case ev.Deliver(message):
                 return f"delivers {coordinator.words(message)}"
+
+
+def status(of: m.Status) -> str:
+    starts = f", {of.node.starts}" * (of.node.starts is not m.Starts.COLD)
+    left = f", left: {of.left.reason}" if of.left is not None else ""
+    return f"{past(of.past)}{starts}{left}"
 
 
 def past(of: m.Past) -> str:

@@ -1,0 +1,168 @@
+"""What nodes report in tests: a status for each node, changed by what it does and by what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aelastic.rdzv.coordinator.coordinator_events import Reported
+from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+
+WORKERS = m.Standing.BUSY, m.Standing.STOPPING
+
+
+@dataclass
+class Reports:
+    """The statuses of all nodes of a test, by name."""
+
+    of: dict[str, m.Status] = field(default_factory=dict)
+    earlier: dict[str, m.Status] = field(default_factory=dict)  # before a node was told something
+    looks: dict[str, int] = field(default_factory=dict)  # the last that each was asked
+    known: set[str] = field(default_factory=set)  # nodes that are connected, and have said where they stand
+
+    def connects(self, node: m.Node, past: m.Past, *, knew_another: bool = False, **kept: Any) -> Reported:
+        """A node connects, for the first time or again."""
+        before = self.of.get(node.node_id)
+        counts = (0, 0) if before is None else (before.ready_count, before.prepared_count)
+        status = self.of[node.node_id] = m.Status(node, past, *counts)
+        self.known.add(node.node_id)
+        return Reported(node, status, True, m.Kept(**kept), knew_another)
+
+    def ready(self, node: m.Node, reached: Reached | None = None, after: int | None = None) -> Reported:
+        """No worker of a node runs; `after`: as `m.Ready` has it."""
+        before = self.of.get(node.node_id)
+        if before is not None and after is not None and after < before.past.round:
+            return self._now(node.node_id)
+        if before is None or node.node_id not in self.known:
+            self.connects(node, m.Past(m.Standing.READY) if before is None else before.past)
+            return self._now(node.node_id, is_new=True, past=self._past(node.node_id, m.Standing.READY, reached), node=node)
+        return self._now(
+            node.node_id,
+            past=self._past(node.node_id, m.Standing.READY, reached),
+            node=node,
+            ready_count=before.ready_count + 1,
+        )
+
+    def prepared(self, name: str, starts: m.Starts) -> Reported:
+        status = self.of[name]
+        return self._now(name, node=status.node.replace(starts=starts), prepared_count=status.prepared_count + 1)
+
+    def opted_in(self, name: str, round_: int) -> Reported:
+        past = self.of[name].past
+        return self._now(name, past=past.replace(has_opted_in=past.has_opted_in or past.round == round_))
+
+    def failed(self, name: str, round_: int, failure: Any, age_s: float = 0.0, reached: Reached | None = None) -> Reported:
+        past = self.of[name].past
+        if past.round != round_ or past.standing not in WORKERS or past.failure is not None:
+            return self._now(name)  # of an earlier round
+        standing = m.Standing.FAILED if past.standing is m.Standing.BUSY else past.standing
+        return self._now(name, past=past.replace(standing=standing, failure=failure, failure_age_s=age_s, reached=reached))
+
+    def succeeded(self, name: str, round_: int) -> Reported:
+        past = self.of[name].past
+        is_running = past.round == round_ and past.standing is m.Standing.BUSY
+        return self._now(name, past=past.replace(standing=m.Standing.FINISHED) if is_running else past)
+
+    def left(self, name: str, reason: str) -> Reported:
+        return self._now(name, left=m.Left(name, reason))
+
+    def asked(self, name: str, ask: r.Ask) -> Reported:
+        return self._now(name, asks=(*self.of[name].asks, ask))
+
+    def says(self, name: str, **fields: Any) -> Reported:
+        return self._now(name, **fields)
+
+    def hangs(self, name: str, question: m.Hangs) -> Reported:
+        before = self.of[name].question
+        return self._now(name, question=question.replace(number=1 if before is None else before.number + 1))
+
+    def saw(self, name: str, places: m.Saw) -> Reported:
+        return self._now(name, places=places.replace(number=self.looks.get(name, 0)))
+
+    def repeats(self, name: str) -> Reported:
+        """A node has sent its status again before it could read what it was told last."""
+        status = self.earlier[name]
+        return Reported(status.node, status)
+
+    def hears(self, name: str, message: Any) -> None:
+        """A node is told something."""
+        if name not in self.of:
+            return
+        status = self.earlier[name] = self.of[name]
+        past = status.past
+        match message:
+            case m.Assigned(round_, count, ranks):
+                mine = ranks.group_rank, ranks.group_world_size, message.coordinator_rank
+                part = m.Past(m.Standing.BUSY, round_, count, *mine, epoch=message.epoch)
+                part = part.replace(has_opted_in=status.node.starts is m.Starts.READY)
+                self.of[name] = status.replace(past=part, frozen=None, saved=None, question=None, places=None)
+            case m.Interrupted(round_) if round_ == past.round and past.standing is not m.Standing.READY:
+                self.of[name] = status.replace(past=past.replace(standing=m.Standing.STOPPING))
+            case m.StartAhead():
+                self.of[name] = status.replace(node=status.node.replace(starts=m.Starts.PREPARING))
+            case m.Look():
+                self.looks[name] = message.number
+            case r.Answer(ask_id):
+                self.of[name] = status.replace(asks=tuple(each for each in status.asks if each.ask_id != ask_id))
+            case _:
+                pass
+
+    def goes(self, name: str) -> None:
+        """A node is lost: what it says next it says on another connection."""
+        self.known.discard(name)
+
+    def _past(self, name: str, standing: m.Standing, reached: Reached | None) -> m.Past:
+        past = self.of[name].past
+        return past.replace(standing=standing, reached=reached or past.reached) if past.round else past
+
+    def _now(self, name: str, *, is_new: bool = False, **changes: Any) -> Reported:
+        status = self.of[name] = self.of[name].replace(**changes)
+        return Reported(status.node, status, is_new)
+
+    def said(self, message: m.NodeMessage) -> m.Status:  # noqa: C901  one case for each message
+        """The status of a node after its supervisor has said something."""
+        match message:
+            case m.Ready(node, reached):
+                return self.ready(node, reached).status
+            case m.Prepared(name, starts):
+                return self.prepared(name, starts).status
+            case m.OptedIn(name, round_):
+                return self.opted_in(name, round_).status
+            case m.Failed(name, round_, failure, age_s, reached):
+                return self.failed(name, round_, failure, age_s, reached).status
+            case m.Succeeded(name, round_):
+                return self.succeeded(name, round_).status
+            case m.Left(name, reason):
+                return self.left(name, reason).status
+            case m.Hangs(name):
+                return self.hangs(name, message).status
+            case m.Saw(name):
+                return self.saw(name, message).status
+            case r.Frozen(name):
+                return self.says(name, frozen=message).status
+            case r.Saved(name):
+                return self.says(name, saved=message).status
+            case r.Ask(name):
+                return self.asked(name, message).status
+            case _:
+                raise AssertionError(message)
+
+
+def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
+    """What a plan says that the one before it on the same connection did not; the first one is a welcome."""
+    found: list[Any] = []
+    if before is None or before.epoch != plan.epoch:
+        found.append(f"welcome to epoch {plan.epoch}")
+    answered = {} if before is None else {each.ask_id: each for each in before.answers}
+    found += [each for each in plan.answers if answered.get(each.ask_id) != each]
+    if plan.starts_ahead and not (before is not None and before.starts_ahead):
+        found.append(m.StartAhead())
+    for name in ("assigned", "interrupted", "settled", "waiting", "look", "compared", "notice", "benched", "ended"):
+        value = getattr(plan, name)
+        if value is not None and (before is None or value != getattr(before, name)):
+            found.append(value)
+    gone = set(plan.departed) - set(() if before is None else before.departed)
+    round_ = plan.assigned.round if plan.assigned is not None else 0
+    return [*found, *(m.Departed(round_, rank) for rank in sorted(gone))]
