@@ -32,6 +32,7 @@ from aelastic.rdzv.protocol.messages import (
     Left,
     Node,
     NodeMessage,
+    Plan,
     Prepared,
     Ready,
     Settled,
@@ -40,7 +41,6 @@ from aelastic.rdzv.protocol.messages import (
     Terms,
     Vote,
     Waiting,
-    Welcome,
 )
 from aelastic.rdzv.protocol.requests import Answer, Benched, Notice
 from aelastic.rdzv.restart_policy import RestartPolicy
@@ -50,6 +50,7 @@ from aelastic.rdzv.survivors.absent import RETURN_S
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.term import begin_term
 from aelastic.spec import WorkerSpec
+from kit.reports import news
 from kit.simulated.board import Board
 from kit.simulated.process import Clock, CoreShell, SimulatedProcess
 from kit.simulated.training import Holds, Rank, Training
@@ -499,7 +500,7 @@ class Agent(SimulatedProcess):
         is_here = record.candidate.addresses[0] == self.host
 
         def heard(message: Any) -> None:
-            if isinstance(message, Welcome):
+            if isinstance(message, Plan):
                 self.welcomed_at = min(self.welcomed_at, self.world.now)
             self.mail(self._member_shell, m.Received(conn, message))
 
@@ -526,6 +527,7 @@ class Server:
     def __init__(self, agent: Agent, leader: Leader, record: LeaderRecord, listener: Listener) -> None:
         self.agent, self.leader, self.record, self.listener = agent, leader, record, listener
         self.streams: dict[int, End] = {}
+        self.plans: dict[int, Plan] = {}  # the last on each connection
         self._count = 0
         self._is_claiming = self._is_displaced = False
         self._rival: LeaderRecord | None = None
@@ -555,13 +557,21 @@ class Server:
         end.on_message, end.on_closed = heard, closed
         mail(self.shell, c.Opened(conn, peer, way))
 
+    def _news(self, conn: int, message: Any) -> list[Any]:
+        """What is said with a message: of a plan, what the one before it did not say."""
+        if not isinstance(message, Plan):
+            return [message]
+        before, self.plans[conn] = self.plans.get(conn), message
+        return news(before, message)
+
     def carry_out(self, action: c.Action) -> None:  # noqa: C901  one case for each action
         agent = self.agent
         match action:
             case c.Say(conn, message):
                 if conn in self.streams:
                     node_id = getattr(self.streams[conn].peer.process, "node_id", "")
-                    agent.watcher.said(agent, self.leader, node_id, message)
+                    for each in self._news(conn, message):
+                        agent.watcher.said(agent, self.leader, node_id, each)
                     self.streams[conn].send(message)
             case c.Drop(conn):
                 if conn in self.streams:

@@ -104,7 +104,7 @@ class Checks:
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
-            case m.Welcome():
+            case str():  # a welcome
                 self._welcomed.add((leader.sessions.token, node_id))
                 return
             case m.Assigned():
