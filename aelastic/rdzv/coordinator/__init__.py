@@ -2,7 +2,8 @@
 
 `leader` is one agent's term as coordinator, with `survivors.leadership` (until when it may decide).  It composes
 
-- `sessions`: connections and the nodes behind them; `inbox`: what these have said and is not decided yet
+- `connections`, and the nodes behind them; `unheard`: what these have reported and is not decided yet; `plans`: what
+  each of them is to do, whole
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and
   `inquiry` (what all workers do, when one hangs); `bench` (what is remembered, and nodes that have no seat by it);
@@ -15,12 +16,13 @@
 
 __all__ = [
     "bench",
+    "connections",
     "coordinator",
     "coordinator_events",
     "forming",
     "inquiry",
     "leader",
+    "plans",
     "roster",
     "session_events",
-    "sessions",
 ]

@@ -214,10 +214,14 @@ class Coordinator(Machine[ev.Event, Send]):
         """What a node asks for, or answers: what it has not said before on this connection."""
         known = {each.ask_id for each in before.asks} if before is not None else frozenset[str]()
         news: list[m.NodeMessage] = [each for each in status.asks if each.ask_id not in known]
-        for name in ("frozen", "saved", "question", "places"):
-            said = getattr(status, name)
-            if said is not None and (before is None or said != getattr(before, name)):
-                news.append(said)
+        if status.frozen is not None and (before is None or status.frozen != before.frozen):
+            news.append(status.frozen)
+        if status.saved is not None and (before is None or status.saved != before.saved):
+            news.append(status.saved)
+        if status.question is not None and (before is None or status.question != before.question):
+            news.append(status.question)
+        if status.places is not None and (before is None or status.places != before.places):
+            news.append(status.places)
         return [send for each in news for send in self._on_wish(each, now)]
 
     def _on_wish(self, wish: m.NodeMessage, now: float) -> list[Send]:
