@@ -28,6 +28,7 @@ from aelastic.rdzv.protocol.codec import (
     DOWNWARD,
     FRAME_MAX,
     PROTOCOL,
+    STORED,
     TEXT_MAX,
     UPWARD,
     Decoder,
@@ -39,11 +40,13 @@ from aelastic.rdzv.protocol.codec import (
 )
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
-WORDS = UPWARD | DOWNWARD | BALLOT
+WORDS = UPWARD | DOWNWARD | BALLOT | STORED
 NODE = m.Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
 FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
 PAST = m.Past(m.Standing.FAILED, 7, 2, 1, 4, 0, FAILURE)
-HELLO = m.Hello(PROTOCOL, m.Terms("job", 1, 4, 3, 5.0), "t0k3n", NODE, PAST, 5)
+STATUS = m.Status(NODE, PAST, 3, 1)
+SEATS = m.Seats(5_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),))
+HELLO = m.Hello(PROTOCOL, m.Terms("job", 1, 4, 3, 5.0), "t0k3n", 5, STATUS, m.Kept(seats=SEATS, ended=("n9",)))
 RANKS = NodeRanks(
     group_rank=1,
     group_world_size=2,
@@ -53,55 +56,58 @@ RANKS = NodeRanks(
     role_world_size=8,
     local_world_size=4,
 )
+PLACE = Place(4, "host-1", 4711, "train.py:120", "all_reduce (train.py:120)", "all_reduce", "S", 8)
 ELECTED = m.Elected(1000, "n1", ("10.0.0.1", "node1"), 4711, "t0k3n")
 FETCH = r.Fetch("n1", "n1-6", r.What.LOG, "n2", 3, True, 4096)
 FETCHED = r.Fetched("n2", "n1", "n1-6", "2-4096", "step 5\n")
 MESSAGES: list[Any] = [
-    m.Seats(5_007, 7, "t0k3n", (m.Seat("n1", "host-1", "10.0.0.1", 4712),)),
+    SEATS,
     m.HungUp(),
     FETCHED.replace(is_last=False, is_continued=True),
     m.Vote(5_007, "t0k3n", ELECTED),
     m.Voted(True, 1000),
     m.Voted(False, 2000, "this node has a leader", ELECTED),
     HELLO,
-    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY), 0),
+    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", 0, m.Status(m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY))),
     m.Alive(),
-    m.Ready(NODE),
-    m.Failed("n1", 7, FAILURE),
-    m.Succeeded("n1", 7),
-    m.Prepared("n1", m.Starts.WARM),
-    m.OptedIn("n1", 7),
-    m.Left("n1", "SIGTERM"),
-    m.Hangs("n1", 7, "no output for 60 s", 60.0, True),
-    m.Saw("n1", 7, (Place(4, "host-1", 4711, "train.py:120", "all_reduce (train.py:120)", "all_reduce", "S", 8),)),
-    m.Look(7, "no output for 60 s"),
-    m.Compared(7, "hang: 7 of 8 ranks wait", (5,), True),
-    m.Welcome(5, 5.0),
+    STATUS,
+    STATUS.replace(
+        asks=(r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot", spares_job=True),),
+        frozen=r.Frozen("n1", 1000, 81, 2, 0), saved=r.Saved("n1", 1000),
+        question=m.Hangs("n1", 7, "no output for 60 s", 60.0, True, number=2),
+        places=m.Saw("n1", 7, (PLACE,), 3),
+        left=m.Left("n1", "SIGTERM"),
+    ),
+    m.Plan(5, 5.0),
+    m.Plan(
+        5, 5.0,
+        assigned=m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
+        interrupted=m.Interrupted(7, decided.restart(3, 3, decided.failed(4)), 3),
+        settled=m.Settled(7, decided.lost("n2", "silent for 5 s")),
+        ended=m.Ended(m.Outcome.FAILED, decided.refused(3), FAILURE),
+        waiting=m.Waiting("1 of 2 nodes are ready"),
+        starts_ahead=True,
+        look=m.Look(7, "no output for 60 s", 3),
+        compared=m.Compared(7, "hang: 7 of 8 ranks wait", (5,), True, number=3),
+        notice=r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
+        benched=r.Benched("row 3", 3600.0, 2),
+        answers=(r.Answer("n1-5", True, "drain of host-1 within 110 s (spot)", ("n1", "n2")),),
+        departed=(0, 2),
+    ),
+    m.Plan(5, 5.0, interrupted=m.Interrupted(7, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=7)), 3, went_on=True)),
     m.Refused("why", True),
     m.Heartbeat(12),
     m.Probe(),
     m.GivenUp(),
     m.Goodbye("resigned", False),
-    m.Departed(3, 1),
-    m.Assigned(7, 2, RANKS, "10.0.0.1", 29500, 0, "worker"),
-    m.Interrupted(7, decided.restart(3, 3, decided.failed(4)), 3),
-    m.Interrupted(7, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=7)), 3, went_on=True),
-    m.Settled(7, decided.lost("n2", "silent for 5 s")),
     m.Ended(m.Outcome.FAILED, decided.refused(3), FAILURE),
     m.Ended(m.Outcome.TIMED_OUT, decided.TOO_FEW),
     m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED),
-    m.Waiting("1 of 2 nodes are ready"),
-    m.StartAhead(),
-    r.Ask("n1", "n1-5", r.Verb.DRAIN, "host-1", 110.0, "spot", spares_job=True),
-    r.Frozen("n1", 1000, 81, 2, 0),
-    r.Saved("n1", 1000),
-    r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
     r.Answer("n1-5", True, "drain of host-1 within 110 s (spot)", ("n1", "n2")),
     FETCH,
     FETCHED,
     r.Show(FETCH),
     r.Shown(FETCHED),
-    r.Benched("row 3", 3600.0),
 ]  # fmt: skip
 
 
@@ -197,9 +203,18 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Ended: lambda ended: ended.replace(cause=ended.cause or FAILURE),
     m.Hello: lambda hello: hello.replace(
         terms=hello.terms.replace(max_nodes=max(65535, hello.terms.max_nodes), max_restarts=65535),
-        seen_epoch=hello.seen_epoch if hello.seats is None else hello.seats.fence // m.ROUNDS_OF_AN_EPOCH,
-        ended=tuple({"".join(each.split()) or "n" for each in hello.ended}),
+        seen_epoch=hello.seen_epoch if hello.kept.seats is None else hello.kept.seats.fence // m.ROUNDS_OF_AN_EPOCH,
     ),
+    m.Kept: lambda kept: kept.replace(ended=tuple({"".join(each.split()) or "n" for each in kept.ended})),
+    m.Status: lambda status: status.replace(
+        asks=tuple(each.replace(node_id=status.node.node_id) for each in status.asks),
+        **{
+            name: said.replace(node_id=status.node.node_id)
+            for name in ("frozen", "saved", "question", "places", "left")
+            if (said := getattr(status, name)) is not None
+        },
+    ),
+    m.Plan: lambda plan: plan.replace(departed=tuple(set(plan.departed))),
 }  # fmt: skip
 
 
@@ -281,10 +296,10 @@ def test_what_was_complete_before_the_garbage_is_a_message_yet() -> None:
 
 def test_a_listener_that_fails_does_not_hear_the_same_message_again() -> None:
     decoder = Decoder(UPWARD)
-    messages: Any = decoder.feed(encode(m.Alive()) + encode(m.Succeeded("a", 1)))
+    messages: Any = decoder.feed(encode(m.Alive()) + encode(STATUS))
     assert next(messages) == m.Alive()
     messages.close()
-    assert list(decoder.feed(b"")) == [m.Succeeded("a", 1)]
+    assert list(decoder.feed(b"")) == [STATUS]
 
 
 # What is no message.
@@ -377,14 +392,17 @@ def test_a_number_has_64_bits_a_flag_is_no_number_and_a_choice_is_one_of_those_t
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "1e999", "true", '"1"', "null", "1" + "0" * 400])
 def test_what_should_be_a_length_of_time_is_a_finite_number(text: str) -> None:
+    body = encode(m.Plan(1, 5.0))[4:]
+    assert decode(frame(body)) == [m.Plan(1, 5.0)]
     with pytest.raises(WireError):
-        decode(frame(b'["Welcome",{"epoch":1,"lease_s":%s}]' % text.encode()))
+        decode(frame(body.replace(b'"lease_s":5.0', b'"lease_s":' + text.encode())))
 
 
 def test_a_length_of_time_may_come_as_a_whole_number() -> None:
-    message = decode_json(["Welcome", {"epoch": 1, "lease_s": 5}])
-    assert_typed(message, m.Welcome)
-    assert message == m.Welcome(1, 5.0)
+    name, fields = as_json(m.Plan(1, 5.0))
+    message = decode_json([name, {**fields, "lease_s": 5}])
+    assert_typed(message, m.Plan)
+    assert message == m.Plan(1, 5.0)
 
 
 def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
@@ -398,8 +416,8 @@ def test_a_field_too_few_or_too_many_is_refused_at_any_depth() -> None:
                 with pytest.raises(WireError):
                     decode_json([name, broken])
     hello = as_json(HELLO)
-    hello[1]["past"]["failure"]["more"] = 1
-    with pytest.raises(WireError, match=r"Hello\.past\.failure is .* and should have the fields host, rank"):
+    hello[1]["status"]["past"]["failure"]["more"] = 1
+    with pytest.raises(WireError, match=r"Hello\.status\.past\.failure is .* and should have the fields host, rank"):
         decode_json(hello)
 
 
@@ -413,25 +431,30 @@ def test_of_a_failure_some_fields_stay_on_its_host_and_can_not_come_from_another
         "log_file": "/logs/0/stderr.log",
     }
     failure = ProcessFailure(0, 77, 1, str(tmp_path / "e.json"), **known)
-    name, fields = as_json(m.Failed("n1", 7, failure))
+    status = m.Status(NODE, PAST.replace(failure=failure))
+    name, whole = as_json(status)
+    fields = whole["past"]
     assert tuple(fields["failure"]) == SHARED_FIELDS and not {"error_file", "stderr_tail"} & {*SHARED_FIELDS}
-    (heard,) = decode(encode(m.Failed("n1", 7, failure)))
+    (read,) = decode(encode(status))
+    heard = read.past
     assert heard.failure == failure.for_others()
     assert failure.error_file_data["timestamp"] == 77 and heard.failure.error_file == "<N/A>"
     assert (heard.failure.message, heard.failure.is_final, heard.failure.oom) == ("no GPU", True, "killed")
     assert heard.failure.log_file == "/logs/0/stderr.log"
-    with pytest.raises(WireError, match=r"Failed\.failure .* should have the fields host, rank"):
-        decode_json([name, {**fields, "failure": {**fields["failure"], "error_file": "/etc/passwd"}}])
+    past = {**fields, "failure": {**fields["failure"], "error_file": "/etc/passwd"}}
+    with pytest.raises(WireError, match=r"Status\.past\.failure .* should have the fields host, rank"):
+        decode_json([name, {**whole, "past": past}])
     fields["failure"]["is_final"] = 1
-    with pytest.raises(WireError, match=r"Failed\.failure\.is_final"):
-        decode_json([name, fields])
+    with pytest.raises(WireError, match=r"Status\.past\.failure\.is_final"):
+        decode_json([name, {**whole, "past": fields}])
 
 
 def test_the_texts_of_a_failure_are_cut_so_that_it_can_go_on_to_other_nodes() -> None:
-    name, fields = as_json(m.Failed("n1", 7, FAILURE))
-    texts = dict.fromkeys((key for key, value in fields["failure"].items() if isinstance(value, str)), "x" * TEXT_MAX)
-    heard = decode_json([name, {**fields, "failure": {**fields["failure"], **texts}}])
-    assert all(len(getattr(heard.failure, key)) < TEXT_MAX for key in texts)
+    name, fields = as_json(STATUS)
+    failure = fields["past"]["failure"]
+    texts = dict.fromkeys((key for key, value in failure.items() if isinstance(value, str)), "x" * TEXT_MAX)
+    heard = decode_json([name, {**fields, "past": {**fields["past"], "failure": {**failure, **texts}}}])
+    assert all(len(getattr(heard.past.failure, key)) < TEXT_MAX for key in texts)
     worst = ProcessFailure.from_elsewhere(**{**FAILURE.shared, **dict.fromkeys(texts, "💥" * TEXT_MAX)})
     longest = decided.refused().replace(error="💥" * 1024, rule="💥" * 1024)
     assert len(encode(m.Ended(m.Outcome.FAILED, longest, worst))) < FRAME_MAX
@@ -450,7 +473,8 @@ def test_what_may_be_missing_is_null_and_not_left_out() -> None:
     [
         "%s",
         '["Alive",%s]',
-        '["Left",{"node_id":%s,"reason":""}]',
+        '["Goodbye",{"reason":"","is_gone":%s}]',
+        '["Status",{"node":{"node_id":%s}}]',
         '["Hello",{"protocol":%s}]',
         '["Ended",{"outcome":%s,"reason":"","cause":null}]',
     ],
@@ -466,7 +490,7 @@ def test_nesting_however_deep_is_refused(pattern: str) -> None:
 
 def test_what_is_said_of_garbage_is_short() -> None:
     long = "x" * 100_000
-    for value in (long, [long], ["Left", {"node_id": [long], "reason": long}], ["Left", long], ["Heartbeat", {long: 1}],
+    for value in (long, [long], ["Goodbye", {"is_gone": [long], "reason": long}], ["Status", long], ["Status", {"node": long}], ["Heartbeat", {long: 1}],
                   ["Hello", {"protocol": long}], ["Ended", {"outcome": long, "reason": "", "cause": None}]):  # fmt: skip
         with pytest.raises(WireError) as caught:
             decode_json(value)
@@ -477,12 +501,12 @@ def test_what_is_said_of_garbage_is_short() -> None:
 
 
 def test_the_limit_of_a_frame_is_exact() -> None:
-    fits = m.Waiting("x" * (FRAME_MAX - len(encode(m.Waiting(""))) + 4))
+    fits = m.Goodbye("x" * (FRAME_MAX - len(encode(m.Goodbye("", True))) + 4), True)
     assert len(encode(fits)) == FRAME_MAX + 4
-    with pytest.raises(WireError, match=r"Waiting\.text .* should be a text of at most 40000 characters"):
+    with pytest.raises(WireError, match=r"Goodbye\.reason .* should be a text of at most 40000 characters"):
         decode(encode(fits))  # the frame is taken, though not what is in it
-    with pytest.raises(WireError, match=f"Waiting takes {FRAME_MAX + 1} bytes, {FRAME_MAX} are allowed"):
-        encode(m.Waiting(fits.text + "x"))
+    with pytest.raises(WireError, match=f"Goodbye takes {FRAME_MAX + 1} bytes, {FRAME_MAX} are allowed"):
+        encode(m.Goodbye(fits.reason + "x", True))
 
 
 def test_a_frame_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
@@ -495,7 +519,7 @@ def test_a_frame_beyond_the_limit_is_refused_by_its_first_bytes() -> None:
 
 def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
     with pytest.raises(TypeError, match="has no place on the wire"):
-        encode(m.Waiting(object()))  # type: ignore[arg-type]
+        encode(m.Goodbye(object(), True))  # type: ignore[arg-type]
 
 
 # Other versions.

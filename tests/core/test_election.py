@@ -322,7 +322,7 @@ def test_a_node_has_no_vote_by_its_own_round_any_more_once_it_follows_the_coordi
     election, state = Election("9", LEASE_S), NodeState()
     for seats in (own, told):
         election.handle(ev.Seated(seats), 0.0)
-        state.on_news(seats)
+        state.on_seats(seats)
         assert election.has_vote == (seats is own) and state.seats is seats
 
 

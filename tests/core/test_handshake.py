@@ -22,7 +22,7 @@ from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 
 OLD, NEW, OTHER = (Key(word * 32, "run") for word in (b"o", b"n", b"x"))
 NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
-HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", NODE, m.Past(m.Standing.READY), 0)
+HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", 0, m.Status(NODE, m.Past(m.Standing.READY)))
 
 
 def end(*keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b"") -> Handshake:

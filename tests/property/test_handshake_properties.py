@@ -108,7 +108,7 @@ def done_to(frames: list[bytes], deeds: list[tuple[str, int, int]]) -> bytes:
                 one, other = one % len(frames), other % len(frames)  # noqa: PLW2901
                 frames[one], frames[other] = frames[other], frames[one]
             case "insert":
-                frames.insert(one, encode(m.Succeeded("x", 1)))
+                frames.insert(one, encode(m.HungUp()))
             case _:
                 pass
     data = bytearray(b"".join(frames))
