@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from kit import decided
+from kit.reports import Job
 from kit.stories.coordinator import failure, node
 
 from aelastic.decisions.cause import SaveOutcome
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -17,14 +18,14 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 
-def coordinator(*nodes: m.Node, max_nodes: int, max_restarts: int = 3) -> tuple[Coordinator, list[Any]]:
+def coordinator(*nodes: m.Node, max_nodes: int, max_restarts: int = 3) -> tuple[Job, list[Any]]:
     """A coordinator, and what it sends when the last of these nodes is ready."""
-    core = Coordinator(RoundRules(1, max_nodes), RestartPolicy(max_restarts))
+    job = Job(Coordinator(RoundRules(1, max_nodes), RestartPolicy(max_restarts)))
     sends: list[Any] = []
-    assert core.deadline is None, "nothing is due before a node comes"
+    assert job.core.deadline is None, "nothing is due before a node comes"
     for each in nodes:
-        sends = core.handle(m.Ready(each), 100.0)
-    return core, sends
+        sends = job.handle(m.Ready(each), 100.0)
+    return job, sends
 
 
 def test_every_node_hears_its_own_ranks_and_the_same_round_and_master() -> None:
@@ -43,86 +44,93 @@ def test_every_node_hears_its_own_ranks_and_the_same_round_and_master() -> None:
 
 
 def test_a_node_that_comes_again_brings_its_new_port() -> None:
-    core, _ = coordinator(node("a"), node("b"), max_nodes=2)
-    core.handle(m.Failed("a", 1, failure("a")), 100.0)
-    core.handle(m.Ready(node("b")), 100.0)
-    sends: list[Any] = [*core.handle(m.Ready(node("a").replace(master_port=4242)), 100.0)]
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    job.handle(m.Failed("a", 1, failure("a")), 100.0)
+    job.handle(m.Ready(node("b")), 100.0)
+    sends: list[Any] = [*job.handle(m.Ready(node("a").replace(master_port=4242)), 100.0)]
     assert {send.message.master_port for send in sends} == {4242}
 
 
 def test_a_timeout_names_a_few_of_the_nodes_that_joined() -> None:
     core = Coordinator(RoundRules(100, 200), RestartPolicy(0))
+    job = Job(core)
     for number in range(50):
-        core.handle(Registered(node(f"n{number}"), m.Past(m.Standing.READY)), 100.0)
+        job.handle(m.Ready(node(f"n{number}")), 100.0)
     assert core.deadline == 100.0 + JOIN_TIMEOUT_S
     verdict: Any
-    (verdict,) = {send.message for send in core.handle(DeadlinePassed(), core.deadline)}
+    (verdict,) = {send.message for send in job.handle(DeadlinePassed(), core.deadline)}
     assert core.is_closed and (verdict.decision.number, len(verdict.decision.hosts)) == (50, 16)
 
 
 def test_its_last_events_are_told_and_no_more_than_those() -> None:
-    core, _ = coordinator(node("a"), node("b"), max_nodes=2)
-    core.handle(m.Failed("a", 1, failure("a")), 100.0)
-    assert "Failed" in core.story[-1] and "running" in core.story[-1] and "forming" in core.story[-1]
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    core = job.core
+    job.handle(m.Failed("a", 1, failure("a")), 100.0)
+    assert "Standing.FAILED" in core.story[-1] and "running" in core.story[-1] and "forming" in core.story[-1]
     for _ in range(500):
-        core.handle(DeadlinePassed(), 100.0)
+        job.handle(DeadlinePassed(), 100.0)
     assert len(core.story) == 64
 
 
 def test_messages_for_one_node_come_in_the_order_of_the_decisions() -> None:
-    core, _ = coordinator(node("a"), max_nodes=1, max_restarts=1)
-    sends = core.handle(m.Failed("a", 1, failure("a")), 100.0) + core.handle(m.Ready(node("a")), 100.0)
+    job, _ = coordinator(node("a"), max_nodes=1, max_restarts=1)
+    sends = job.handle(m.Failed("a", 1, failure("a")), 100.0) + job.handle(m.Ready(node("a")), 100.0)
     assert [type(send.message) for send in sends] == [m.Interrupted, m.Assigned]
 
 
-def a_node_is_cordoned() -> Coordinator:
+def a_node_is_cordoned() -> Job:
     """`a` and `b` take part in round 2; `c` is cordoned."""
-    core, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    core = job.core
     core.rules = core.forming.rules = core.rules.replace(min_nodes=2)
-    core.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, ""), 100.0)
+    job.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, ""), 100.0)
     for name in "abc":
-        core.handle(m.Ready(node(name)), 100.0)
+        job.handle(m.Ready(node(name)), 100.0)
     assert core.round == 2 and [*core.roster.participants] == ["a", "b"]
-    return core
+    return job
 
 
 def test_a_cordoned_node_that_has_been_told_to_leave_takes_part_in_no_round_though_it_is_slow_to_go() -> None:
-    core = a_node_is_cordoned()
-    told = core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    job = a_node_is_cordoned()
+    core = job.core
+    told = job.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
     assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
-    core.handle(Lost("b", "silent"), 100.1)
-    core.handle(m.Ready(node("a")), 100.2)
-    core.handle(Confirmed(core.forming.losses), 100.2)
+    job.handle(Lost("b", "silent"), 100.1)
+    job.handle(m.Ready(node("a")), 100.2)
+    job.handle(Confirmed(core.forming.losses), 100.2)
     assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "there are too few without it"
 
 
 def test_a_cordoned_node_takes_part_where_there_are_too_few_without_it() -> None:
-    core = a_node_is_cordoned()
-    core.handle(Lost("b", "silent"), 100.1)
-    core.handle(m.Ready(node("a")), 100.2)
-    core.handle(Confirmed(core.forming.losses), 100.2)
+    job = a_node_is_cordoned()
+    core = job.core
+    job.handle(Lost("b", "silent"), 100.1)
+    job.handle(m.Ready(node("a")), 100.2)
+    job.handle(Confirmed(core.forming.losses), 100.2)
     assert core.phase is Phase.RUNNING and [*core.roster.participants] == ["a", "c"]
 
 
 def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
-    core = a_node_is_cordoned()
-    core.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
-    core.handle(m.Left("c", "drained"), 100.1)
+    job = a_node_is_cordoned()
+    core = job.core
+    job.handle(r.Ask("c", "2", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    job.handle(m.Left("c", "drained"), 100.1)
     assert not core.drain._let_go and not core.drain.leaving
     for number in range(100):  # its host comes again and again, each time as another node
-        core.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
+        job.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
         assert [*core.forming.bench._nodes] == [f"c{number}"]
-        core.handle(m.Left(f"c{number}", "gave up"), 101.0)
+        job.handle(m.Left(f"c{number}", "gave up"), 101.0)
 
 
 def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_told_what_is_true() -> None:
-    core, _ = coordinator(node("a"), node("b"), max_nodes=2)
-    core.handle(r.Ask("b", "1", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
-    core.handle(r.Ask("a", "2", r.Verb.STOP, "", 120.0, "maintenance", at_save=True), 100.0)
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    core = job.core
+    job.handle(r.Ask("b", "1", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    job.handle(r.Ask("a", "2", r.Verb.STOP, "", 120.0, "maintenance", at_save=True), 100.0)
     for name in "ab":
-        core.handle(r.Frozen(name, core.drain.notice_id, 7, 1, 0), 100.0)
-    core.handle(r.Saved("a", core.drain.notice_id), 100.0)
-    told: list[Any] = [(each.node_id, each.message) for each in core.handle(r.Saved("b", core.drain.notice_id), 100.0)]
+        job.handle(r.Frozen(name, core.drain.notice_id, 7, 1, 0), 100.0)
+    job.handle(r.Saved("a", core.drain.notice_id), 100.0)
+    told: list[Any] = [(each.node_id, each.message) for each in job.handle(r.Saved("b", core.drain.notice_id), 100.0)]
     assert [(name, message.cause) for name, message in told if isinstance(message, r.Notice)] == [
         ("b", decided.drain("host-b", 60.0, "spot"))
     ]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import decided
+from kit.reports import Job
 from kit.stories.coordinator import failure as killed
 from kit.stories.coordinator import node
 from kit.stories.decisions import raised
@@ -18,7 +19,7 @@ from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Registered
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.protocol import messages as m
@@ -296,54 +297,54 @@ def test_what_is_free_stays_so_unless_a_rule_names_it() -> None:
 # In the coordinator.
 
 
-def job(policy: RestartPolicy, names: str = "ab") -> Coordinator:
-    core = Coordinator(RoundRules(1, len(names)), policy)
+def job(policy: RestartPolicy, names: str = "ab") -> Job:
+    found = Job(Coordinator(RoundRules(1, len(names)), policy))
     for name in names:
-        core.handle(m.Ready(node(name)), 100.0)
-    return core
+        found.handle(m.Ready(node(name)), 100.0)
+    return found
 
 
-def fails(core: Coordinator, name: str, at: float, reached: Reached | None = NOTHING) -> list[Any]:
-    sent = core.handle(m.Failed(name, core.round, raised(), 0.0, reached), at)
-    sent += core.handle(DeadlinePassed(), at + 0.4)
+def fails(job: Job, name: str, at: float, reached: Reached | None = NOTHING) -> list[Any]:
+    sent = job.handle(m.Failed(name, job.core.round, raised(), 0.0, reached), at)
+    sent += job.handle(DeadlinePassed(), at + 0.4)
     return [each.message for each in sent]
 
 
-def ready(core: Coordinator, names: str, at: float, reached: Reached = NOTHING) -> list[Any]:
-    return [each.message for name in names for each in core.handle(m.Ready(node(name), reached), at)]
+def ready(job: Job, names: str, at: float, reached: Reached = NOTHING) -> list[Any]:
+    return [each.message for name in names for each in job.handle(m.Ready(node(name), reached), at)]
 
 
 def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
-    core = job(ruled("same-error: stop; *: restart 9/1h"))
-    fails(core, "a", 101.0, Reached(7))
-    assigned = ready(core, "ab", 161.0, Reached(7))[-1]
+    first = job(ruled("same-error: stop; *: restart 9/1h"))
+    fails(first, "a", 101.0, Reached(7))
+    assigned = ready(first, "ab", 161.0, Reached(7))[-1]
     assert assigned.ledger == Ledger("KeyError at /job/train.py:40", 7, NONE, 0, (Spent(1, 0.0),))
-    other = Coordinator(RoundRules(1, 2), core.policy)
+    other = Job(Coordinator(RoundRules(1, 2), first.core.policy))
     for rank, name in enumerate("ab"):
-        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2, ledger=assigned.ledger.aged(10.0))
-        other.handle(Registered(node(name), past), 500.0)
-    assert other.forming.bench.ledger.spent == (Spent(1, 490.0),)
+        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2)
+        other.connect(node(name), past, 500.0, ledger=assigned.ledger.aged(10.0))
+    assert other.core.forming.bench.ledger.spent == (Spent(1, 490.0),)
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
-    assert other.verdict is not None and other.verdict.decision.kind is DecisionKind.SAME_ERROR
+    assert other.core.verdict is not None and other.core.verdict.decision.kind is DecisionKind.SAME_ERROR
 
 
 # Hosts without a seat.
 
 
-def asks(core: Coordinator, verb: r.Verb, target: str, at: float, reason: str = "") -> list[Any]:
-    return [each.message for each in core.handle(r.Ask("b", f"{verb}{at}", verb, target, 0.0, reason), at)]
+def asks(job: Job, verb: r.Verb, target: str, at: float, reason: str = "") -> list[Any]:
+    return [each.message for each in job.handle(r.Ask("b", f"{verb}{at}", verb, target, 0.0, reason), at)]
 
 
 def test_a_successor_knows_who_has_no_seat() -> None:
-    core = job(RestartPolicy(3), "abc")
-    asks(core, r.Verb.CORDON, "a", 102.0, "fans")
-    assigned = next(each for each in ready(core, "abc", 103.0) if isinstance(each, m.Assigned))
-    other = Coordinator(RoundRules(1, 3), core.policy)
+    first = job(RestartPolicy(3), "abc")
+    asks(first, r.Verb.CORDON, "a", 102.0, "fans")
+    assigned = next(each for each in ready(first, "abc", 103.0) if isinstance(each, m.Assigned))
+    other = Job(Coordinator(RoundRules(1, 3), first.core.policy))
     for rank, name in enumerate("bc"):
-        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2, ledger=assigned.ledger.aged(10.0))
-        other.handle(Registered(node(name), past), 500.0)
-    assert ready(other, "a", 501.0) == [r.Benched("fans", 3600.0 - 12.0)]
+        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2)
+        other.connect(node(name), past, 500.0, ledger=assigned.ledger.aged(10.0))
+    assert ready(other, "a", 501.0) == [r.Benched("fans", 3600.0 - 12.0, 1)]
 
 
 def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
@@ -372,7 +373,7 @@ def test_a_host_that_comes_back_too_often_stays_away_for_longer() -> None:
 
 
 def test_a_job_of_one_node_keeps_it() -> None:
-    for core in (Coordinator(RoundRules(1, 1), RestartPolicy(3)), SingleNode(RestartPolicy(3))):
+    for core in (Job(Coordinator(RoundRules(1, 1), RestartPolicy(3))), SingleNode(RestartPolicy(3))):
         core.handle(m.Ready(node("b")), 0.0)
         ask = r.Ask("b", "x", r.Verb.CORDON, "b", 0.0, "")
         assert [getattr(each, "message", each) for each in core.handle(ask, 1.0)] == [r.Answer("x", False, r.ONE_NODE)]
@@ -415,14 +416,14 @@ def test_a_host_is_not_blamed_where_all_are_on_it_or_nothing_is_known_of_it() ->
 
 
 def test_a_successor_blames_the_host_of_the_coordinator_that_is_gone() -> None:
-    core = Coordinator(RoundRules(1, 3), RestartPolicy(9), "a")
-    assigned = [each.message for name in "abc" for each in core.handle(m.Ready(node(name)), 100.0)][-1]
+    first = Job(Coordinator(RoundRules(1, 3), RestartPolicy(9), "a"))
+    assigned = ready(first, "abc", 100.0)[-1]
     assert isinstance(assigned, m.Assigned)
     assert assigned.ledger.keeper == "host-a" and assigned.coordinator_rank == 0
-    other = Coordinator(RoundRules(1, 3), core.policy, seat_before=(assigned.fence, 0))
+    other = Job(Coordinator(RoundRules(1, 3), first.core.policy, seat_before=(assigned.fence, 0)))
     for rank, name in ((1, "b"), (2, "c")):
-        past = m.Past(m.Standing.BUSY, 1, 0, rank, 3, 0, ledger=assigned.ledger)
-        other.handle(Registered(node(name), past), 500.0)
+        past = m.Past(m.Standing.BUSY, 1, 0, rank, 3, 0)
+        other.connect(node(name), past, 500.0, ledger=assigned.ledger)
     ready(other, "bc", 502.0)
-    other.handle(Confirmed(other.forming.losses), 502.0)
-    assert [each.host for each in other.forming.bench.ledger.blamed] == ["host-a"]
+    other.handle(Confirmed(other.core.forming.losses), 502.0)
+    assert [each.host for each in other.core.forming.bench.ledger.blamed] == ["host-a"]

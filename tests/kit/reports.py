@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from aelastic.rdzv.coordinator.coordinator_events import Reported
+from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.coordinator_events import Event, Lost, Reported
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -37,7 +38,9 @@ class Reports:
             return self._now(node.node_id)
         if before is None or node.node_id not in self.known:
             self.connects(node, m.Past(m.Standing.READY) if before is None else before.past)
-            return self._now(node.node_id, is_new=True, past=self._past(node.node_id, m.Standing.READY, reached), node=node)
+            return self._now(
+                node.node_id, is_new=True, past=self._past(node.node_id, m.Standing.READY, reached), node=node
+            )
         return self._now(
             node.node_id,
             past=self._past(node.node_id, m.Standing.READY, reached),
@@ -53,12 +56,16 @@ class Reports:
         past = self.of[name].past
         return self._now(name, past=past.replace(has_opted_in=past.has_opted_in or past.round == round_))
 
-    def failed(self, name: str, round_: int, failure: Any, age_s: float = 0.0, reached: Reached | None = None) -> Reported:
+    def failed(
+        self, name: str, round_: int, failure: Any, age_s: float = 0.0, reached: Reached | None = None
+    ) -> Reported:
         past = self.of[name].past
         if past.round != round_ or past.standing not in WORKERS or past.failure is not None:
             return self._now(name)  # of an earlier round
         standing = m.Standing.FAILED if past.standing is m.Standing.BUSY else past.standing
-        return self._now(name, past=past.replace(standing=standing, failure=failure, failure_age_s=age_s, reached=reached))
+        return self._now(
+            name, past=past.replace(standing=standing, failure=failure, failure_age_s=age_s, reached=reached)
+        )
 
     def succeeded(self, name: str, round_: int) -> Reported:
         past = self.of[name].past
@@ -121,33 +128,63 @@ class Reports:
         status = self.of[name] = self.of[name].replace(**changes)
         return Reported(status.node, status, is_new)
 
-    def said(self, message: m.NodeMessage) -> m.Status:  # noqa: C901  one case for each message
+    def tell(self, core: Coordinator, message: m.NodeMessage | Event, now: float) -> list[Any]:
+        """What a coordinator sends when a node says something, or an event comes; nodes read it at once."""
+        event = message if isinstance(message, Event) else self.reported(message)
+        sends = core.handle(event, now)
+        for send in sends:
+            self.hears(send.node_id, send.message)
+        if isinstance(message, m.Left | Lost):
+            self.goes(message.node_id)
+        return sends
+
+    def said(self, message: m.NodeMessage) -> m.Status:
         """The status of a node after its supervisor has said something."""
+        return self.reported(message).status
+
+    def reported(self, message: m.NodeMessage) -> Reported:  # noqa: C901  one case for each message
+        """What a node reports after its supervisor has said something."""
         match message:
             case m.Ready(node, reached):
-                return self.ready(node, reached).status
+                return self.ready(node, reached)
             case m.Prepared(name, starts):
-                return self.prepared(name, starts).status
+                return self.prepared(name, starts)
             case m.OptedIn(name, round_):
-                return self.opted_in(name, round_).status
+                return self.opted_in(name, round_)
             case m.Failed(name, round_, failure, age_s, reached):
-                return self.failed(name, round_, failure, age_s, reached).status
+                return self.failed(name, round_, failure, age_s, reached)
             case m.Succeeded(name, round_):
-                return self.succeeded(name, round_).status
+                return self.succeeded(name, round_)
             case m.Left(name, reason):
-                return self.left(name, reason).status
+                return self.left(name, reason)
             case m.Hangs(name):
-                return self.hangs(name, message).status
+                return self.hangs(name, message)
             case m.Saw(name):
-                return self.saw(name, message).status
+                return self.saw(name, message)
             case r.Frozen(name):
-                return self.says(name, frozen=message).status
+                return self.says(name, frozen=message)
             case r.Saved(name):
-                return self.says(name, saved=message).status
+                return self.says(name, saved=message)
             case r.Ask(name):
-                return self.asked(name, message).status
+                return self.asked(name, message)
             case _:
                 raise AssertionError(message)
+
+
+@dataclass
+class Job:
+    """A coordinator, and nodes that read at once what it sends them."""
+
+    core: Coordinator
+    nodes: Reports = field(default_factory=Reports)
+
+    def handle(self, message: m.NodeMessage | Event, now: float) -> list[Any]:
+        """What the coordinator sends when a node says something, or an event comes."""
+        return self.nodes.tell(self.core, message, now)
+
+    def connect(self, node: m.Node, past: m.Past, now: float, **kept: Any) -> list[Any]:
+        """What the coordinator sends when a node connects that has a past."""
+        return self.handle(self.nodes.connects(node, past, **kept), now)
 
 
 def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:

@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.reports import Job
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
@@ -69,17 +70,23 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
     )  # fmt: skip
 
 
+def without_number(message: m.CoordinatorMessage | m.Departed) -> m.CoordinatorMessage | m.Departed:
+    """A node far away knows questions apart by their numbers; here none is asked before the last is answered."""
+    return message.replace(number=0) if isinstance(message, m.Look | m.Compared) else message
+
+
 @given(st.data(), st.sampled_from(POLICIES))
 def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
     data: st.DataObject, policy: RestartPolicy
 ) -> None:
     many, one = Coordinator(RoundRules(1, 1), policy), SingleNode(policy, epoch=9)
+    job = Job(many)
     many.roster.epoch = 9
     is_ready, now = True, 0.0
     for _ in range(data.draw(st.integers(1, 20), "messages")):
         now += 0.5
         if many.is_due(now):
-            due = [send.message for send in many.handle(c.DeadlinePassed(), now)]
+            due = [send.message for send in job.handle(c.DeadlinePassed(), now)]
             assert one.on_deadline_passed(now) == due
         message = (
             m.Ready(NODE, data.draw(st.sampled_from(PROGRESS)) if many.round else None)
@@ -88,7 +95,9 @@ def test_one_node_hears_what_it_would_hear_of_the_coordinator_of_many(
         )
         if isinstance(message, r.Frozen) and not many.drain.is_on:
             continue  # a node that was held by a coordinator before: here is none
-        told = [send.message for send in many.handle(message, now)]
+        if many.is_closed and isinstance(message, m.Ready):
+            job.nodes.goes(ME)  # it comes back on another connection: on this one it has read the verdict
+        told = [without_number(send.message) for send in job.handle(message, now)]
         if leaves := [i for i, each in enumerate(told) if isinstance(each, r.Notice) and each.stage is r.Stage.LEAVE]:
             assert one.handle(message, now) in (told, told[: leaves[0] + 1]), message
             return  # it is gone: of what follows it hears nothing
@@ -103,8 +112,9 @@ def test_a_failure_that_ends_the_job_is_told_though_it_was_to_stop_once_all_have
     max_restarts: int, outcome: m.Outcome
 ) -> None:
     policy = RestartPolicy(max_restarts)
-    for core in (Coordinator(RoundRules(1, 1), policy), SingleNode(policy)):
-        core.handle(m.Ready(NODE), 0.0)
-        core.handle(r.Ask(ME, "a", r.Verb.STOP, "", 60.0, "enough", 1, True), 1.0)
-        core.handle(m.Failed(ME, 1, failure(0, is_final=False)), 2.0)
+    many, one = Job(Coordinator(RoundRules(1, 1), policy)), SingleNode(policy)
+    for job, core in ((many, many.core), (one, one)):
+        job.handle(m.Ready(NODE), 0.0)
+        job.handle(r.Ask(ME, "a", r.Verb.STOP, "", 60.0, "enough", 1, True), 1.0)
+        job.handle(m.Failed(ME, 1, failure(0, is_final=False)), 2.0)
         assert core.verdict is not None and core.verdict.outcome is outcome, core
