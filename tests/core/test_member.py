@@ -20,6 +20,13 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL, UPWARD, Decoder, encode, to_text
 
+
+def status(ready_count: int, left: m.Left | None = None) -> m.Status:
+    """Of a node that has been ready so often, and took part in no round yet."""
+    return m.Status(NODE, m.Past(m.Standing.READY), ready_count, left=left)
+
+
+SEATS = m.Seats(4_001, 1, "secret", (m.Seat("me", "host-me", "10.0.0.1", 1),))
 STORIES: dict[Phase, Callable[[], Story]] = {phase: getattr(phases, phase) for phase in Phase}
 
 
@@ -47,8 +54,9 @@ ANSWERS: dict[tuple[Phase, type], list[Any]] = {
     (Phase.IDLE, ev.Submitted): [ev.ReadBoard()],
     (Phase.READING, ev.BoardRead): [ev.Campaign(None, 0)],
     (Phase.CAMPAIGNING, ev.BoardRead): [ev.Campaign(None, 0)],
-    (Phase.CONNECTING, ev.Connected): [ev.Send(m.Hello(PROTOCOL, TERMS, "boss-4", NODE, m.Past(m.Standing.READY), 0))],
-    (Phase.MEMBER, ev.Submitted): [ev.Send(m.Ready(NODE))],
+    (Phase.CONNECTING, ev.Connected): [ev.Send(m.Hello(PROTOCOL, TERMS, "boss-4", 0, status(1)))],
+    (Phase.GREETING, ev.Submitted): [ev.Send(status(2))],
+    (Phase.MEMBER, ev.Submitted): [ev.Send(status(2))],
     (Phase.MEMBER, ev.ConnectionLost): [ev.Connect(2, record())],
 }
 NOT_ASKING = set(Phase) - {Phase.READING, Phase.CAMPAIGNING, Phase.OVER}
@@ -86,7 +94,8 @@ def test_each_event_is_decided_in_each_phase(phase: Phase, event: ev.Event) -> N
         return
     actions = story.tell(event)
     if event == ev.Submitted(m.Left("me", "SIGTERM")):
-        assert actions == ([ev.Send(m.Left("me", "SIGTERM"))] if phase is Phase.MEMBER else [])
+        is_connected = phase in {Phase.GREETING, Phase.MEMBER}
+        assert actions == ([ev.Send(status(1, m.Left("me", "SIGTERM")))] if is_connected else [])
         assert story.core.phase is Phase.OVER
     else:
         assert actions == ANSWERS.get((phase, type(event)), [])
@@ -102,7 +111,7 @@ def test_a_deadline_that_fires_early_changes_nothing(phase: Phase) -> None:
     assert story.core == before
 
 
-@pytest.mark.parametrize("text", ["x", "null", '["Heartbeat",{"renewals":1}]', to_text(m.Waiting("x")), "\ud800"])
+@pytest.mark.parametrize("text", ["x", "null", '["Heartbeat",{"renewals":1}]', to_text(SEATS), "\ud800"])
 def test_a_verdict_that_no_agent_wrote_is_unreadable(text: str) -> None:
     story = busy()
     story.hear(m.Goodbye("x", True))
@@ -142,7 +151,7 @@ def test_a_request_that_no_coordinator_would_read_is_refused_at_once(phase: Phas
     assert isinstance(answered, ev.Deliver) and isinstance(answered.message, r.Answer)
     assert (answered.message.ask_id, answered.message.is_applied) == ("me-1", False)
     assert next(iter(wrong)) in answered.message.text
-    assert story.core.phase is phase and not story.core.state.requests(story.now)
+    assert story.core.phase is phase and not story.core.state.asked
 
 
 @given(
@@ -158,7 +167,7 @@ def test_what_is_sent_of_a_request_is_read_and_the_rest_is_refused(
         assert list(Decoder(UPWARD).feed(encode(action.message)))
         return
     assert isinstance(action.message, r.Answer) and action.message.ask_id == ask_id and not action.message.is_applied
-    assert not story.core.state.requests(story.now)
+    assert not story.core.state.asked
 
 
 def test_a_node_that_no_coordinator_would_read_gives_up_before_it_looks_for_one() -> None:
@@ -177,7 +186,7 @@ def test_a_request_that_was_refused_with_the_connection_is_answered_and_not_repe
     waiting, answer = [each.message for each in told if isinstance(each, ev.Deliver)]
     assert waiting == m.Waiting("the leader refused a message of this node: Ask.target is odd", kind=m.WaitKind.LEADER)
     assert answer == r.Answer("me-2", False, "Ask.target is odd")
-    assert [each.ask_id for each in story.core.state.requests(story.now) if isinstance(each, r.Ask)] == ["me-1"]
+    assert [each.ask_id for each in story.core.state.status_at(story.now).asks] == ["me-1"]
 
 
 def test_of_coordinators_that_have_ended_the_last_are_kept_that_can_have_a_vote() -> None:

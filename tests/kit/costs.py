@@ -23,8 +23,9 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.spec import WorkerSpec
 from kit import decided
+from kit.reports import news
 from kit.stories import member
-from kit.stories.leader_terms import EPOCH, FAILURE, LEASE_S, RENEWED, Term, hello, node, reclaimed
+from kit.stories.leader_terms import EPOCH, FAILURE, LEASE_S, RENEWED, UPWARD, Term, hello, node, reclaimed
 from kit.visits import Act, Name
 
 FEW = 5  # agents or workers that do the same, one after the other
@@ -49,13 +50,25 @@ class Job(Term):
         return Act(self.leader, event, self.now)
 
     def said(self, name: str, message: Any) -> Act:
-        return self.act(ev.Received(self.conns[name], message))
+        """What a node says of itself comes as its whole status, after it has read its plan."""
+        conn = self.conns[name]
+        if isinstance(message, UPWARD):
+            return self.act(ev.Received(conn, message))
+        self.read(conn, name)
+        return self.act(ev.Received(conn, self.reports.said(message)))
+
+    def read(self, conn: int, name: str) -> None:
+        plan = self.leader.sessions.plans.of(name, self.now)
+        for each in news(self.plans.get(conn), plan):
+            self.reports.hears(name, each)
+        self.plans[conn] = plan
 
     def greeting(self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, **others: Any) -> Act:
         """A node has connected, and says hello."""
         self.open(name)
         greeting = hello(name, rank, terms=self.terms, **others)
-        return self.said(name, greeting.replace(node=node(name, rank).replace(starts=starts)))
+        self.reports.connects(node(name, rank).replace(starts=starts), greeting.status.past)
+        return self.said(name, greeting.replace(status=self.reports.of[name]))
 
     def breaking(self, name: str) -> Act:
         return self.act(ev.Closed(self.conns[name], is_reset=True))

@@ -100,6 +100,8 @@ class Reports:
         status = self.earlier[name] = self.of[name]
         past = status.past
         match message:
+            case m.Assigned() if message.fence <= past.fence:
+                pass  # it takes part in that round, or has done so
             case m.Assigned(round_, count, ranks):
                 mine = ranks.group_rank, ranks.group_world_size, message.coordinator_rank
                 part = m.Past(m.Standing.BUSY, round_, count, *mine, epoch=message.epoch)
@@ -155,8 +157,8 @@ class Reports:
                 return self.failed(name, round_, failure, age_s, reached)
             case m.Succeeded(name, round_):
                 return self.succeeded(name, round_)
-            case m.Left(name, reason):
-                return self.left(name, reason)
+            case m.Left(name):
+                return self.says(name, left=message)
             case m.Hangs(name):
                 return self.hangs(name, message)
             case m.Saw(name):

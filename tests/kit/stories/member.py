@@ -13,6 +13,7 @@ from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from kit import decided
 
@@ -59,7 +60,8 @@ class Story:
 
     def planned(self, message: Any) -> m.Downward:
         """What the leader sends for it to be heard: a decision comes as a part of the whole plan."""
-        if isinstance(message, m.Downward):
+        is_of_plan = isinstance(message, r.Answer) and message.ask_id in self.core.state.asked
+        if isinstance(message, m.Downward) and not is_of_plan:
             if isinstance(message, m.Plan):
                 self.plan = message
             return message

@@ -1,0 +1,182 @@
+"""Plans of nodes: what was decided about each, whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kit import decided
+
+from aelastic.rdzv.coordinator.plans import ANSWERS_MAX, Plans, changed
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.ranks import assign_ranks
+
+EMPTY = m.Plan(4, 5.0)
+RANKS = assign_ranks([("", 2)])[0]
+ASSIGNED = m.Assigned(1, 0, RANKS, "host", 29500)
+LOST = decided.lost("n2", "silent for 5 s")
+STOPPED = m.Interrupted(1, decided.restart(1, 3, decided.failed(4)), 1)
+NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
+CORDON = r.Benched("row 3", 3600.0, 1)
+ANSWER = r.Answer("a-1", True, "cordoned")
+# Each decision, and what it makes of a plan that is empty.
+DECISIONS: list[tuple[m.CoordinatorMessage | m.Departed, dict[str, Any]]] = [
+    (ASSIGNED, {"assigned": ASSIGNED}),
+    (STOPPED, {"interrupted": STOPPED}),
+    (m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED), {"ended": m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)}),
+    (m.Settled(1, LOST), {"settled": m.Settled(1, LOST)}),
+    (m.Waiting("for others"), {"waiting": m.Waiting("for others")}),
+    (m.StartAhead(), {"starts_ahead": True}),
+    (m.Look(1, "x", 1), {"look": m.Look(1, "x", 1)}),
+    (m.Compared(1, "x", (), False), {"compared": m.Compared(1, "x", (), False)}),
+    (m.Departed(1, 2), {"departed": (2,)}),
+    (NOTICE, {"notice": NOTICE}),
+    (CORDON, {"benched": CORDON}),
+    (ANSWER, {"answers": (ANSWER,)}),
+]
+WHOLE = EMPTY.replace(**{name: value for _, made in DECISIONS for name, value in made.items()})
+
+
+def plans() -> Plans:
+    return Plans(4, 5.0)
+
+
+def test_each_field_of_a_plan_has_a_decision_here() -> None:
+    assert {"epoch", "lease_s"} | {name for _, made in DECISIONS for name in made} == set(m.Plan.__match_args__)
+
+
+@pytest.mark.parametrize("decision, made", DECISIONS, ids=lambda each: type(each).__name__)
+def test_a_decision_is_part_of_the_plan_from_then_on(
+    decision: m.CoordinatorMessage | m.Departed, made: dict[str, Any]
+) -> None:
+    assert changed(EMPTY, decision) == EMPTY.replace(**made)
+    assert changed(changed(EMPTY, decision), decision) == EMPTY.replace(**made), "twice is once"
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [each for each, _ in DECISIONS if not isinstance(each, m.Assigned | m.Interrupted | m.Compared)],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_decision_leaves_alone_what_else_was_decided(decision: m.CoordinatorMessage | m.Departed) -> None:
+    assert changed(WHOLE, decision) == WHOLE
+
+
+@pytest.mark.parametrize(
+    "passed_on", [r.Show(r.Fetch("a", "1", r.What.WHY)), r.Shown(r.Fetched("a", "a", "1", "", ""))]
+)
+def test_what_one_node_shows_another_is_no_part_of_a_plan(passed_on: Any) -> None:
+    with pytest.raises(AssertionError, match="passed on"):
+        changed(EMPTY, passed_on)
+
+
+def test_with_a_round_all_that_was_said_of_the_one_before_is_void_but_answers_and_what_its_end_cost() -> None:
+    second = ASSIGNED.replace(round=2)
+    kept = {"settled": WHOLE.settled, "answers": WHOLE.answers}
+    assert changed(WHOLE, second) == EMPTY.replace(assigned=second, **kept)
+
+
+def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stays_announced() -> None:
+    ended = STOPPED.replace(round=2)
+    kept = {"notice": NOTICE, "answers": WHOLE.answers}
+    assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
+
+
+def test_the_end_of_a_round_may_have_another_cause_after_all() -> None:
+    free = m.Interrupted(1, LOST, 0)
+    assert changed(WHOLE, free) == WHOLE.replace(interrupted=free), "what was said since stays"
+
+
+def test_a_question_is_over_once_it_is_answered() -> None:
+    compared = m.Compared(1, "all wait", (), False)
+    assert changed(WHOLE, compared) == WHOLE.replace(look=None, compared=compared)
+
+
+def test_an_answer_that_changes_is_told_once_and_the_last_answers_are_kept() -> None:
+    plan = changed(EMPTY, ANSWER)
+    assert changed(plan, ANSWER.replace(text="no")).answers == (ANSWER.replace(text="no"),)
+    for number in range(2 * ANSWERS_MAX):
+        plan = changed(plan, r.Answer(f"b-{number}", True, "x"))
+    assert len(plan.answers) == ANSWERS_MAX and plan.answers[-1].ask_id == f"b-{2 * ANSWERS_MAX - 1}"
+
+
+def test_ranks_that_have_departed_are_told_in_order() -> None:
+    plan = EMPTY
+    for rank in (7, 2, 7, 3):
+        plan = changed(plan, m.Departed(1, rank))
+    assert plan.departed == (2, 3, 7)
+
+
+# Of many nodes.
+
+
+def test_plans_that_have_changed_are_sent_once_in_the_order_of_their_changes() -> None:
+    of = plans()
+    for name in ("b", "a"):
+        of.change(name, m.Waiting("x"), 0.0)
+    of.change("b", m.Waiting("y"), 0.0)
+    assert of.take_changed() == ["b", "a"] and of.take_changed() == []
+    of.change("a", m.Waiting("x"), 0.0)
+    assert of.take_changed() == [], "it says the same"
+    of.send_again("a")
+    assert of.take_changed() == ["a"], "on another connection it is all new"
+    assert of.of("a", 0.0).waiting == m.Waiting("x")
+
+
+def test_a_node_of_which_nothing_is_decided_waits() -> None:
+    of = plans()
+    assert of.of("a", 0.0) == of.empty == EMPTY
+    of.send_again("a")
+    assert of.take_changed() == ["a"] and of.of("a", 0.0) == EMPTY
+
+
+def test_how_long_an_interruption_and_a_cordon_take_is_said_as_of_now() -> None:
+    of = plans()
+    of.change("a", NOTICE, 100.0)
+    of.change("a", CORDON, 110.0)
+    said = of.of("a", 120.0)
+    assert said.notice is not None and said.benched is not None
+    assert (said.notice.kill_s, said.benched.again_s) == (40.0, 3590.0)
+    said = of.of("a", 10_000.0)
+    assert said.notice is not None and said.benched is not None
+    assert (said.notice.kill_s, said.benched.again_s) == (0.0, 0.0), "over"
+    of.change("a", m.Waiting("x"), 130.0)
+    said = of.of("a", 130.0)
+    assert said.notice is not None and said.notice.kill_s == 30.0, "another decision does not make it longer"
+    of.change("a", NOTICE.replace(stage=r.Stage.SAVE, kill_s=20.0), 140.0)
+    said = of.of("a", 150.0)
+    assert said.notice is not None and said.notice.kill_s == 10.0
+
+
+def test_an_answer_stays_until_the_node_shows_that_it_has_read_it() -> None:
+    of = plans()
+    of.change("a", ANSWER, 0.0)
+    of.change("a", r.Answer("a-2", False, "no"), 0.0)
+    of.take_changed()
+    of.on_read("a", ["a-1", "a-2"])
+    assert len(of.of("a", 0.0).answers) == 2
+    of.on_read("a", ["a-2"])
+    assert of.of("a", 0.0).answers == (r.Answer("a-2", False, "no"),)
+    assert of.take_changed() == [], "the node knows"
+    of.on_read("a", [])
+    of.on_read("b", [])
+    assert of.of("a", 0.0).answers == ()
+
+
+def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
+    of = plans()
+    for decision in (NOTICE, CORDON, ASSIGNED):
+        of.change("a", decision, 0.0)
+    of.forget("a")
+    assert of.take_changed() == [] and of.of("a", 1.0) == EMPTY
+    assert not any((of._plans, of._notice_at, of._benched_at))
+    of.forget("a")
+
+
+def test_another_epoch_is_in_all_plans() -> None:
+    of = plans()
+    of.change("a", ASSIGNED, 0.0)
+    of.begin_epoch(9)
+    assert of.of("a", 0.0) == EMPTY.replace(epoch=9, assigned=ASSIGNED) and of.of("b", 0.0).epoch == 9
+    assert of.empty.epoch == 9

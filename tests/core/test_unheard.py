@@ -1,0 +1,125 @@
+"""What waits for a coordinator whose leadership is not certain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.stories.coordinator import failure, node
+
+from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
+from aelastic.rdzv.coordinator.unheard import Event, Unheard
+from aelastic.rdzv.ledger import Ledger
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
+
+READY, BUSY = m.Past(m.Standing.READY), m.Past(m.Standing.BUSY, 5)
+FAILED = m.Past(m.Standing.FAILED, 5, failure=failure("a"))
+FETCH = r.Fetch("a", "a-1", r.What.STATUS)
+
+
+def reported(name: str, past: m.Past = READY, **status: Any) -> Reported:
+    """What a node says on a connection that it has had."""
+    return Reported(node(name), m.Status(node(name), past, **status))
+
+
+def connected(name: str, past: m.Past = READY, **others: Any) -> Reported:
+    """The first that it says on a connection."""
+    return reported(name, past).replace(is_new=True, **others)
+
+
+def unheard(*events: Event) -> Unheard:
+    queue = Unheard()
+    for event in events:
+        add(queue, event)
+    return queue
+
+
+def add(queue: Unheard, event: Event, now: float = 0.0) -> None:
+    queue.add(event.node.node_id if isinstance(event, Reported) else event.node_id, event, now)
+    queue.validate()
+
+
+def heard(queue: Unheard, now: float = 0.0) -> list[Event]:
+    found = []
+    while (event := queue.pop(now)) is not None:
+        queue.validate()
+        found.append(event)
+    assert queue.is_empty and not queue.first_reports
+    return found
+
+
+def test_of_a_node_the_newest_status_is_heard_at_the_place_of_the_first() -> None:
+    queue = unheard(reported("a", BUSY), reported("b"), reported("a", FAILED))
+    assert heard(queue) == [reported("a", FAILED), reported("b")]
+
+
+def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
+    left = reported("a", left=m.Left("a", "asked to stop"))
+    events = connected("a", BUSY), reported("a", FAILED), FETCH, left, Broken("a"), connected("a"), reported("b")
+    queue = unheard(*events)
+    assert queue.first_reports.keys() == {"a"}
+    assert heard(queue) == [connected("a"), reported("b")]
+
+
+def test_that_a_node_was_lost_is_not_heard_once_it_is_back() -> None:
+    queue = unheard(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
+    assert heard(queue) == [Broken("b"), connected("a")]
+
+
+def test_what_becomes_of_a_node_after_its_last_status_is_heard_after_it() -> None:
+    queue = unheard(connected("a"), reported("a", FAILED), Broken("a"), Lost("a", "connection closed"))
+    first = connected("a", FAILED)
+    assert queue.first_reports == {"a": first}
+    assert heard(queue) == [first, Broken("a"), Lost("a", "connection closed")]
+
+
+def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() -> None:
+    brought: dict[str, Any] = {"kept": m.Kept(Ledger("x"), ended=("b",)), "knew_another": True, "silent_s": 3.0}
+    queue = unheard(connected("a", BUSY, **brought), reported("a", FAILED))
+    assert queue.first_reports == {"a": connected("a", FAILED, **brought)}
+    assert heard(queue) == [connected("a", FAILED, **brought)]
+
+
+def test_a_node_that_reports_again_before_it_is_heard_was_silent_since_the_same_moment() -> None:
+    """The board is silent for long meanwhile: what ended the round is told by what was first."""
+    queue, ledger = Unheard(), Ledger().exclude("h", "x", 2.0)
+    add(queue, connected("a", BUSY, kept=m.Kept(ledger), silent_s=3.0), 100.0)
+    add(queue, reported("a", FAILED), 160.0)
+    (event,) = heard(queue, 170.0)
+    assert isinstance(event, Reported) and 170.0 - event.age_s - event.silent_s == 97.0
+    assert event.kept.ledger.turned(170.0 - event.age_s) == ledger.turned(100.0)
+
+
+def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
+    queue = unheard(connected("a", BUSY))
+    assert heard(queue) == [connected("a", BUSY)]
+    add(queue, reported("a", FAILED))
+    assert not queue.first_reports
+    assert heard(queue) == [reported("a", FAILED)]
+
+
+def test_a_status_is_as_old_as_the_last_that_replaced_it_and_all_else_as_when_it_came() -> None:
+    queue = Unheard()
+    add(queue, reported("a", BUSY), 100.0)
+    add(queue, Broken("b", age_s=1.0), 101.0)
+    add(queue, Lost("c", "silent for 5 s"), 102.0)
+    add(queue, FETCH, 103.0)
+    add(queue, reported("a", FAILED), 104.0)
+    assert heard(queue, 110.0) == [
+        reported("a", FAILED).replace(age_s=6.0), Broken("b", 10.0), Lost("c", "silent for 5 s", 8.0), FETCH,
+    ]  # fmt: skip
+
+
+def test_requests_for_information_are_all_heard_in_their_order() -> None:
+    shown = r.Fetched("a", "a", "a-1", "", "text")
+    queue = unheard(reported("a", BUSY), FETCH, shown, FETCH.replace(ask_id="a-2"), reported("a", FAILED))
+    assert heard(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]
+
+
+def test_however_often_a_node_reconnects_little_waits_while_the_board_is_away() -> None:
+    queue = unheard(reported("b"))
+    for _ in range(1000):
+        for event in (connected("a"), reported("a", BUSY), Broken("a")):
+            add(queue, event)
+        assert queue.first_reports.keys() == {"a"}
+    assert heard(queue) == [reported("b"), connected("a", BUSY), Broken("a")]
