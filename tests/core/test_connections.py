@@ -18,8 +18,10 @@ from kit.stories.leader_terms import (
     RENEWED,
     START,
     Term,
+    busy,
     failed,
     hello,
+    node,
     of_kind,
     ready,
     reclaimed,
@@ -36,6 +38,7 @@ from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_TIMEOUT_S
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import from_text
 from aelastic.rdzv.survivors import electorate
 from aelastic.rdzv.survivors.absent import RETURN_S
@@ -78,15 +81,25 @@ def test_the_options_of_the_job_are_not_told_without_the_token() -> None:
     assert said.message == m.Refused("this agent read an outdated record of the leader; retrying", False)
 
 
+OF_B = m.Status(node("b"), m.Past(m.Standing.READY))
+
+
 @pytest.mark.parametrize(
-    "message", [ready("b"), failed("b"), m.Succeeded("b", 1), m.Left("b", "x"), m.Prepared("b", m.Starts.WARM)]
+    "message",
+    [
+        OF_B,
+        OF_B.replace(past=busy(1)),
+        OF_B.replace(left=m.Left("b", "x")),
+        r.Fetch("b", "b-1", r.What.STATUS),
+        r.Fetched("b", "b", "b-1", "", "text"),
+    ],
 )
 def test_a_node_speaks_for_itself_only(message: Any) -> None:
     term = running()
     reason = "protocol error: message for another node_id"
     assert term.say("a", message) == [
-        ev.Say(1, m.Refused(reason, True)), ev.Drop(1),
-        ev.Say(2, m.Interrupted(1, decided.lost("host-a", reason), 0)), ev.Renew(),
+        ev.Say(2, m.Interrupted(1, decided.lost("host-a", reason), 0)),
+        ev.Say(1, m.Refused(reason, True)), ev.Drop(1), ev.Renew(),
     ]  # fmt: skip
 
 
@@ -136,10 +149,12 @@ def test_heartbeats_go_on_while_the_board_is_away_and_it_is_asked_again() -> Non
 
 
 def every_event(term: Term) -> list[ev.Event]:
-    conn = term.conns["a"]
+    conn, past = term.conns["a"], busy().replace(standing=m.Standing.FAILED, failure=FAILURE)
+    waiting = m.Status(node("a"), m.Past(m.Standing.READY))
+    statuses = waiting, waiting.replace(past=past), waiting.replace(left=m.Left("a", "x"))
     return [
         ev.Opened(99, "10.0.0.9", "10.0.0.100"),
-        *(ev.Received(conn, message) for message in (m.Alive(), ready("a"), failed("a"), m.Left("a", "x"))),
+        *(ev.Received(conn, message) for message in (m.Alive(), m.HungUp(), *statuses)),
         ev.Received(conn, hello("a")),
         ev.Garbled(conn, "x", False),
         ev.Closed(conn),
@@ -370,7 +385,7 @@ def test_agents_that_may_live_are_awaited_for_a_lease_after_they_were_lost(
     if is_over:
         lose(term, how)
     if how == "replaced":
-        term.leader.sessions.say("c", m.Ended(m.Outcome.REPLACED, decided.refused()))
+        term.leader.sessions.decide("c", m.Ended(m.Outcome.REPLACED, decided.refused()), term.now)
     assert term.leader.sessions.awaited_until == math.inf, "two are connected"
     for name in "ab":
         term.close(name)
