@@ -17,12 +17,12 @@ class Record:
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
     _names: ClassVar[frozenset[str]] = frozenset()
-    _defaults: ClassVar[dict[str, Any]] = {}
+    defaults: ClassVar[dict[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
         cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
         cls._names = frozenset(cls.__match_args__)
-        cls._defaults = {name: getattr(cls, name) for name in cls.__match_args__ if hasattr(cls, name)}
+        cls.defaults = {name: getattr(cls, name) for name in cls.__match_args__ if hasattr(cls, name)}
 
     def __init__(self, *args: Any, **fields: Any) -> None:
         names, values = self.__match_args__, self.__dict__
@@ -30,12 +30,12 @@ class Record:
         if len(args) == len(names) and not fields:
             values.update(zip(names, args, strict=True))
             return
+        if len(args) + len(fields) < len(names):
+            values.update(self.defaults)
         values.update(zip(names, args, strict=False))
         values.update(fields)
-        is_wrong = len(values) < len(args) + len(fields) or not self._names.issuperset(fields)
-        if len(values) < len(names):  # defaults come last: a message on the wire has its fields in this order
-            for name, default in self._defaults.items():
-                values.setdefault(name, default)
+        is_twice = bool(args and fields) and not fields.keys().isdisjoint(names[: len(args)])
+        is_wrong = is_twice or len(args) > len(names) or not self._names.issuperset(fields)
         if is_wrong or len(values) < len(names):
             self._refuse_wrong(args, fields)
 
@@ -49,6 +49,13 @@ class Record:
             raise TypeError(f"{cls.__name__} has no field {', '.join(sorted(strange))}")
         if missing := [name for name in names if name not in self.__dict__]:
             raise TypeError(f"{cls.__name__} lacks {', '.join(missing)}")
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> Self:
+        """A value with these fields, which are all of them; they belong to it from now on."""
+        value = object.__new__(cls)
+        value.__dict__.update(fields)
+        return value
 
     def replace(self, **changes: Any) -> Self:
         """The same value with other values in some fields."""
@@ -71,5 +78,6 @@ class Record:
         return hash((type(self), *[self.__dict__[name] for name in self.__match_args__]))
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self.__match_args__)
-        return f"{type(self).__name__}({fields})"
+        values, defaults = self.__dict__, self.defaults
+        shown = [name for name in self.__match_args__ if name not in defaults or values[name] != defaults[name]]
+        return f"{type(self).__name__}({', '.join(f'{name}={values[name]!r}' for name in shown)})"

@@ -62,13 +62,17 @@ class Unheard:
     def _replace_report(self, node_id: str, event: Reported, now: float) -> bool:
         """Puts a status in the place of one that has not been heard; gives whether there was one."""
         for number in self._numbers_of.get(node_id, ()):
-            earlier = self._queue[number][1]
-            if isinstance(earlier, Reported):
-                newer = event.replace(is_new=earlier.is_new, knew_another=earlier.knew_another, kept=earlier.kept)
-                self._queue[number] = node_id, newer.replace(silent_s=earlier.silent_s), now
-                if earlier.is_new:
-                    self._first_reports[node_id] = newer
-                return True
+            _, earlier, since = self._queue[number]
+            if not isinstance(earlier, Reported):
+                continue
+            if earlier.is_new:  # what came with it is as old as it is
+                waited_s = now - since
+                kept = earlier.kept.replace(ledger=earlier.kept.ledger.aged(waited_s))
+                silent_s = earlier.silent_s + waited_s
+                event = earlier.replace(node=event.node, status=event.status, kept=kept, silent_s=silent_s)
+                self._first_reports[node_id] = event
+            self._queue[number] = node_id, event, now
+            return True
         return False
 
     def pop(self, now: float) -> Event | None:

@@ -147,11 +147,11 @@ class Member(Machine[Event, Action]):
         if isinstance(message, m.Left):
             is_connected, self.phase = self._is_connected, Phase.OVER
             return [ev.Send(self.state.status_at(now, message))] if is_connected else []
-        if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message, now)):
+        if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
         if isinstance(message, m.Ready) and message.is_before(self.state.round):
             return []  # its supervisor has yet to read of the round that it was assigned to
-        if isinstance(message, m.Ready) and self.phase is Phase.IDLE and (why := self._unreadable(message, now)):
+        if isinstance(message, m.Ready) and self.phase is Phase.IDLE and (why := self._unreadable(message)):
             self.phase = Phase.OVER
             return [ev.GiveUp(why, is_refused=True)]
         self.state.submit(message, now)
@@ -170,15 +170,14 @@ class Member(Machine[Event, Action]):
         """The leader is to hear where this node stands; `Hello` says so where there is no connection yet."""
         return [ev.Send(self.state.status_at(now))] if self._is_connected else []
 
-    def _unreadable(self, message: m.Ready | r.Ask | r.Fetch, now: float) -> str:
+    def _unreadable(self, message: m.Ready | r.Ask | r.Fetch) -> str:
         """Why a leader would not read what this node submits; empty if it would."""
         match message:
             case m.Ready(node):
                 return unreadable(m.Status(node, m.Past(m.Standing.READY)))
-            case r.Ask() if self.state.node is not None:
-                return unreadable(self.state.status_at(now).replace(asks=(message,)))
-            case r.Ask():
-                return ""  # no leader is asked before this node is ready
+            case r.Ask(node_id):
+                node = self.state.node or m.Node(node_id, "", "", 1, "", 1)  # the rest of the status is no matter
+                return unreadable(m.Status(node, m.Past(m.Standing.READY), asks=(message,)))
             case r.Fetch():
                 return unreadable(message)
 

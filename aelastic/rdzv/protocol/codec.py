@@ -1,6 +1,6 @@
 """Messages between agent and coordinator as bytes.
 
-A frame is its length in four bytes, then JSON: `["Ready", {…}]`; between them, where the job has a secret, a tag of 16
+A frame is its length in four bytes, then JSON: `["Status", {…}]`, without fields that have their default; between them, where the job has a secret, a tag of 16
 bytes, which the length does not count (`secret/handshake.py`).  What comes in is checked against the types of
 `messages.py`, field by field, and for sense (`sense.py`), before anything else reads it; none of it is ever executed.
 Frames have a limit, so neither garbage nor a hostile peer can make an agent hold more than that.
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cache
 from hmac import compare_digest
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
@@ -89,11 +89,19 @@ def verdict_from_text(text: str) -> m.Ended | None:
     return ended if isinstance(ended, m.Ended) else None
 
 
+_NO_DEFAULT = object()
+# To leave out so few costs more than to send them.
+FEW_DEFAULTS = 4
+
+
 def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, ProcessFailure):
         return value.shared
     if isinstance(value, Record):
-        return value.__dict__
+        defaults = type(value).defaults
+        if len(defaults) <= FEW_DEFAULTS:
+            return value.__dict__
+        return {name: each for name, each in value.__dict__.items() if defaults.get(name, _NO_DEFAULT) is not each}
     raise TypeError(f"{value!r} has no place on the wire")
 
 
@@ -236,28 +244,65 @@ def _reader_of_enum(kind: type[StrEnum]) -> _Reader:
     return read
 
 
+class _OtherFieldError(Exception):
+    """A record has no field of this name."""
+
+
+def _refuse(item: Any, name: str) -> NoReturn:
+    raise _OtherFieldError(name, item)
+
+
 def _reader_of_record(kind: type[Record]) -> _Reader:
-    hints = get_type_hints(kind)
-    make: Callable[..., Record] = kind
-    names = kind.__match_args__
-    if kind is ProcessFailure:  # some fields stay on their host, and texts are cut: what one node sends goes to all
-        make, names = ProcessFailure.from_elsewhere, SHARED_FIELDS
-    readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in names]
+    if kind is ProcessFailure:
+        return _reader_of_failure()
+    names, defaults = kind.__match_args__, kind.defaults
+    readers = _readers_of(kind, names)
 
     def read(value: Any, where: str) -> Record:
-        if not isinstance(value, dict) or len(value) != len(readers):
-            raise WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(names)}")
+        if not isinstance(value, dict):
+            raise _other_fields(value, where, names)
+        fields = defaults.copy()
         try:
-            record = make(*[reader(value[name], name) for name, reader in readers])
-        except KeyError as missing:
-            raise WireError(f"{where} lacks {missing}") from None
+            for name, item in value.items():
+                fields[name] = readers.get(name, _refuse)(item, name)
+        except _OtherFieldError:
+            raise _other_fields(value, where, names) from None
         except WireError as error:  # it begins with the field's name
             raise WireError(f"{where}.{error}") from None
+        if len(fields) < len(names):
+            lacking = next(name for name in names if name not in fields)
+            raise WireError(f"{where} lacks {lacking!r}")
+        record = kind.of_fields(fields)
         if problem := contradiction(record):
             raise WireError(f"{where} contradicts itself: {problem}")
         return record
 
     return read
+
+
+def _reader_of_failure() -> _Reader:
+    """Some fields stay on their host, and texts are cut: what one node sends goes to all."""
+    names = SHARED_FIELDS
+    readers = _readers_of(ProcessFailure, names)
+
+    def read(value: Any, where: str) -> Record:
+        if not isinstance(value, dict) or readers.keys() != value.keys():
+            raise _other_fields(value, where, names)
+        try:
+            return ProcessFailure.from_elsewhere(*[reader(value[name], name) for name, reader in readers.items()])
+        except WireError as error:
+            raise WireError(f"{where}.{error}") from None
+
+    return read
+
+
+def _readers_of(kind: type[Record], names: Sequence[str]) -> dict[str, _Reader]:
+    hints = get_type_hints(kind)
+    return {name: _sensible(_reader_of(hints[name]), rule_of(kind, name)) for name in names}
+
+
+def _other_fields(value: Any, where: str, names: Sequence[str]) -> WireError:
+    return WireError(f"{where} is {value!r:.80}, and should have the fields {', '.join(names)}")
 
 
 def _sensible(reader: _Reader, rule: Rule | None) -> _Reader:

@@ -59,7 +59,12 @@ def _rule(holds: Callable[[Any], bool], what: str, read: Rule = lambda value: va
 
 
 def _number(least: float, most: float) -> Rule:
-    return _rule(lambda value: value is None or least <= value <= most, f"between {least:.15g} and {most:.15g}")
+    def check(value: Any) -> Any:
+        if value is None or least <= value <= most:
+            return value
+        raise ValueError(f"should be between {least:.15g} and {most:.15g}")
+
+    return check
 
 
 def _is_word(value: Any, least: int = 0) -> bool:
