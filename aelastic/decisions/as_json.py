@@ -34,7 +34,7 @@ def from_json(value: object) -> Decision | None:
 
 
 def _fields(record: Record) -> Json:
-    defaults = type(record).defaults  # noqa: SLF001
+    defaults = type(record).defaults
     told: Json = {}
     for name, value in record.__dict__.items():
         if isinstance(value, Record):
@@ -52,7 +52,7 @@ def _read(kind: type[R], names: type[StrEnum], value: object) -> R | None:
     found = next((each for each in names if each == value.get("kind")), None)
     if found is None:
         return None
-    defaults = kind.defaults  # noqa: SLF001
+    defaults = kind.defaults
     known = {name: _like(defaults[name], each, name) for name, each in value.items() if name in defaults}
     needed: Json = {"kind": found} | ({"cause": None} if kind is Decision else {})
     return kind(**needed, **known)

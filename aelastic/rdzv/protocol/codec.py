@@ -1,7 +1,8 @@
 """Messages between agent and coordinator as bytes.
 
-A frame is its length in four bytes, then JSON: `["Status", {…}]`, without fields that have their default; between them, where the job has a secret, a tag of 16
-bytes, which the length does not count (`secret/handshake.py`).  What comes in is checked against the types of
+A frame is its length in four bytes, then JSON: `["Status", {…}]`, mostly without the fields that have their default.
+Between them, where the job has a secret, is a tag of 16 bytes, which the length does not count (`secret/handshake.py`).
+What comes in is checked against the types of
 `messages.py`, field by field, and for sense (`sense.py`), before anything else reads it; none of it is ever executed.
 Frames have a limit, so neither garbage nor a hostile peer can make an agent hold more than that.
 """
