@@ -131,7 +131,9 @@ def test_a_place_is_read_by_other_nodes_whatever_a_script_calls_its_files_and_fu
 ) -> None:
     long = folded(Frame(300 * file, 7, 300 * function)).replace(steps=steps, unknown=300 * unknown)
     for place in (long, long.replace(ended=function, collective=300 * function)):
-        status = Status(Node("n0", "host", "", 1, "", 29500), Past(Standing.READY), places=Saw("n0", 3, (place.for_others,)))
+        status = Status(
+            Node("n0", "host", "", 1, "", 29500), Past(Standing.READY), places=Saw("n0", 3, (place.for_others,))
+        )
         (read,) = Decoder(UPWARD).feed(encode(status))
         assert isinstance(read, Status) and read.places is not None and read.places.places[0].steps == steps
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -14,7 +15,7 @@ from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Send
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Reported, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
@@ -26,9 +27,15 @@ DEADLINES_TO_AGREE = 4
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 
 
+STANDINGS = {
+    "ready": m.Standing.READY, "busy": m.Standing.BUSY, "failed": m.Standing.FAILED, "awaiting": m.Standing.FAILED,
+    "stopping": m.Standing.STOPPING, "finished": m.Standing.FINISHED,
+}  # fmt: skip
+
+
 @dataclass
 class FakeNode:
-    """An agent as the protocol has it, written without looking at ours."""
+    """An agent as the protocol has it, written without looking at ours: it says all that it is, whenever that changes."""
 
     node_id: str
     host: str
@@ -41,6 +48,12 @@ class FakeNode:
     is_given_up: bool = False  # it did not get its workers stopped in time
     is_replaced: bool = False  # another came in its name: its workers are told to end, and no node waits for that
     round: int = 0
+    assigned: m.Assigned | None = None  # of that round
+    has_failed: bool = False  # in that round
+    shown_starts: m.Starts = m.Starts.COLD  # as its status has it
+    ready_count: int = 0
+    prepared_count: int = 0
+    is_known: bool = False  # it has said something
     told_count: int = 0  # of restarts, when it heard of its round's end
     up: deque[Event] = field(default_factory=deque)
     down: deque[m.CoordinatorMessage] = field(default_factory=deque)
@@ -49,10 +62,41 @@ class FakeNode:
         self.phase = "ready"
         if self.round and self.starts is m.Starts.PREPARING:
             self.starts = m.Starts.COLD  # it has had its time
+        self.shown_starts = self.starts
+        self.ready_count += 1
+        self.report()
+
+    def say_prepared(self, starts: m.Starts) -> None:
+        self.shown_starts = starts
+        self.prepared_count += 1
+        self.report()
+
+    def report(self, left: m.Left | None = None) -> None:
         node = m.Node(
-            self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred, starts=self.starts
+            self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred, starts=self.shown_starts
         )
-        self.up.append(m.Ready(node))
+        past = m.Past(m.Standing.READY)
+        if self.assigned is not None:
+            ranks, failure = self.assigned.ranks, FAILURE if self.has_failed else None
+            past = m.Past(
+                STANDINGS[self.phase], self.round, self.assigned.restart_count, ranks.group_rank,
+                ranks.group_world_size, epoch=self.assigned.epoch, failure=failure,
+            )  # fmt: skip
+        status = m.Status(node, past, self.ready_count, self.prepared_count, left=left)
+        self.up.append(Reported(node, status, is_new=not self.is_known))
+        self.is_known = True
+
+    def leave(self) -> None:
+        self.report(m.Left(self.node_id, "asked to"))
+        self.phase = "away"
+
+    def fail(self) -> None:
+        self.phase, self.has_failed = "failed", True
+        self.report()
+
+    def finish(self) -> None:
+        self.phase = "finished"
+        self.report()
 
     @property
     def lives(self) -> bool:
@@ -70,7 +114,7 @@ class FakeNode:
             case m.Assigned():
                 assert self.phase == "ready", f"assigned while {self.phase}"
                 assert message.round > self.round
-                self.phase, self.round = "busy", message.round
+                self.phase, self.round, self.assigned, self.has_failed = "busy", message.round, message, False
             case m.Interrupted():
                 assert message.round == self.round, "interruptions come in order"
                 if self.phase in {"busy", "failed"}:
@@ -89,13 +133,43 @@ class FakeNode:
                 assert self.phase == "ready", f"told to wait while {self.phase}"
             case m.StartAhead():
                 assert self.phase == "ready", f"told to start ahead while {self.phase}"
-                self.up.append(m.Prepared(self.node_id, m.Starts.READY))
+                self.say_prepared(m.Starts.READY)
 
     def workers_gone(self) -> None:
         if self.phase == "failed":
             self.phase = "awaiting"
         else:
             self.say_ready()
+
+
+class Word(StrEnum):
+    """What is new in a status: its node sends one whenever one thing has changed."""
+
+    READY = auto()
+    PREPARED = auto()
+    FAILED = auto()
+    SUCCEEDED = auto()
+    LEFT = auto()
+    LOST = auto()  # that is not said, but seen
+    NOTHING = auto()
+
+
+def word_of(event: Event, before: m.Status | None) -> Word:
+    if isinstance(event, Lost):
+        return Word.LOST
+    if not isinstance(event, Reported):
+        return Word.NOTHING
+    status, past = event.status, event.status.past
+    if status.left is not None:
+        return Word.LEFT
+    if before is None or status.ready_count != before.ready_count:
+        return Word.READY
+    if status.prepared_count != before.prepared_count:
+        return Word.PREPARED
+    if past == before.past:
+        return Word.NOTHING
+    words = {m.Standing.FAILED: Word.FAILED, m.Standing.FINISHED: Word.SUCCEEDED}
+    return words.get(past.standing, Word.NOTHING)
 
 
 @dataclass
@@ -119,14 +193,21 @@ class World:
     members: set[str] = field(default_factory=set)  # nodes it knows of
     holders: dict[int, str] = field(default_factory=dict)  # rank to the node that asked for it last
     verdict: m.Ended | None = None
+    said: dict[str, m.Status] = field(default_factory=dict)  # the last that was heard of each node
+    word: Word = Word.NOTHING  # what the event says that is told now
 
     def tell(self, event: Event) -> None:
         self.check_fence(event)
+        self.word = word_of(event, self.said.get(event.node.node_id) if isinstance(event, Reported) else None)
         replaced = self.replaced_by(event)
         self.note(event)
         was_running = self.core.phase == "running"
         sends = self.core.handle(event, self.now)
-        if was_running and self.core.phase == "forming" and isinstance(event, DeadlinePassed | m.Ready):
+        if (
+            was_running
+            and self.core.phase == "forming"
+            and (isinstance(event, DeadlinePassed) or self.word is Word.READY)
+        ):
             self.free_at = self.now
         if replaced is not None:
             assert any(send.node_id == replaced and isinstance(send.message, m.Ended) for send in sends)
@@ -149,7 +230,8 @@ class World:
             self.check_round(assigned)
         for send in sends:
             if closed_before:
-                assert isinstance(send.message, m.Ended) and isinstance(event, m.Ready), "closed stays closed"
+                is_new = isinstance(event, Reported) and event.is_new
+                assert isinstance(send.message, m.Ended) and is_new, "closed stays closed"
             self.check_send(send, sends, event, replaced)
             if not isinstance(send.message, m.Departed):  # that is for the next coordinator, and no supervisor
                 self.nodes[send.node_id].down.append(send.message)
@@ -170,9 +252,9 @@ class World:
             case m.Departed():
                 assert message.round == self.round
                 gone = self.participants[message.group_rank]
-                assert gone == replaced or (isinstance(event, m.Left | Lost) and event.node_id == gone)
+                assert gone == replaced or (self.word in {Word.LEFT, Word.LOST} and node_of(event) == gone)
             case m.Ended(outcome=m.Outcome.REPLACED):
-                assert isinstance(event, m.Ready) and send.node_id == replaced
+                assert self.word is Word.READY and send.node_id == replaced
                 self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say
             case m.Ended():
                 if message.outcome is m.Outcome.FAILED and self.verdict is None:
@@ -184,7 +266,7 @@ class World:
 
     def check_waiting(self, send: Send, sends: list[Send], event: Event, *, is_spare: bool) -> None:
         # Once when it comes, and once for each round that it has no part in.
-        comes = isinstance(event, m.Ready) and event.node.node_id == send.node_id
+        comes = self.word is Word.READY and node_of(event) == send.node_id
         assert not is_spare or comes or any(isinstance(other.message, m.Assigned) for other in sends)
         assert sum(send == other for other in sends) == 1, "told once"
         assert send.node_id in self.known_ready and send.node_id not in self.participants
@@ -204,7 +286,9 @@ class World:
 
     def replaced_by(self, event: Event) -> str | None:
         """The node whose place an agent takes, by the rank that both ask for."""
-        if not isinstance(event, m.Ready) or event.node.preferred_rank is None or self.verdict is not None:
+        if not isinstance(event, Reported) or not event.is_new or self.verdict is not None:
+            return None
+        if event.node.preferred_rank is None:
             return None
         old = self.holders.get(event.node.preferred_rank)
         self.holders[event.node.preferred_rank] = event.node.node_id
@@ -217,28 +301,32 @@ class World:
         if node_id in self.members and node_id in self.participants:
             self.losses.append((self.now, node_id, how, node_id not in self.done))
         self.members.discard(node_id)
+        self.said.pop(node_id, None)
         self.known_ready.discard(node_id)
         self.ahead.discard(node_id)
 
     def note(self, event: Event) -> None:
-        match event:
-            case m.Ready():
-                self.known_ready.add(event.node.node_id)
-                self.members.add(event.node.node_id)
-                self.ahead.discard(event.node.node_id)
-            case m.Prepared():
-                self.ahead.discard(event.node_id)
-            case m.Left() | Lost():
-                self.note_gone(event.node_id, "left" if isinstance(event, m.Left) else "lost")
-            case m.Failed() if event.round == self.round and event.node_id in self.members & set(self.participants):
-                self.failures.setdefault(event.node_id, self.now)
-            case m.Succeeded() if event.round == self.round and self.core.phase == "running":
-                self.done.add(event.node_id)
+        node_id, round_ = node_of(event), 0
+        if isinstance(event, Reported):
+            self.said[node_id], round_ = event.status, event.status.past.round
+        match self.word:
+            case Word.READY:
+                self.known_ready.add(node_id)
+                self.members.add(node_id)
+                self.ahead.discard(node_id)
+            case Word.PREPARED:
+                self.ahead.discard(node_id)
+            case Word.LEFT | Word.LOST:
+                self.note_gone(node_id, "left" if self.word is Word.LEFT else "lost")
+            case Word.FAILED if round_ == self.round and node_id in self.members & set(self.participants):
+                self.failures.setdefault(node_id, self.now)
+            case Word.SUCCEEDED if round_ == self.round and self.core.phase == "running":
+                self.done.add(node_id)
             case _:
                 pass
 
     def check_fence(self, event: Event) -> None:
-        stale = isinstance(event, m.Failed | m.Succeeded) and event.round != self.round
+        stale = isinstance(event, Reported) and self.said.get(event.node.node_id) == event.status
         early = isinstance(event, DeadlinePassed) and (self.core.deadline is None or self.now < self.core.deadline)
         if stale or early:
             trial = copy.deepcopy(self.core)
@@ -301,6 +389,11 @@ class World:
         return not living or any(node.phase == "busy" for node in living)
 
 
+def node_of(event: Event) -> str:
+    """Whom an event is about; empty for a timer's."""
+    return event.node.node_id if isinstance(event, Reported) else getattr(event, "node_id", "")
+
+
 class Cluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -343,31 +436,32 @@ class Cluster(RuleBasedStateMachine):
     def node_is_prepared(self, data: Any) -> None:
         node = data.draw(st.sampled_from([node for node in self.nodes if node.starts is m.Starts.PREPARING]))
         node.starts = m.Starts.WARM
-        node.up.append(m.Prepared(node.node_id, node.starts))
+        node.say_prepared(node.starts)
 
     @precondition(lambda self: self.nodes)
     @rule(data=st.data(), how=st.sampled_from(["crash", "leave"]))
     def node_goes(self, data: Any, how: str) -> None:
         node = self.some(data)
         assert node is not None
-        node.phase = "away"
-        node.up.append(Lost(node.node_id, "gone") if how == "crash" else m.Left(node.node_id, "asked to"))
+        if how == "leave":
+            node.leave()
+        else:
+            node.phase = "away"
+            node.up.append(Lost(node.node_id, "gone"))
 
     @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
     @rule(data=st.data())
     def worker_fails(self, data: Any) -> None:
         node = self.some(data, "busy")
         assert node is not None
-        node.phase = "failed"
-        node.up.append(m.Failed(node.node_id, node.round, FAILURE))
+        node.fail()
 
     @precondition(lambda self: any(node.phase == "busy" for node in self.nodes))
     @rule(data=st.data())
     def workers_succeed(self, data: Any) -> None:
         node = self.some(data, "busy")
         assert node is not None
-        node.phase = "finished"
-        node.up.append(m.Succeeded(node.node_id, node.round))
+        node.finish()
 
     @precondition(lambda self: any(node.phase in {"failed", "stopping"} for node in self.nodes))
     @rule(data=st.data())
@@ -382,12 +476,19 @@ class Cluster(RuleBasedStateMachine):
             if node.phase in {"failed", "stopping"}:
                 node.workers_gone()
 
-    @precondition(lambda self: self.world.nodes)
-    @rule(data=st.data(), off_by=st.sampled_from([-1, 1]))
-    def a_node_speaks_of_another_round(self, data: Any, off_by: int) -> None:
-        node_id = data.draw(st.sampled_from(sorted(self.world.nodes)))
-        self.world.check_fence(m.Failed(node_id, self.world.round + off_by, FAILURE))
-        self.world.check_fence(m.Succeeded(node_id, self.world.round + off_by))
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def node_says_its_status_again(self, data: Any) -> None:
+        """As it does whenever something changes that no round depends on."""
+        node = self.some(data)
+        assert node is not None
+        node.report()
+
+    @precondition(lambda self: self.world.said)
+    @rule(data=st.data())
+    def a_status_that_is_known_changes_nothing(self, data: Any) -> None:
+        status = self.world.said[data.draw(st.sampled_from(sorted(self.world.said)))]
+        self.world.check_fence(Reported(status.node, status))
 
     # Wires and clocks.
 

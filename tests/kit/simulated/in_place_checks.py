@@ -86,6 +86,7 @@ class InPlaceChecks(Checks):
         self._failed_at: dict[tuple[str, int], float] = {}  # by token and round: when the first failure was heard
         self._unsure: set[Round] = set()  # that victims have ended: of a worker whose agent was frozen, or is gone
         self._asked_at = -1.0
+        self._asks: set[tuple[str, str]] = set()  # that a node has said, by token and id
         self._has_finished: set[tuple[str, int]] = set()  # rounds of which a node has told that it has
 
     # The coordinator.
@@ -94,32 +95,31 @@ class InPlaceChecks(Checks):
         assert agent.server is not None
         token = agent.server.leader.sessions.token
         match event:
-            case c.Received(message=m.OptedIn(node_id, round_)):
-                self._opted_in.setdefault((token, node_id), (round_, self._world.now))
-                if self._opted_in[token, node_id][0] != round_:
-                    self._opted_in[token, node_id] = round_, self._world.now
-            case c.Received(message=m.Ready(node=node) as ready):
-                core = agent.server.leader.coordinator
-                is_in_round = core.runs_round and node.node_id in core.roster.participants
-                if not (is_in_round and ready.is_before(core.round)):  # else it starts workers in the round
-                    self._starts[token, node.node_id] = node.starts
-            case c.Received(message=m.Prepared(node_id, starts)):
-                self._starts[token, node_id] = starts
-            case c.Received(message=m.Hello(node=node, past=past)):
-                if past.standing is m.Standing.READY:
-                    self._starts[token, node.node_id] = node.starts
-                if past.has_opted_in:
-                    self._opted_in[token, node.node_id] = past.round, self._world.now
-                if past.standing is m.Standing.FINISHED:
-                    self._has_finished.add((token, past.round))
-            case c.Received(message=m.Failed(_, round_)):
-                self._failed_at.setdefault((token, round_), self._world.now)
-            case c.Received(message=r.Ask()):
-                self._asked_at = self._world.now
-            case c.Received(message=m.Succeeded(_, round_)):
-                self._has_finished.add((token, round_))
+            case c.Received(message=m.Hello(status=status)):
+                self._note_status(agent.server.leader, token, status, is_first=True)
+            case c.Received(message=m.Status() as status):
+                self._note_status(agent.server.leader, token, status, is_first=False)
             case _:
                 pass
+
+    def _note_status(self, leader: Any, token: str, status: m.Status, *, is_first: bool) -> None:
+        past, key = status.past, (token, status.node.node_id)
+        core = leader.coordinator
+        is_assigned = core.runs_round and status.node.node_id in core.roster.participants
+        has_yet_to_read = is_assigned and past.round < core.round  # its workers start in the round
+        if past.standing is m.Standing.READY and (is_first or not has_yet_to_read):
+            self._starts[key] = status.node.starts
+        has_opted_in_before = not is_first and self._opted_in.get(key, (0, 0.0))[0] == past.round
+        if past.has_opted_in and not has_opted_in_before:
+            self._opted_in[key] = past.round, self._world.now
+        if past.failure is not None and not is_first:
+            self._failed_at.setdefault((token, past.round), self._world.now)
+        if past.standing is m.Standing.FINISHED:
+            self._has_finished.add((token, past.round))
+        asks = {(token, ask.ask_id) for ask in status.asks}
+        if not asks <= self._asks or (asks and is_first):
+            self._asked_at = self._world.now
+        self._asks |= asks
 
     def said(self, agent: Agent, leader: Any, node_id: str, message: Any) -> None:
         super().said(agent, leader, node_id, message)

@@ -39,12 +39,31 @@ def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
             place = f"round {what.round} rank {what.group_rank} of {what.group_world_size}" if what.round else "new"
             return f"{what.standing} ({place}, restarts {what.restart_count})"
         case m.Hello():
-            return f"Hello from {what.node.node_id}: {in_words(what.past)}, knows epoch {what.seen_epoch}"
+            return f"Hello from {in_words(what.status)}, knows epoch {what.seen_epoch}"
+        case m.Status():
+            wishes = [
+                *(f"asks for {each.verb}" for each in what.asks),
+                *(
+                    type(each).__name__
+                    for each in (what.frozen, what.saved, what.question, what.places, what.left)
+                    if each
+                ),
+            ]
+            return ", ".join([f"{what.node.node_id}: {in_words(what.past)}", what.node.starts, *wishes])
+        case m.Plan():
+            parts = [in_words(value) for name, value in _parts(what)]
+            return f"Plan of epoch {what.epoch}: {'; '.join(parts) or 'wait'}"
         case Record():
             fields = " ".join(in_words(value) for value in what.__dict__.values() if value not in (None, ""))
             return f"{type(what).__name__} {fields}".rstrip()
         case _:
             return str(what)
+
+
+def _parts(plan: m.Plan) -> list[tuple[str, Any]]:
+    """What a plan has decided."""
+    fields = [(name, getattr(plan, name)) for name in m.Plan.__match_args__ if name not in {"epoch", "lease_s"}]
+    return [(name, f"{name}" if value is True else value) for name, value in fields if value]
 
 
 def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, str]]:

@@ -164,7 +164,9 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "opts in":
                 yield reports.opted_in(name, number.get("round", round_))
             case "joins":
-                yield reports.connects(node(name, rank), m.Past(m.Standing.READY), knew_another="knew_another" in options)
+                yield reports.connects(
+                    node(name, rank), m.Past(m.Standing.READY), knew_another="knew_another" in options
+                )
             case "returns":
                 given = node(name, rank).replace(unfit=options.get("unfit", ""))
                 yield reports.connects(given, past(name, options, number))

@@ -59,7 +59,7 @@ class Told(group.Told):
             case ev.PhaseTook(name, duration_s, local_rank):
                 return f"{name} took {duration_s:g} s" + ("" if local_rank is None else f" of {local_rank}")
             case _:
-                return f"{type(action).__name__}({', '.join(map(word, vars(action).values()))})"
+                return f"{type(action).__name__}({', '.join(word(getattr(action, name)) for name in action.__match_args__)})"
 
 
 def word(value: Any) -> str:

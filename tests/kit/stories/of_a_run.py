@@ -64,6 +64,7 @@ def story_of(run: Callable[[], object], title: str) -> str:
 
 def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
     before, last = None, None
+    statuses: dict[str, m.Status] = {}  # the last of each node
     for now, event in heard:
         if isinstance(event, ev.Confirmed) and event == last:
             continue  # with each renewal
@@ -71,38 +72,53 @@ def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
         if before is not None and now - before >= 0.001:
             yield f"{ceil(1000 * (now - before)) / 1000:.3f} s pass"  # no timer fires too early
         before = now if before is None or now - before >= 0.001 else before
-        yield _line(event, names)
+        yield _line(event, names, statuses)
 
 
 def _name(node_id: str, names: dict[str, str]) -> str:
     return names.setdefault(node_id, ascii_lowercase[len(names)])
 
 
-def _line(event: ev.Event, names: dict[str, str]) -> str:  # noqa: C901  one case for each event
+def _line(event: ev.Event, names: dict[str, str], before: dict[str, m.Status]) -> str:
     match event:
         case ev.DeadlinePassed():
             return "a timer fires"
         case ev.Confirmed(losses):
             return f"{next(iter(names.values()), 'a')} confirms losses={losses}"
-        case m.Ready(node):
-            return f"{_name(node.node_id, names)} is ready{_rank(node)}"
-        case ev.Registered(node, past, knew_another):
-            name = _name(node.node_id, names)
-            if past.round == 0 and past.standing is m.Standing.READY:
-                return f"{name} joins{_rank(node)}{' knew_another' * knew_another}"
-            return f"{name} returns {past.standing.value}{_rank(node)}{_past(past)}"
-        case m.Failed(node_id, round_, cause, age_s):
-            return f"{_name(node_id, names)} fails round={round_} how={_how(cause)}{_ago('age', age_s)}"
-        case m.Succeeded(node_id, round_):
-            return f"{_name(node_id, names)} succeeds round={round_}"
-        case m.Left(node_id, reason):
-            return f"{_name(node_id, names)} leaves: {reason}"
+        case ev.Reported(node, status):
+            earlier = None if event.is_new else before.get(node.node_id)
+            before[node.node_id] = status
+            return f"{_name(node.node_id, names)} {_reported(event, earlier)}"
         case ev.Broken(node_id):
             return f"{_name(node_id, names)} breaks off"
         case ev.Lost(node_id, reason, age_s):
             return f"{_name(node_id, names)} is lost{_ago('age', age_s)}: {reason}"
         case _:
             raise LookupError(type(event).__name__)
+
+
+def _reported(event: ev.Reported, before: m.Status | None) -> str:
+    """What is new in a status, if the notation has a word for it."""
+    status, past = event.status, event.status.past
+    if status.left is not None:
+        return f"leaves: {status.left.reason}"
+    if before is None and past.round == 0 and past.standing is m.Standing.READY:
+        return f"joins{_rank(event.node)}{' knew_another' * event.knew_another}"
+    if before is None:
+        return f"returns {past.standing.value}{_rank(event.node)}{_past(past)}"
+    if status.ready_count != before.ready_count:
+        return f"is ready{_rank(event.node)}"
+    if past.failure is not None and before.past.failure is None:
+        return f"fails round={past.round} how={_how(past.failure)}{_ago('age', past.failure_age_s)}"
+    if past.standing is m.Standing.FINISHED and before.past.standing is not past.standing:
+        return f"succeeds round={past.round}"
+    if past.has_opted_in and not before.past.has_opted_in:
+        return f"opts in round={past.round}"
+    if status.prepared_count != before.prepared_count:
+        return f"is prepared {event.node.starts.value}"
+    if status.node == before.node and past == before.past and status.asks == before.asks:
+        return "repeats"
+    raise LookupError("a status with requests, or that a plan was read")
 
 
 def _how(cause: ProcessFailure) -> str:
