@@ -202,6 +202,4 @@ def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
         value = getattr(plan, name)
         if value is not None and (before is None or value != getattr(before, name)):
             found.append(value)
-    gone = set(plan.departed) - set(() if before is None else before.departed)
-    round_ = plan.assigned.round if plan.assigned is not None else 0
-    return [*found, *(m.Departed(round_, rank) for rank in sorted(gone))]
+    return found

@@ -20,7 +20,7 @@ from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
 
-from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported, Send
+from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.plans import Plans
 from aelastic.rdzv.coordinator.roster import Roster, some_of
@@ -101,8 +101,9 @@ class Connections:
     electorate: Electorate = field(default_factory=Electorate)
     _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
-    _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its session
-    _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last session that had it
+    _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
+    _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last one that came with it
+    _at_once: set[str] = field(default_factory=set[str])  # nodes that hear a decision before they are heard
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
@@ -400,12 +401,12 @@ class Connections:
 
     # What nodes hear.
 
-    def say(self, node_id: str, message: m.Seats | r.Answer | r.Show | r.Shown) -> list[Action]:
+    def say(self, node_id: str, message: m.Seats | m.Departed | r.Answer | r.Show | r.Shown) -> list[Action]:
         """Tells a node something, if it is connected."""
         conn = self._conn_of.get(node_id)
         return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
 
-    def decide(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> list[Action]:
+    def decide(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> list[Action]:
         """The coordinator has decided something about a node: its plan changes.
 
         One that is not connected says where it stands when it is, and then reads what it missed.
@@ -421,19 +422,18 @@ class Connections:
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn)]
 
-    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> list[Action]:
+    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
         """The same about each node that is connected, whether or not the coordinator has heard of it."""
-        return [action for node_id in self._conn_of for action in self._decide_at_once(node_id, decision, now)]
+        for node_id in self._conn_of:
+            self._decide_at_once(node_id, decision, now)
 
-    def stop(self, send: Send, now: float) -> list[Action]:
+    def stop(self, node_id: str, interrupted: m.Interrupted, now: float) -> None:
         """A node hears that its round is over before the coordinator has heard of its present connection."""
-        return self._decide_at_once(send.node_id, send.message, now)
+        self._decide_at_once(node_id, interrupted, now)
 
-    def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> list[Action]:
+    def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
         self.plans.change(node_id, decision, now)
-        if node_id in self.unheard.first_reports and node_id in self._conn_of:
-            return [Say(self._conn_of[node_id], self.plans.of(node_id, now))]
-        return []
+        self._at_once.add(node_id)
 
     def send_plans(self, now: float) -> list[Action]:
         """Nodes are sent their plans, where these have changed.
@@ -445,8 +445,9 @@ class Connections:
             conn = self._conn_of.get(node_id)
             if conn is None:
                 continue
-            is_heard = node_id not in self.unheard.first_reports
+            is_heard = node_id not in self.unheard.first_reports or node_id in self._at_once
             actions.append(Say(conn, self.plans.of(node_id, now) if is_heard else self.plans.empty))
+        self._at_once.clear()
         return actions
 
     def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:

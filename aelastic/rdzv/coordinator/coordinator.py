@@ -101,6 +101,8 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _note(self, event: ev.Reported, past: m.Past, since: float, now: float) -> list[Send]:
         """What a report tells of the round, whatever follows from where its node stands."""
+        if self.is_closed:
+            return []
         node, is_here = event.node, event.node.node_id in self.roster.participants
         is_own_round = past.fence == self.roster.fence
         sends: list[Send] = []
@@ -176,17 +178,23 @@ class Coordinator(Machine[ev.Event, Send]):
         """A node has workers, or has had: they belong to this round, or are to be stopped."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
+        departed: list[Send] = []
+        if has_place and is_running and before is None:  # it may have missed that
+            departed = [Send(node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
         if has_place and member is None and past.standing is Standing.FINISHED and is_running:
             self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
-            return []
+            return departed
         if member is not None and member.is_stray and before is not None:
             return []  # its plan says so
         if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
             was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
-            return [self.forming.went_on(node, past.round), *(self._form(now) if was_awaited else [])]
-        if is_running and past.has_opted_in and node_id not in self.roster.opted_in:
-            return self._on_opted_in(node_id) + self._on_standing(node, past, now)
-        return self._on_standing(node, past, now) if is_running else self._form(now)
+            went_on = Send(node_id, self.forming.went_on(past.round))
+            return [went_on, *(self._form(now) if was_awaited else [])]
+        if not is_running:
+            return self._form(now)
+        opted_in = past.has_opted_in and node_id not in self.roster.opted_in
+        told = departed + (self._on_opted_in(node_id) if opted_in else [])
+        return told + self._on_standing(node, past, now)
 
     def _on_opted_in(self, node_id: str) -> list[Send]:
         """All workers of a node can leave the round in place."""
@@ -428,7 +436,8 @@ class Coordinator(Machine[ev.Event, Send]):
         self.takeover = Takeover.of(past, self.seat_before, now)
         self.forming.take_over(past.group_world_size, now)
         self.deadline = now + self.rules.takeover_timeout_s
-        return [self.forming.went_on(node, old_round) for node in self.roster.disown_participants(past.fence)]
+        strays = self.roster.disown_participants(past.fence)
+        return [Send(node.node_id, self.forming.went_on(old_round)) for node in strays]
 
     def _take_seat(self, node: m.Node, past: m.Past, before: m.Status | None, since: float, now: float) -> list[Send]:
         assert self.takeover is not None
@@ -437,7 +446,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._on_waiting(node, past, before, now)
             self.roster.put_stray(node)
             taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
-            return [self.forming.interrupted(node.node_id, past.round, taken)]
+            return [Send(node.node_id, self.forming.interrupted(past.round, taken))]
         self.roster.take_seat(node, past.standing)
         if past.has_opted_in:
             self.roster.opt_in(node.node_id)

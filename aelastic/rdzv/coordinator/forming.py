@@ -285,22 +285,22 @@ class Forming:
     # What nodes hear of the last round.
 
     def interrupted(
-        self, node_id: str, round_: int, decision: Decision, *, went_on: bool = False, in_place: bool = False
-    ) -> Send:
-        return Send(node_id, m.Interrupted(round_, decision, self.next_count, went_on, in_place))
+        self, round_: int, decision: Decision, *, went_on: bool = False, in_place: bool = False
+    ) -> m.Interrupted:
+        return m.Interrupted(round_, decision, self.next_count, went_on, in_place)
 
-    def ended(self, node_id: str, round_: int, decision: Decision | None = None) -> Send:
+    def ended(self, round_: int) -> m.Interrupted:
         """The last round is over for a node that returns: in place, if it is for the others."""
-        decision = decision or next_round(Cause(CauseKind.ROUND_ENDED, round=round_))
-        return self.interrupted(node_id, round_, decision, in_place=self.is_in_place)
+        decision = self.decided or next_round(Cause(CauseKind.ROUND_ENDED, round=round_))
+        return self.interrupted(round_, decision, in_place=self.is_in_place)
 
-    def went_on(self, stray: m.Node, round_: int) -> Send:
-        decision = next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_))
-        return self.interrupted(stray.node_id, round_, decision, went_on=True)
+    def went_on(self, round_: int) -> m.Interrupted:
+        """A round went on without a node."""
+        return self.interrupted(round_, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_)), went_on=True)
 
     def _told(self, node_id: str, round_: int) -> Send:
         assert self.decided is not None, "nodes hear what was decided"
-        return self.interrupted(node_id, round_, self.decided, in_place=self.is_in_place)
+        return Send(node_id, self.interrupted(round_, self.decided, in_place=self.is_in_place))
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have not been told hear why their round is over."""
@@ -320,7 +320,7 @@ class Forming:
         """The next round does not wait for nodes that do not get their workers stopped."""
         nodes = roster.give_up_stopping()
         text = m.Waiting(self.rules.gave_up([node.host for node in nodes]), kind=m.WaitKind.GIVEN_UP)
-        strays = [self.went_on(node, round_) for node in nodes]
+        strays = [Send(node.node_id, self.went_on(round_)) for node in nodes]
         return [*strays, *(Send(node_id, text) for node_id in roster.ready)]
 
     def correct(self, roster: Roster, round_: int) -> list[Send]:

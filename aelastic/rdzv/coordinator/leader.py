@@ -160,7 +160,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
         actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
         if isinstance(event.message, m.Hello) and not is_leading:
-            actions += self._tell_returned(event.message, now)
+            self._tell_returned(event.message, now)
         actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
         return actions + self._reclaim_if_needed(now)
 
@@ -218,7 +218,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 self.phase is not Phase.LEADING and not self.sessions.unheard.is_empty
             ):  # the board, whatever comes of it
                 doubt = m.Waiting(doubt_text(self.lease.unconfirmed_s(now)))
-                actions += self.sessions.decide_for_all(doubt, now)
+                self.sessions.decide_for_all(doubt, now)
             else:
                 actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
         if have_slept:
@@ -266,28 +266,27 @@ class Leader(Machine[ev.Event, ev.Action]):
         """
         told = self._tell_coordinator(event, now)
         for reported in self.sessions.first_reports():
-            told += self._tell_missed(reported.node, reported.status.past, now)
+            self._tell_missed(reported.node, reported.status.past, now)
         return told
 
-    def _tell_returned(self, hello: m.Hello, now: float) -> list[ev.Action]:
+    def _tell_returned(self, hello: m.Hello, now: float) -> None:
         """A node that was not connected when its round ended hears so now: the board may be away for long."""
         node = hello.status.node
         is_ours = self.sessions.is_connected(node.node_id) and hello.seen_epoch <= self.lease.epoch
-        if not is_ours:
-            return []  # another coordinator may have taken its round over
-        return self._tell_missed(node, hello.status.past, now)
+        if is_ours:  # else another coordinator may have taken its round over
+            self._tell_missed(node, hello.status.past, now)
 
-    def _tell_missed(self, node: m.Node, past: m.Past, now: float) -> list[ev.Action]:
+    def _tell_missed(self, node: m.Node, past: m.Past, now: float) -> None:
         """Notifies a node that the coordinator core does not know yet: its round is over, or continued without it."""
         core, forming = self.coordinator, self.coordinator.forming
         if past.standing is not m.Standing.BUSY:
-            return []
+            return
         if past.fence < core.roster.fence:
-            return self.sessions.stop(forming.went_on(node, past.round), now)
+            self.sessions.stop(node.node_id, forming.went_on(past.round), now)
+            return
         is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
-        if not is_over or past.fence > core.roster.fence:
-            return []
-        return self.sessions.stop(forming.ended(node.node_id, past.round, forming.decided), now)
+        if is_over and past.fence == core.roster.fence:
+            self.sessions.stop(node.node_id, forming.ended(past.round), now)
 
     def _ask_nodes(self, now: float) -> list[ev.Action]:
         """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
@@ -364,7 +363,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             match message:
                 case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
                     actions += self.verdict.hold(Send(node_id, message), now, self.sessions, self.coordinator)
-                case r.Show() | r.Shown():
+                case m.Departed() | r.Show() | r.Shown():
                     actions += self.sessions.say(node_id, message)
                 case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
                     actions += self.sessions.say(node_id, message)  # it wants to see something of others

@@ -49,7 +49,7 @@ class Plans:
             plan = plan.replace(benched=plan.benched.replace(again_s=max(0.0, left_s)))
         return plan
 
-    def change(self, node_id: str, decision: m.CoordinatorMessage | m.Departed, now: float) -> None:
+    def change(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
         """A decision about a node is part of its plan from now on."""
         before = self._plans.get(node_id) or self.empty
         after = changed(before, decision)
@@ -89,7 +89,7 @@ class Plans:
         return nodes
 
 
-def changed(plan: m.Plan, decision: m.CoordinatorMessage | m.Departed) -> m.Plan:  # noqa: C901, PLR0912  one for each
+def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C901, PLR0912  one for each
     """A plan with one decision more, and without those that it overtakes."""
     match decision:
         case m.Assigned():  # the round before is over, and all that was said about waiting for this one
@@ -110,8 +110,6 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage | m.Departed) -> m.Plan
             return plan.replace(look=decision)
         case m.Compared():
             return plan.replace(look=None, compared=decision)
-        case m.Departed(_, group_rank):
-            return plan.replace(departed=tuple(sorted({*plan.departed, group_rank})))
         case r.Notice():
             return plan.replace(notice=decision)
         case r.Benched():

@@ -114,7 +114,9 @@ class VerdictGate:
         self._is_awaited = bool(uninformed(sessions, is_on_board=sessions.electorate.is_on_board))
         if self._is_awaited:
             self.on_failed(now)
-            return self._stop_workers(core, sessions, now) if now >= self._asked_at + PUBLISH_TIMEOUT_S else []
+            if now >= self._asked_at + PUBLISH_TIMEOUT_S:
+                self._stop_workers(core, sessions, now)
+            return []
         self._again_at = None
         return [ev.Publish(self._text)]
 
@@ -129,14 +131,14 @@ class VerdictGate:
         self._look_at = now + PUBLISH_TIMEOUT_S
         return []
 
-    def _stop_workers(self, core: Coordinator, sessions: Connections, now: float) -> list[ev.Action]:
+    def _stop_workers(self, core: Coordinator, sessions: Connections, now: float) -> None:
         """Nodes of this side stop their workers, once: it does not know how the job goes on."""
         if self._has_stopped or core.verdict is None or core.verdict.outcome is m.Outcome.SUCCEEDED:
-            return []
+            return
         self._has_stopped = True
         cause = unknown_outcome(uninformed(sessions, is_on_board=False)).decision.cause
         stop = m.Interrupted(core.round, next_round(cause), core.forming.next_count)
-        return sessions.decide_for_all(stop, now)
+        sessions.decide_for_all(stop, now)
 
     def _may_go_on(self, now: float, sessions: Connections) -> bool:
         """Whether nodes may go on with another coordinator."""

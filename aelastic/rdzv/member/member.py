@@ -281,7 +281,7 @@ class Member(Machine[Event, Action]):
         why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
         return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
 
-    def _on_message(  # noqa: C901  one case for each message
+    def _on_message(  # noqa: C901, PLR0912  one case for each message
         self, message: m.Downward, record: LeaderRecord, now: float
     ) -> list[Action]:
         match message:
@@ -310,6 +310,9 @@ class Member(Machine[Event, Action]):
                 return []
             case m.Probe():
                 return [ev.Send(self.state.alive)]
+            case m.Departed():
+                self.state.on_departed(message)
+                return []
             case m.Seats():
                 self.state.on_seats(message)
                 return []

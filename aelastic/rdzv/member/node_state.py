@@ -204,7 +204,6 @@ class NodeState:
         news: list[m.CoordinatorMessage] = [each for each in plan.answers if self._on_answer(each)]
         if plan.assigned is not None and self.on_assigned(plan.assigned, now):
             news.append(plan.assigned)
-        self._on_departed(plan)
         if plan.interrupted is not None and self.on_interrupted(plan.interrupted):
             news.append(plan.interrupted)
         if plan.settled is not None and plan.settled != before.settled:
@@ -343,12 +342,11 @@ class NodeState:
         """A sign of life, with what this node votes by."""
         return m.Alive() if self.seats is None else m.Alive(self.seats.fence, self.seats.closing_epoch)
 
-    def _on_departed(self, plan: m.Plan) -> None:
-        """Nodes have finished this node's round, and left it."""
+    def on_departed(self, departed: m.Departed) -> None:
+        """A node has finished this node's round, and left it."""
         size = 0 if self.assigned is None else self.assigned.ranks.group_world_size
-        is_of_this = plan.assigned is None or plan.assigned.round == self.round
-        if is_of_this:
-            self.departed.update(rank for rank in plan.departed if rank < size)
+        if departed.round == self.round and departed.group_rank < size:
+            self.departed.add(departed.group_rank)
 
     def on_seats(self, seats: m.Seats) -> None:
         """The nodes of a round, which elect a leader."""

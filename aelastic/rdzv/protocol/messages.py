@@ -432,7 +432,6 @@ class Plan(Record):
         notice: an interruption is announced, or called off.
         benched: this node is cordoned.
         answers: to requests of this node, until its status shows that it has read them.
-        departed: group ranks that have finished the round, and left it.
     """
 
     epoch: int
@@ -448,7 +447,6 @@ class Plan(Record):
     notice: Notice | None = None
     benched: Benched | None = None
     answers: tuple[Answer, ...] = ()
-    departed: tuple[int, ...] = ()
 
 
 class Refused(Record):
@@ -481,7 +479,7 @@ class Goodbye(Record):
 
 
 # A request for information is no part of status and plan: it and its answers are passed on.
-Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Seats | Answer | Show | Shown
+Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Departed | Seats | Answer | Show | Shown
 
 # What the board keeps.
 Stored: TypeAlias = Ended | Seats
