@@ -23,6 +23,7 @@ from kit.stories.leader_terms import (
     hello,
     node,
     of_kind,
+    part,
     ready,
     reclaimed,
     refusal,
@@ -98,7 +99,7 @@ def test_a_node_speaks_for_itself_only(message: Any) -> None:
     term = running()
     reason = "protocol error: message for another node_id"
     assert term.say("a", message) == [
-        ev.Say(2, m.Interrupted(1, decided.lost("host-a", reason), 0)),
+        part(2, m.Interrupted(1, decided.lost("host-a", reason), 0)),
         ev.Say(1, m.Refused(reason, True)), ev.Drop(1), ev.Renew(),
     ]  # fmt: skip
 
@@ -208,7 +209,7 @@ def test_an_answer_that_was_not_asked_for_is_impossible_and_changes_nothing(even
     with pytest.raises(InvalidTransition):
         term.tell(event)
     assert of_kind(term.say("a", failed("a")), m.Interrupted)
-    assert before.say("a", failed("a")) == [ev.Say(conn, m.Interrupted(1, FIRST, 1)) for conn in (1, 2)]
+    assert before.say("a", failed("a")) == [part(conn, m.Interrupted(1, FIRST, 1)) for conn in (1, 2)]
     assert (term.leader.deadline, term.leader.lease) == (before.leader.deadline, before.leader.lease)
 
 

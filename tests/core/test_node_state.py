@@ -131,9 +131,9 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
     assert state.follow(RUNS.replace(interrupted=STOPPED), 1.0) == [STOPPED]
     state.submit(m.Ready(NODE), 2.0)
     assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [], "its status was on its way"
-    assert state.standing is m.Standing.READY
+    assert state.past.standing is m.Standing.READY
     second = assigned(2)
-    assert state.follow(plan(second), 3.0) == [second] and state.standing is m.Standing.BUSY
+    assert state.follow(plan(second), 3.0) == [second] and state.round == 2
     assert state.follow(RUNS, 3.0) == [] and state.round == 2
 
 
@@ -146,8 +146,8 @@ def test_the_end_of_another_round_is_not_news() -> None:
 def test_an_end_that_costs_nothing_after_all_is_noted_but_stops_nothing_twice() -> None:
     state = busy()
     charged = m.Interrupted(1, decided.restart(1, 3, decided.failed(4)), 1)
-    assert state.follow(RUNS.replace(interrupted=charged), 1.0) == [charged] and state.is_charged
-    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [] and not state.is_charged
+    assert state.follow(RUNS.replace(interrupted=charged), 1.0) == [charged] and state.past.is_charged
+    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [] and not state.past.is_charged
     assert state.ended == STOPPED.decision.cause
 
 

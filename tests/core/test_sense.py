@@ -12,8 +12,8 @@ from kit.stories.member import LEASE_S, Story, assigned, busy, interrupted, memb
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
-from aelastic.rdzv.ledger import Excluded, Ledger, Spent
 from aelastic.rdzv.coordinator.plans import changed
+from aelastic.rdzv.ledger import Excluded, Ledger, Spent
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.search import BACK_OFF_MAX_S, TRUST_AGAIN_S
 from aelastic.rdzv.protocol import messages as m

@@ -48,18 +48,22 @@ class Knowledge:
 
     @property
     def hello(self) -> m.Hello:
+        return m.Hello(PROTOCOL, m.Terms(self.run_id, 1, 9, 3, 2.0), self.token, 0, self.status)
+
+    @property
+    def status(self) -> m.Status:
         node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
-        return m.Hello(PROTOCOL, m.Terms(self.run_id, 1, 9, 3, 2.0), self.token, node, m.Past(m.Standing.READY), 0)
+        return m.Status(node, m.Past(m.Standing.READY))
 
     @property
     def words(self) -> list[m.Upward]:
         """What would join the job, end it, or use up its restarts."""
-        past = m.Past(m.Standing.READY, 1, 3)
+        restarted = self.status.replace(past=m.Past(m.Standing.READY, 1, 3))
         return [
             self.hello,
-            self.hello.replace(past=past),
-            m.Succeeded("stranger", 1),
-            m.Left("stranger", "bye"),
+            self.hello.replace(status=restarted),
+            self.status.replace(past=m.Past(m.Standing.FINISHED, 1, 0, 0, 2)),
+            self.status.replace(left=m.Left("stranger", "bye")),
             m.Alive(1),
         ]
 

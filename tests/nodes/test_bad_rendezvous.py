@@ -87,12 +87,13 @@ def frame(word: str, fields: object) -> bytes:
 
 
 NODE = m.Node("stranger", "h", "r", 1, "", 1)
+STATUS = m.Status(NODE, m.Past(m.Standing.READY))
 OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 
 
 def hello(team: Team) -> bytes:
     terms = m.Terms(team.run_id, 2, 3, 3, 5.0)
-    return encode(m.Hello(PROTOCOL, terms, "guessed", NODE, m.Past(m.Standing.READY), 0))
+    return encode(m.Hello(PROTOCOL, terms, "guessed", 0, STATUS))
 
 
 def answer_to(port: int, data: bytes, limit_s: float = DEADLINE_S) -> list[Downward]:
@@ -147,7 +148,7 @@ def assert_refused_as_nonsense(team: Team) -> None:
         b"GET / HTTP/1.0\r\n\r\n",
         (FRAME_MAX + 1).to_bytes(4, "big") + bytes(1000),
         (10 << 20).to_bytes(4, "big") + os.urandom(10 << 20),
-        encode(m.Ready(NODE)),
+        encode(STATUS),
         frame("Hello", {"protocol": PROTOCOL}),
         frame("Hello", [[[]]] * 1000),
     ):

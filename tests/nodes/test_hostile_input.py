@@ -155,13 +155,24 @@ def upward(hello: m.Hello) -> list[Any]:
     reached = Reached(7, 3, 1.5)
     place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
     ask = r.Ask("stranger", "stranger-1", r.Verb.UNCORDON, "nowhere", 30.0, "spot")
+    ready, busy = hello.status, m.Past(m.Standing.BUSY, 1, 0, 0, 2, 0, epoch=1)
+    failed = busy.replace(standing=m.Standing.FAILED, failure=FAILURE, reached=reached)
+    wishes = (
+        ask,
+        ask.replace(verb=r.Verb.CANCEL),
+        ask.replace(verb=r.Verb.CORDON),
+        ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
+    )
     return [
-        hello, hello.replace(past=m.Past(m.Standing.BUSY, 1, 0, 0, 2, 0, epoch=1)), hello.replace(seen_epoch=2),
-        m.Ready(hello.node, reached), m.Alive(1), m.HungUp(), m.Failed("stranger", 1, FAILURE, 0.0, reached),
-        m.Succeeded("stranger", 1), m.Left("stranger", "bye"), m.Prepared("stranger", m.Starts.WARM),
-        m.Hangs("stranger", 1, "rank 0 hangs", 1.0, True), m.Saw("stranger", 1, (place,)), ask,
-        ask.replace(verb=r.Verb.CANCEL), ask.replace(verb=r.Verb.CORDON), ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
-        r.Frozen("stranger", 1, 2, 1, 0), r.Saved("stranger", 1), r.Fetch("stranger", "stranger-2", r.What.STATUS),
+        hello, hello.replace(status=ready.replace(past=busy)), hello.replace(seen_epoch=2), m.Alive(1), m.HungUp(),
+        ready, ready.replace(past=ready.past.replace(reached=reached), ready_count=2), ready.replace(past=failed),
+        ready.replace(past=busy.replace(standing=m.Standing.FINISHED)), ready.replace(left=m.Left("stranger", "bye")),
+        ready.replace(node=ready.node.replace(starts=m.Starts.WARM), prepared_count=1),
+        ready.replace(past=busy, question=m.Hangs("stranger", 1, "rank 0 hangs", 1.0, True, number=1)),
+        ready.replace(past=busy, places=m.Saw("stranger", 1, (place,), 1)), *(ready.replace(asks=(each,)) for each in wishes),
+        ready.replace(frozen=r.Frozen("stranger", 1, 2, 1, 0)), ready.replace(saved=r.Saved("stranger", 1)),
+        ready.replace(asks=wishes[:1], frozen=r.Frozen("stranger", 1, 2, 1, 0), saved=r.Saved("stranger", 1)),
+        r.Fetch("stranger", "stranger-2", r.What.STATUS),
         r.Fetch("stranger", "stranger-3", r.What.WHY), r.Fetch("stranger", "stranger-4", r.What.LOG, "", 0, True, 4),
         r.Fetched("stranger", "stranger", "stranger-2", "0", "text", False),
     ]  # fmt: skip
@@ -171,7 +182,8 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> 
     job = Watched(team)
     terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
     node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
-    hello = m.Hello(PROTOCOL, terms, token, node, m.Past(m.Standing.READY), 0)
+    status = m.Status(node, m.Past(m.Standing.READY))
+    hello = m.Hello(PROTOCOL, terms, token, 0, status)
 
     @hostile
     @given(frames(upward(hello), [hello]))
@@ -183,7 +195,7 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> 
     say()
     # A node that says that it hangs up lives: for as long as a lease, the job waits for it to hear how it ends.
     farewell = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
-    talk(farewell, encode(hello) + encode(m.Ready(node)) + encode(m.Left("stranger", "bye")))
+    talk(farewell, encode(hello) + encode(status.replace(left=m.Left("stranger", "bye"))))
     job.assert_undisturbed()
 
 

@@ -6,32 +6,61 @@ import copy
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import decided
 from kit.effort import examples
-from kit.stories.leader_terms import EPOCH, FAILURE, RENEWED, Term, hello, ready, running
+from kit.stories.leader_terms import EPOCH, FAILURE, RENEWED, Term, hello, node, running
 from kit.stories.member import LEASE_S, NODE, SUCCEEDED, TERMS, Story, assigned, busy, greeting, interrupted, member
 
 from aelastic.rdzv.coordinator import session_events as sev
+from aelastic.rdzv.coordinator.plans import changed
 from aelastic.rdzv.coordinator.session_events import DeadlinePassed
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, Decoder, WireError, encode
+from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, UPWARD, Decoder, WireError, encode
 
 FENCE = m.fence_of(EPOCH, 1)
 SEATS = m.Seats(FENCE, 1, "t0k3n", (m.Seat("me", "h", "a", 1), m.Seat("b", "h", "a", 2), m.Seat("c", "h", "a", 3)))
 PAST = m.Past(m.Standing.FAILED, 1, 1, 0, 2, 0, FAILURE, epoch=EPOCH)
 # One of each, true or nearly so; what is drawn differs from it in some places.
-DOWN: list[Any] = [
-    m.Welcome(4, LEASE_S), m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False),
-    m.Departed(1, 0), SEATS, assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
-    m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()),
+WELCOME = m.Plan(4, LEASE_S)
+DECISIONS: list[Any] = [
+    m.Departed(1, 0), assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
+    m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()), m.Look(1, "a hang", 1),
+    m.Compared(1, "rank 1", (1,), False, number=1), r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0), r.Benched("x", 60.0, 1),
+    r.Answer("me-1", True, "x"),
 ]  # fmt: skip
+DOWN: list[Any] = [
+    WELCOME, m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False), m.GivenUp(), SEATS,
+    r.Answer("me-1", True, "x"), r.Show(r.Fetch("b", "b-1", r.What.STATUS)),
+    r.Shown(r.Fetched("b", "me", "me-1", "0", "x")),
+    *(changed(plan, each) for each in DECISIONS for plan in (WELCOME, changed(WELCOME, assigned(1)))),
+]  # fmt: skip
+WAITS = m.Status(node("a"), m.Past(m.Standing.READY), 1)
+BUSY = m.Past(m.Standing.BUSY, 1, 0, 0, 2, epoch=EPOCH)
+ASK = r.Ask("a", "a-1", r.Verb.DRAIN, "", 60.0, "x")
 UP: list[Any] = [
-    hello("a", past=PAST), hello("a", past=PAST).replace(seats=SEATS, seen_epoch=EPOCH), hello("d"), m.Alive(FENCE),
-    m.HungUp(), ready("a"), m.Failed("a", 1, FAILURE), m.Succeeded("a", 1), m.Prepared("a", m.Starts.WARM), m.Left("a", "x"),
+    hello("a", past=PAST), hello("a", past=PAST).replace(kept=m.Kept(seats=SEATS, ended=("c",)), seen_epoch=EPOCH),
+    hello("d"), m.Alive(FENCE), m.HungUp(), WAITS, WAITS.replace(ready_count=2), WAITS.replace(past=BUSY),
+    WAITS.replace(past=PAST), WAITS.replace(past=BUSY.replace(standing=m.Standing.FINISHED)),
+    WAITS.replace(past=BUSY.replace(standing=m.Standing.STOPPING)), WAITS.replace(past=BUSY.replace(has_opted_in=True)),
+    WAITS.replace(node=node("a").replace(starts=m.Starts.WARM), prepared_count=1), WAITS.replace(left=m.Left("a", "x")),
+    *(WAITS.replace(past=BUSY, asks=(ASK.replace(verb=verb),)) for verb in r.Verb),
+    WAITS.replace(past=BUSY, frozen=r.Frozen("a", 4001, 1, 1, 0), saved=r.Saved("a", 4001)),
+    WAITS.replace(past=BUSY, question=m.Hangs("a", 1, "x", 60.0, True, number=1), places=m.Saw("a", 1, (), 1)),
+    r.Fetch("a", "a-2", r.What.STATUS), r.Fetched("a", "a", "a-2", "0", "x"),
+]  # fmt: skip
+# What a supervisor has to say, at any moment.
+SUBMITTED: list[Any] = [
+    m.Ready(NODE), m.Failed("me", 1, FAILURE), m.Succeeded("me", 1), m.Prepared("me", m.Starts.READY), m.OptedIn("me", 1),
+    m.Hangs("me", 1, "x", 60.0, True), m.Hangs("me", 1, "x", 60.0, True, is_last=True), m.Saw("me", 1, ()),
+    r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "x"), r.Ask("me", "me-2", r.Verb.CANCEL, "", 0.0, ""),
+    r.Frozen("me", 4001, 1, 1, 0), r.Saved("me", 4001), r.Fetch("me", "me-3", r.What.STATUS),
+    r.Fetched("me", "b", "b-1", "0", "x"),
 ]  # fmt: skip
 ODD = st.sampled_from(
     [
@@ -65,7 +94,10 @@ def strange(draw: st.DrawFn, words: list[Any]) -> Any:
 @settings(max_examples=examples(1500), deadline=None)
 @given(
     st.sampled_from([greeting, member, busy]),
-    st.lists(st.one_of(strange(DOWN), st.sampled_from(["deadline", "answer", m.Welcome(4, LEASE_S)])), max_size=25),
+    st.lists(
+        st.one_of(strange(DOWN), st.sampled_from(["deadline", "answer", WELCOME, *map(ev.Submitted, SUBMITTED)])),
+        max_size=25,
+    ),
 )
 def test_a_member_bears_what_a_coordinator_says(make: Any, said: list[Any]) -> None:
     story = make()
@@ -78,15 +110,51 @@ def test_a_member_bears_what_a_coordinator_says(make: Any, said: list[Any]) -> N
                 story.pass_deadline()
         elif what == "answer":
             answer_for(story)
+        elif isinstance(what, ev.Submitted):
+            submit(story, what)
         elif what is not None and core.phase in {Phase.GREETING, Phase.MEMBER}:
-            story.hear(what)
+            told(story.hear(what))
         assert core.leader.lease_s == LEASE_S
         assert core.state.restart_count <= TERMS.max_restarts
         seats = core.state.seats
         assert seats is None or m.epoch_of(seats.fence, seats.round) <= max(core.leader.epoch, 4)
-        greeted = core.outbox.greet(TERMS, core.record, core.state, core.leader.epoch, story.now)
-        (again,) = Decoder(UPWARD).feed(encode(greeted))  # another agent takes what comes of it
-        assert again == greeted
+        status, kept = core.state.status_at(story.now), core.state.kept_at(story.now)
+        assert core.record is not None
+        told([ev.Send(m.Hello(PROTOCOL, TERMS, core.record.candidate.token, core.leader.epoch, status, kept))])
+
+
+def told(actions: list[Any]) -> None:
+    """Another agent takes what comes of it."""
+    for action in actions:
+        if isinstance(action, ev.Send):
+            (again,) = Decoder(UPWARD).feed(encode(action.message))
+            assert again == action.message
+
+
+def submit(story: Story, event: ev.Submitted) -> None:
+    """A supervisor says it, where it can: workers have ended, or run."""
+    standing = story.core.state.standing
+    if isinstance(event.message, m.Ready) and standing in {m.Standing.BUSY, m.Standing.FINISHED}:
+        return
+    told(story.tell(event))
+
+
+@pytest.mark.parametrize("phase", [Phase.CONNECTING, Phase.GREETING, Phase.MEMBER])
+@pytest.mark.parametrize(
+    "then", [m.Failed("me", 1, FAILURE), m.Hangs("me", 1, "x", 60.0, True, is_last=True)], ids=["failed", "last"]
+)
+def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(phase: Phase, then: m.NodeMessage) -> None:
+    story = busy()
+    if phase is not Phase.MEMBER:
+        story.tell(ev.ConnectionLost(story.core.conn, "reset", is_reset=True))
+    if phase is Phase.GREETING:
+        story.tell(ev.Connected(story.core.conn))
+    assert story.core.phase is phase
+    for message in (m.Hangs("me", 1, "x", 60.0, True), then):
+        told(story.tell(ev.Submitted(message)))
+    status = story.core.state.status_at(story.now)
+    assert status.question is not None and status.question.is_last == isinstance(then, m.Hangs)
+    assert (status.past.failure is None) == isinstance(then, m.Hangs)
 
 
 def answer_for(story: Story) -> None:

@@ -18,6 +18,7 @@ from kit.waiting import DEADLINE_S
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.coordinator.plans import changed
 from aelastic.rdzv.member import leader_watch, search
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -28,13 +29,18 @@ from aelastic.rdzv.settings import RendezvousSettings
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 
 LEASE_S = 60.0
-WELCOME = m.Welcome(4, LEASE_S)
+WELCOME = m.Plan(4, LEASE_S)
 SEATS = m.Seats(m.fence_of(4, 1), 1, "t0k3n", (m.Seat("me", "h", "a..b", 1), m.Seat("b", "h", "127.0.0.1", 2)))
 NOTICE = r.Notice(1, 1, r.Stage.FREEZE, 0, False, 5.0, decided.drain("n1", 60.0, ""))
+DECISIONS: list[Any] = [
+    m.Departed(1, 0), assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.Look(1, "a hang", 1),
+    m.StartAhead(), m.Compared(1, "rank 1", (1,), False, number=1), NOTICE, NOTICE.replace(stage=r.Stage.SAVE, save_at=3),
+    r.Benched("broken", 60.0, 1), r.Answer("me-1", True, "done", ("me",)),
+]  # fmt: skip
+RUNS = changed(WELCOME, assigned(1))
 DOWN: list[Any] = [
-    WELCOME, m.Refused("not now", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("bye", False), m.Departed(1, 0), SEATS,
-    assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.GivenUp(), m.Look(1, "a hang"),
-    m.Compared(1, "rank 1", (1,), False), NOTICE, NOTICE.replace(stage=r.Stage.SAVE, save_at=3), r.Benched("broken", 60.0),
+    WELCOME, m.Refused("not now", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("bye", False), SEATS, m.GivenUp(),
+    *(changed(plan, each) for each in DECISIONS for plan in (WELCOME, RUNS)),
     r.Answer("me-1", True, "done", ("me",)), r.Show(r.Fetch("b", "b-1", r.What.STATUS)),
     r.Shown(r.Fetched("b", "me", "me-1", "0", "text", False)),
 ]  # fmt: skip
@@ -171,7 +177,7 @@ def test_an_agent_whose_seat_has_an_address_that_is_not_its_own_goes_on(address:
     seats = SEATS.replace(seats=(m.Seat("me", "h", address, 1), SEATS.seats[1]))
     with asyncio.Runner() as runner:
         scene: Scene = runner.run(make())
-        runner.run(scene.bear(encode(WELCOME) + encode(assigned(1)) + encode(seats)))
+        runner.run(scene.bear(encode(WELCOME) + encode(RUNS) + encode(seats)))
         assert scene.has_greeted.is_set()
         runner.run(scene.close())
 

@@ -37,7 +37,9 @@ from aelastic.rdzv.wire.strangers import (
 from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream, connect
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
-HELLO = m.Hello(PROTOCOL, TERMS, "token", m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY), 0)
+HELLO = m.Hello(
+    PROTOCOL, TERMS, "token", 0, m.Status(m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY))
+)
 
 
 class Silent:
@@ -142,7 +144,7 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
     kept, count = Kept(), 3 * UNHANDLED_MAX
     stream = Stream(kept, UPWARD)
     stream.connection_made(kept)  # type: ignore[arg-type]
-    said = [m.Succeeded("a", number) for number in range(count)]
+    said = [m.Alive(number) for number in range(count)]
     frames = b"".join(encode(message) for message in said)
     stream.data_received(frames[:-5])
     assert len(kept.messages) == UNHANDLED_MAX and not kept.is_reading
@@ -301,7 +303,7 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
 
     heard = Kept()
     run(loop, asyncio.wait_for(main(), DEADLINE_S))
-    assert isinstance(heard.messages[0], m.Welcome)
+    assert isinstance(heard.messages[0], m.Plan)
     (line,) = caplog.messages
     assert line.startswith(f"aborted the connection with 127.0.0.1: LookupError: {broken} (test_strangers.py:")
 
@@ -337,7 +339,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
                 await anyio.sleep(0.01)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(encode(HELLO))
-            assert b"Welcome" in await reader.read(1000)
+            assert b"Plan" in await reader.read(1000)
             writer.close()
             tasks.cancel_scope.cancel()
         await anyio.lowlevel.checkpoint()  # transports close in the loop's next step

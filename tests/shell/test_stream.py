@@ -123,7 +123,7 @@ async def test_who_hangs_up_resets_nothing_though_the_other_end_still_speaks() -
         stream.send(encode(m.Alive()))
         await server.wait(1)
         for _ in range(100):
-            streams[0].send(encode(m.Waiting("the result")))
+            streams[0].send(encode(m.Goodbye("the result", False)))
         stream.hang_up()
         stream.send(encode(m.Alive()))  # which is not sent, and breaks nothing
         await server.wait(2)

@@ -13,11 +13,12 @@ from math import inf
 
 import pytest
 from kit.effort import BAD_NODE_JOBS
+from kit.reports import Reports
 from kit.stories.coordinator import failure, node
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Phase
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import BLAME_WINDOW_S, Reached
 from aelastic.rdzv.protocol import messages as m
@@ -46,6 +47,7 @@ class Job:
     seed: int
     excluded: set[str] = field(default_factory=set[str])  # hosts that were, ever
     broke_at: list[float] = field(default_factory=list[float])  # the broken one
+    nodes: Reports = field(default_factory=Reports)
     was_needed: bool = False  # there were too few nodes without it
 
     def __post_init__(self) -> None:
@@ -60,15 +62,18 @@ class Job:
 
     def join(self, names: list[str], unfit: str = "") -> None:
         for name in names:
-            self.core.handle(m.Ready(node(name).replace(unfit=unfit), LIVED), self.now)
+            self.tell(m.Ready(node(name).replace(unfit=unfit), LIVED))
+
+    def tell(self, message: m.NodeMessage | Event) -> None:
+        self.nodes.tell(self.core, message, self.now)
 
     def step(self) -> None:
         """All do what they have to do."""
         self.now += 1.0
         if self.core.is_due(self.now):
-            self.core.handle(DeadlinePassed(), self.now)
+            self.tell(DeadlinePassed())
         self.join([*self.core.roster.stopping])
-        self.core.handle(Confirmed(self.core.forming.losses), self.now)
+        self.tell(Confirmed(self.core.forming.losses))
 
     def settle(self) -> None:
         """A round runs."""
@@ -84,12 +89,12 @@ class Job:
         self.excluded |= {host.removeprefix("host-") for host in absent}
 
     def fail(self, name: str, told: ProcessFailure) -> None:
-        self.core.handle(m.Failed(name, self.core.round, told, 0.0, LIVED), self.now)
+        self.tell(m.Failed(name, self.core.round, told, 0.0, LIVED))
         self.now += 1.0
-        self.core.handle(DeadlinePassed(), self.now)
+        self.tell(DeadlinePassed())
 
     def lose(self, name: str) -> None:
-        self.core.handle(Lost(name, "no heartbeat"), self.now)
+        self.tell(Lost(name, "no heartbeat"))
         self.step()
         self.was_needed |= len(self.names) - 2 < self.rules.min_nodes
         self.now += 60.0

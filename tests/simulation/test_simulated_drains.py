@@ -14,7 +14,7 @@ from kit.simulated.training import Training
 from kit.simulated.world import FIN
 
 from aelastic.rdzv.protocol.messages import Outcome
-from aelastic.rdzv.protocol.requests import Verb
+from aelastic.rdzv.protocol.requests import Answer, Verb
 from aelastic.rdzv.requests.drain import MARGIN_S
 
 DEADLINE_S = 15.0
@@ -159,14 +159,29 @@ def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_
     simulation = Drained(1, hosts=3, step_s=(2.5, 3.0), is_leased=True)
     training, agent = simulation.training, simulation.agent(1)
     assert training is not None
+    accepted = accepting(simulation, agent)
     agent.holds.ask(verb, DEADLINE_S, at_save=verb is Verb.STOP)
     simulation.pass_time(0.05)
     simulation.take_board_down(DEADLINE_S - left_s)
     simulation.wait(partial(_is_gone, agent), DEADLINE_S + 5.0)
-    assert [answer.is_applied for answer in agent.answers] == [True, True], "it was asked of two coordinators"
+    assert len(accepted) == 2, "it was asked of two coordinators"
+    assert [answer.is_applied for answer in agent.answers] == [True], "and is answered once"
     assert [*training.saves.values()] == [{0, 1, 2}]
     if verb is Verb.STOP:
         assert agent.group.verdict is not None and agent.group.verdict.outcome is Outcome.SAVED
+
+
+def accepting(simulation: Drained, agent: Agent) -> set[str]:
+    """Tokens of the coordinators that accept a request of this agent's, from now on."""
+    accepted, said = set[str](), simulation.checks.said
+
+    def listen(sender: Agent, leader: Any, node_id: str, message: Any) -> None:
+        if isinstance(message, Answer) and message.is_applied and node_id == agent.node_id:
+            accepted.add(leader.sessions.token)
+        said(sender, leader, node_id, message)
+
+    simulation.checks.said = listen  # type: ignore[method-assign]
+    return accepted
 
 
 def strike(simulation: Drained, fault: str, dice: random.Random) -> None:

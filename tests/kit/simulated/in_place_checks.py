@@ -19,7 +19,6 @@ from aelastic.group.in_place import GRACE_S
 from aelastic.observe import run_events as run
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol import requests as r
 from kit.simulated.bounds import KILLED_AFTER_S
 from kit.simulated.checks import Checks, Round
 from kit.simulated.crews import Place, Process
@@ -91,7 +90,7 @@ class InPlaceChecks(Checks):
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:  # noqa: C901, PLR0912  one case for each event
+    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:
         assert agent.server is not None
         token = agent.server.leader.sessions.token
         match event:

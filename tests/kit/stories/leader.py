@@ -175,6 +175,9 @@ class Told:
 
 
 def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
+    part: Any = getattr(action, "message", None)
+    if isinstance(part, str):  # of a plan, without a message of its own
+        return part
     match action:
         case ev.Drop():
             return "dropped"
@@ -192,8 +195,6 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
             return f"goodbye{', it is gone' * is_gone}: {reason}"
         case ev.Say(_, m.Heartbeat(renewals, has_spares)):
             return f"heartbeat {renewals}{', nodes wait' * has_spares}"
-        case ev.Say(_, str() as text):
-            return text
         case ev.Say(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
         case ev.Say(_, m.Seats(_, round_, _, seats, _, closing)):

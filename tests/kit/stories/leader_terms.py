@@ -73,6 +73,11 @@ def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:
     return [ev.Say(conn, m.Refused(reason, is_final)), ev.Drop(conn)]
 
 
+def part(conn: int, what: Any) -> ev.Say:
+    """What is new in a plan that is sent, or a text about it, as if it were a message."""
+    return ev.Say(conn, what)
+
+
 class Term:
     """A leader, the clock it is told, and connections by the nodes that came on them last."""
 
@@ -106,7 +111,7 @@ class Term:
         names = {conn: name for name, conn in self.conns.items()}
         for each in found:
             self.reports.hears(names.get(action.conn, ""), each)
-        return [ev.Say(action.conn, each) for each in found]
+        return [part(action.conn, each) for each in found]
 
     def open(self, name: str, peer: str = "") -> int:
         self.last_conn += 1

@@ -103,8 +103,9 @@ def after(*events: ev.Event) -> Callable[[], Story]:
     def build() -> Story:
         story = Story()
         story.tell(*events)
-        plans = [each.message for each in events if isinstance(each, ev.Received)]
-        story.plan = plans[-1] if plans else story.plan
+        for each in events:
+            if isinstance(each, ev.Received) and isinstance(each.message, m.Plan):
+                story.plan = each.message
         return story
 
     return build
