@@ -30,12 +30,12 @@ class Record:
         if len(args) == len(names) and not fields:
             values.update(zip(names, args, strict=True))
             return
-        if len(args) + len(fields) < len(names):
-            values.update(self.defaults)
         values.update(zip(names, args, strict=False))
         values.update(fields)
-        is_twice = bool(args and fields) and not fields.keys().isdisjoint(names[: len(args)])
-        is_wrong = is_twice or len(args) > len(names) or not self._names.issuperset(fields)
+        is_wrong = len(values) < len(args) + len(fields) or not self._names.issuperset(fields)
+        if len(values) < len(names):  # defaults come last: a message on the wire has its fields in this order
+            for name, default in self.defaults.items():
+                values.setdefault(name, default)
         if is_wrong or len(values) < len(names):
             self._refuse_wrong(args, fields)
 

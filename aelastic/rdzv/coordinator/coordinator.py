@@ -93,7 +93,7 @@ class Coordinator(Machine[ev.Event, Send]):
         before = None if event.is_new else self.roster.reported.get(node.node_id)
         if status.left is not None:
             return self._on_gone(status.left.replace(age_s=status.left.age_s + event.age_s), now)
-        self.roster.reported[node.node_id] = status
+        self.roster.note_report(status)
         past = credible(status.past)
         sends = self._note(event, past, since, now)
         sends += self._follow(node, past, before, now, since)
@@ -284,8 +284,8 @@ class Coordinator(Machine[ev.Event, Send]):
             self.deadline = max(now, self.newcomers.settled_at)
 
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
-        self.roster.reported.pop(node_id := event.node_id, None)
-        if (member := self.roster.remove(node_id)) is None:
+        node_id = event.node_id
+        if (member := self.roster.forget(node_id)) is None:
             return []  # never seen, or told twice
         was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.on_gone(node_id)
         is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)

@@ -98,6 +98,15 @@ class Roster:
         self.members[member.node.node_id] = member
         self._starts[member.kind] += 1
 
+    def note_report(self, status: m.Status) -> None:
+        """A node has sent its status."""
+        self.reported[status.node.node_id] = status
+
+    def forget(self, node_id: str) -> Member | None:
+        """A node is gone; gives what it was."""
+        self.reported.pop(node_id, None)
+        return self.remove(node_id)
+
     def remove(self, node_id: str) -> Member | None:
         member = self.members.pop(node_id, None)
         self.broken.discard(node_id)
