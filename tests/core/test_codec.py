@@ -92,13 +92,13 @@ MESSAGES: list[Any] = [
         notice=r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
         benched=r.Benched("row 3", 3600.0, 2),
         answers=(r.Answer("n1-5", True, "drain of host-1 within 110 s (spot)", ("n1", "n2")),),
-        departed=(0, 2),
     ),
     m.Plan(5, 5.0, interrupted=m.Interrupted(7, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=7)), 3, went_on=True)),
     m.Refused("why", True),
     m.Heartbeat(12),
     m.Probe(),
     m.GivenUp(),
+    m.Departed(3, 1),
     m.Goodbye("resigned", False),
     m.Ended(m.Outcome.FAILED, decided.refused(3), FAILURE),
     m.Ended(m.Outcome.TIMED_OUT, decided.TOO_FEW),
@@ -214,7 +214,6 @@ BY_KIND: dict[Any, Any] = {  # of fields that belong together
             if (said := getattr(status, name)) is not None
         },
     ),
-    m.Plan: lambda plan: plan.replace(departed=tuple(set(plan.departed))),
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def ready(**others: Any) -> NodeState:
     return state
 
 
-def plan(*decisions: m.CoordinatorMessage | m.Departed, epoch: int = 4) -> m.Plan:
+def plan(*decisions: m.CoordinatorMessage, epoch: int = 4) -> m.Plan:
     """The plan of a node about which this is decided."""
     found = m.Plan(epoch, 5.0)
     for each in decisions:
@@ -93,7 +93,7 @@ DECISIONS: list[tuple[Any, m.CoordinatorMessage]] = [
 
 def test_each_field_of_a_plan_that_a_supervisor_is_told_of_has_an_example_here() -> None:
     told = {name for _, decision in DECISIONS for name, value in plan(decision).__dict__.items() if value}
-    assert told | {"answers", "departed"} == set(m.Plan.__match_args__)
+    assert told | {"answers"} == set(m.Plan.__match_args__)
 
 
 @pytest.mark.parametrize("make, decision", DECISIONS, ids=lambda each: type(each).__name__)
@@ -146,9 +146,10 @@ def test_the_end_of_another_round_is_not_news() -> None:
 def test_an_end_that_costs_nothing_after_all_is_noted_but_stops_nothing_twice() -> None:
     state = busy()
     charged = m.Interrupted(1, decided.restart(1, 3, decided.failed(4)), 1)
-    assert state.follow(RUNS.replace(interrupted=charged), 1.0) == [charged] and state.past.is_charged
-    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [] and not state.past.is_charged
-    assert state.ended == STOPPED.decision.cause
+    assert state.follow(RUNS.replace(interrupted=charged), 1.0) == [charged]
+    assert (state.past.is_charged, state.past.ended) == (True, None)
+    assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == []
+    assert (state.past.is_charged, state.past.ended) == (False, STOPPED.decision.cause)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +256,16 @@ def test_of_very_many_requests_the_last_are_said() -> None:
     assert len(asks) == ASKED_MAX and asks[-1] == f"me-{2 * ASKED_MAX - 1}"
 
 
-def test_nodes_that_have_departed_are_kept_for_the_next_leader_and_are_no_news() -> None:
+def test_nodes_that_have_departed_are_kept_for_the_next_leader() -> None:
     state = busy()
-    assert state.follow(RUNS.replace(departed=(1,)), 1.0) == []
-    assert state.follow(RUNS.replace(departed=(1, 2, 7)), 1.0) == []
+    for round_, rank in ((1, 2), (1, 1), (1, 2), (1, 7), (2, 0)):
+        state.on_departed(m.Departed(round_, rank))
     assert state.past.departed == (1, 2), "this round has three nodes"
-    state.follow(plan(assigned(2), m.Departed(2, 0)), 2.0)
-    assert state.past.departed == (1, 2), "of a round that this node has yet to take part in"
     assert state.follow(EMPTY.replace(epoch=5), 3.0) == [] and state.past.departed == (1, 2)
+    state.follow(plan(STOPPED), 4.0)
+    state.submit(m.Ready(NODE), 5.0)
+    state.follow(plan(assigned(2)), 6.0)
+    assert not state.past.departed
 
 
 def test_a_node_that_is_to_start_workers_ahead_prepares_and_one_that_has_a_round_does_not() -> None:

@@ -21,7 +21,7 @@ NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
 CORDON = r.Benched("row 3", 3600.0, 1)
 ANSWER = r.Answer("a-1", True, "cordoned")
 # Each decision, and what it makes of a plan that is empty.
-DECISIONS: list[tuple[m.CoordinatorMessage | m.Departed, dict[str, Any]]] = [
+DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
     (ASSIGNED, {"assigned": ASSIGNED}),
     (STOPPED, {"interrupted": STOPPED}),
     (m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED), {"ended": m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)}),
@@ -30,7 +30,6 @@ DECISIONS: list[tuple[m.CoordinatorMessage | m.Departed, dict[str, Any]]] = [
     (m.StartAhead(), {"starts_ahead": True}),
     (m.Look(1, "x", 1), {"look": m.Look(1, "x", 1)}),
     (m.Compared(1, "x", (), False), {"compared": m.Compared(1, "x", (), False)}),
-    (m.Departed(1, 2), {"departed": (2,)}),
     (NOTICE, {"notice": NOTICE}),
     (CORDON, {"benched": CORDON}),
     (ANSWER, {"answers": (ANSWER,)}),
@@ -47,9 +46,7 @@ def test_each_field_of_a_plan_has_a_decision_here() -> None:
 
 
 @pytest.mark.parametrize("decision, made", DECISIONS, ids=lambda each: type(each).__name__)
-def test_a_decision_is_part_of_the_plan_from_then_on(
-    decision: m.CoordinatorMessage | m.Departed, made: dict[str, Any]
-) -> None:
+def test_a_decision_is_part_of_the_plan_from_then_on(decision: m.CoordinatorMessage, made: dict[str, Any]) -> None:
     assert changed(EMPTY, decision) == EMPTY.replace(**made)
     assert changed(changed(EMPTY, decision), decision) == EMPTY.replace(**made), "twice is once"
 
@@ -59,7 +56,7 @@ def test_a_decision_is_part_of_the_plan_from_then_on(
     [each for each, _ in DECISIONS if not isinstance(each, m.Assigned | m.Interrupted | m.Compared)],
     ids=lambda each: type(each).__name__,
 )
-def test_a_decision_leaves_alone_what_else_was_decided(decision: m.CoordinatorMessage | m.Departed) -> None:
+def test_a_decision_leaves_alone_what_else_was_decided(decision: m.CoordinatorMessage) -> None:
     assert changed(WHOLE, decision) == WHOLE
 
 
@@ -99,13 +96,6 @@ def test_an_answer_that_changes_is_told_once_and_the_last_answers_are_kept() -> 
     for number in range(2 * ANSWERS_MAX):
         plan = changed(plan, r.Answer(f"b-{number}", True, "x"))
     assert len(plan.answers) == ANSWERS_MAX and plan.answers[-1].ask_id == f"b-{2 * ANSWERS_MAX - 1}"
-
-
-def test_ranks_that_have_departed_are_told_in_order() -> None:
-    plan = EMPTY
-    for rank in (7, 2, 7, 3):
-        plan = changed(plan, m.Departed(1, rank))
-    assert plan.departed == (2, 3, 7)
 
 
 # Of many nodes.

@@ -29,13 +29,13 @@ PAST = m.Past(m.Standing.FAILED, 1, 1, 0, 2, 0, FAILURE, epoch=EPOCH)
 # One of each, true or nearly so; what is drawn differs from it in some places.
 WELCOME = m.Plan(4, LEASE_S)
 DECISIONS: list[Any] = [
-    m.Departed(1, 0), assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
+    assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
     m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()), m.Look(1, "a hang", 1),
     m.Compared(1, "rank 1", (1,), False, number=1), r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0), r.Benched("x", 60.0, 1),
     r.Answer("me-1", True, "x"),
 ]  # fmt: skip
 DOWN: list[Any] = [
-    WELCOME, m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False), m.GivenUp(), SEATS,
+    WELCOME, m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False), m.GivenUp(), m.Departed(1, 0), SEATS,
     r.Answer("me-1", True, "x"), r.Show(r.Fetch("b", "b-1", r.What.STATUS)),
     r.Shown(r.Fetched("b", "me", "me-1", "0", "x")),
     *(changed(plan, each) for each in DECISIONS for plan in (WELCOME, changed(WELCOME, assigned(1)))),
@@ -180,7 +180,7 @@ def test_a_coordinator_bears_what_a_node_says(is_running: bool, said: list[Any],
         if what is None or conn not in term.leader.sessions._connections:
             term.open(name)
             continue
-        told = term.tell(sev.Received(conn, what))
+        told = term.leader.handle(sev.Received(conn, what), term.now)
         for action in told:
             if isinstance(action, sev.Say):
                 (again,) = Decoder(DOWNWARD).feed(encode(action.message))  # another agent takes what comes of it

@@ -33,13 +33,13 @@ WELCOME = m.Plan(4, LEASE_S)
 SEATS = m.Seats(m.fence_of(4, 1), 1, "t0k3n", (m.Seat("me", "h", "a..b", 1), m.Seat("b", "h", "127.0.0.1", 2)))
 NOTICE = r.Notice(1, 1, r.Stage.FREEZE, 0, False, 5.0, decided.drain("n1", 60.0, ""))
 DECISIONS: list[Any] = [
-    m.Departed(1, 0), assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.Look(1, "a hang", 1),
+    assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.Look(1, "a hang", 1),
     m.StartAhead(), m.Compared(1, "rank 1", (1,), False, number=1), NOTICE, NOTICE.replace(stage=r.Stage.SAVE, save_at=3),
     r.Benched("broken", 60.0, 1), r.Answer("me-1", True, "done", ("me",)),
 ]  # fmt: skip
 RUNS = changed(WELCOME, assigned(1))
 DOWN: list[Any] = [
-    WELCOME, m.Refused("not now", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("bye", False), SEATS, m.GivenUp(),
+    WELCOME, m.Refused("not now", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("bye", False), SEATS, m.GivenUp(), m.Departed(1, 0),
     *(changed(plan, each) for each in DECISIONS for plan in (WELCOME, RUNS)),
     r.Answer("me-1", True, "done", ("me",)), r.Show(r.Fetch("b", "b-1", r.What.STATUS)),
     r.Shown(r.Fetched("b", "me", "me-1", "0", "text", False)),

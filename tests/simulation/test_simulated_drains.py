@@ -180,7 +180,7 @@ def accepting(simulation: Drained, agent: Agent) -> set[str]:
             accepted.add(leader.sessions.token)
         said(sender, leader, node_id, message)
 
-    simulation.checks.said = listen  # type: ignore[method-assign]
+    simulation.checks.said = listen  # type: ignore[method-assign, assignment]
     return accepted
 
 

@@ -14,7 +14,7 @@ from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 
 
-def in_words(what: Any) -> str:  # noqa: C901  flat: a line for each word
+def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each word
     match what:
         case LeaderRecord():
             renewals = "" if what.renewals is None else f", {what.renewals} renewals"

@@ -80,7 +80,7 @@ def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
     return core
 
 
-def told(story: Story) -> list[str]:
+def told(story: Story) -> list[str]:  # noqa: C901  a line after the other
     """A story's lines as the core has it; a comment stays where it is."""
     rules = options_of(story.rules)
     now = 100.0
