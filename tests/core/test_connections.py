@@ -120,6 +120,50 @@ def test_a_node_is_where_its_connection_comes_from_unless_it_says_otherwise() ->
     assert {each.master_addr for each in of_kind(term.join("b"), m.Assigned)} == {"node-a.example"}
 
 
+# Two agents with one node rank.
+
+
+def rivalled() -> Term:
+    """Agent c has come with the node rank of b, which is asked whether it lives."""
+    term = Term((2, 3))
+    term.join("a", 0)
+    term.join("b", 1)
+    assert term.join("c", 1) == [ev.Say(term.conns["b"], m.Probe())]
+    return term
+
+
+def test_what_a_node_says_while_it_waits_to_be_taken_in_counts() -> None:
+    term = rivalled()
+    moved = m.Status(node("c", 1).replace(master_port=4242), m.Past(m.Standing.READY))
+    assert term.say("c", moved) == []
+    term.pass_deadline()
+    members = term.coordinator.roster.members
+    assert members.keys() == {"a", "c"} and members["c"].node.master_port == 4242
+
+
+@pytest.mark.parametrize("message", [hello("c", 1), r.Fetch("c", "1", r.What.WHY), m.Status(node("b"), busy())])
+def test_a_node_that_waits_to_be_taken_in_says_nothing_but_its_own_status(message: Any) -> None:
+    term = rivalled()
+    assert term.say("c", message) == refusal(term.conns["c"], "protocol error: message before the first plan")
+    assert term.coordinator.roster.members.keys() == {"a", "b"}
+
+
+def test_a_node_rank_is_that_of_the_agent_that_took_it_over_though_the_one_before_goes_later() -> None:
+    term = rivalled()
+    term.pass_deadline()
+    assert term.coordinator.roster.members.keys() == {"a", "c"}
+    term.tell(ev.Closed(term.conns["b"]))
+    assert term.join("d", 1) == [ev.Say(term.conns["c"], m.Probe())]
+
+
+def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None:
+    term = running()
+    for name in "ab":
+        term.say(name, m.Left(name, "SIGTERM"))
+        term.close(name)
+    assert term.leader.sessions.is_empty
+
+
 # Leadership.
 
 

@@ -10,7 +10,7 @@ from kit.stories.coordinator import failure, node
 
 from aelastic.decisions.cause import SaveOutcome
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase
+from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Reported
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -137,3 +137,49 @@ def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_tol
     stopped = decided.stopped("host-a", "maintenance")
     stopped = stopped.replace(cause=stopped.cause.replace(saved=SaveOutcome.ALL))
     assert {message for _, message in told if isinstance(message, m.Ended)} == {m.Ended(m.Outcome.SAVED, stopped)}
+
+
+# What is said once more.
+
+
+def test_a_status_that_still_has_a_request_asks_for_it_once() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    asked = job.nodes.asked("a", r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, ""))
+    (answer, *_) = job.core.handle(asked, 100.0)
+    assert answer.message == r.Answer("1", True, answer.message.text)
+    again = job.nodes.says("a", saved=r.Saved("a", 7))
+    assert again.status.asks == asked.status.asks, "its answer is on its way"
+    assert not [each for each in job.core.handle(again, 100.1) if isinstance(each.message, r.Answer)]
+    assert len(job.core.forming.bench.ledger.excluded) == 1
+
+
+def test_a_status_that_still_has_a_question_asks_it_once() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    looks = job.handle(m.Hangs("a", 1, "no output", 60.0, False), 100.0)
+    assert [type(each.message) for each in looks] == [m.Look, m.Look]
+    job.handle(m.Saw("b", 1, ()), 100.0)
+    told = job.handle(m.Saw("a", 1, ()), 100.0)
+    assert [type(each.message) for each in told] == [m.Compared, m.Compared]
+    assert job.core.handle(job.nodes.says("a"), 100.1) == [], "that was answered"
+    looks = job.handle(m.Hangs("a", 1, "no output", 60.0, False), 200.0)
+    assert [type(each.message) for each in looks] == [m.Look, m.Look], "it asks once more"
+
+
+def test_a_node_that_says_twice_that_it_is_ready_before_it_reads_of_its_round_does_not_end_it() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    before = job.nodes.earlier["a"]  # it was assigned since
+    twice = Reported(before.node, before.replace(ready_count=before.ready_count + 1))
+    assert job.core.handle(twice, 100.1) == [] and job.core.phase is Phase.RUNNING
+
+
+def test_a_failure_of_the_round_before_that_a_node_still_tells_of_does_not_count_in_this_one() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(m.Failed("a", 1, failure("a")), 100.0)
+    job.handle(DeadlinePassed(), 101.0)
+    for name in "abc":
+        job.handle(m.Ready(node(name)), 102.0)
+    assert job.core.round == 2 and job.nodes.earlier["a"].past.failure is not None
+    assert job.core.handle(job.nodes.repeats("a"), 103.0) == []
+    told = job.handle(Lost("b", "silent"), 104.0) + job.handle(DeadlinePassed(), 106.0)
+    (count,) = {each.message.restart_count for each in told if isinstance(each.message, m.Interrupted)}
+    assert count == 1, "the loss is free, and the failure was paid for"
