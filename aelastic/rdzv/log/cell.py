@@ -15,12 +15,14 @@ class Cell(Record):
 
     Args:
         incarnation: a random word, of the agent that found the endpoint empty.
+        log: that the incarnation belongs to; `None` while no log is founded in it.
         term, leader: of the leader that has the endpoint's vote.
         renewals: rise while that leader has a quorum.
         committed, accepted: as a node's; always whole.
     """
 
     incarnation: str
+    log: str | None
     term: int
     leader: str
     renewals: int = 0
@@ -46,28 +48,21 @@ def lock(cell: Cell | None, leader: str, term: int, log: str | None, new_incarna
     """The cell with the endpoint's vote for this term.
 
     Args:
-        log: of a leader that has a quorum; `None` for one whose phase 1 is not complete.
-        new_incarnation: a random word, for an endpoint whose memory ends here.
+        log: of the leader; `None` for an agent that has heard of none.
+        new_incarnation: a random word, for an endpoint whose memory is empty.
     """
-    if cell is None or begins_again(cell, log):
-        return Cell(new_incarnation, term, leader)
+    if cell is None:
+        return Cell(new_incarnation, log, term, leader)
     return cell.replace(term=term, leader=leader)
 
 
-def begins_again(cell: Cell, log: str | None) -> bool:
-    """One log for each incarnation: a leader that takes the endpoint over from another log begins a new incarnation.
-
-    To write over what the endpoint has accepted there would be to forget it under the same name.
-    """
-    return log is not None and log_in(cell.committed, cell.accepted) not in {None, log}
-
-
-def log_in(committed: Entry | None, accepted: Accepted | None) -> str | None:
-    """The log that an endpoint's memory belongs to; `None`: it has none yet."""
-    return log_of(committed or (accepted.entry if accepted else None))
+def begin_again(cell: Cell, log: str | None, new_incarnation: str) -> Cell:
+    """The cell of an endpoint whose memory of another log ends (`leader.must_begin_again`)."""
+    return Cell(new_incarnation, log, cell.term, cell.leader)
 
 
 def write(cell: Cell, committed: EntryRef | None, accepted: Accepted | None) -> Cell:
     """Phase 2 at the endpoint, and the renewal of its vote."""
     known = committed if isinstance(committed, Entry) else cell.committed
-    return cell.replace(renewals=cell.renewals + 1, committed=known, accepted=accepted)
+    log = log_of(known) or (log_of(accepted.entry) if accepted else cell.log)
+    return cell.replace(log=log, renewals=cell.renewals + 1, committed=known, accepted=accepted)

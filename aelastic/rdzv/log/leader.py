@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from aelastic.core.record import Record
 from aelastic.rdzv.log import votes as voting
-from aelastic.rdzv.log.cell import Cell, log_in, write
+from aelastic.rdzv.log.cell import Cell, write
 from aelastic.rdzv.log.entries import (
     Accepted,
     Configuration,
@@ -64,6 +64,7 @@ class View(Record):
     """
 
     incarnation: str
+    log: str | None
     committed: Entry | None
     accepted: Accepted | None
     has_proposal: bool = False
@@ -164,7 +165,7 @@ def follower_has_ended(close: Close) -> bool:
 
 def on_locked(leader: Leader, endpoint: int, cell: Cell) -> Leader:
     """The leader after the endpoint's vote for it."""
-    view = View(cell.incarnation, cell.committed, cell.accepted)
+    view = View(cell.incarnation, cell.log, cell.committed, cell.accepted)
     return _after_reading_of(_with_view(leader, endpoint, view), cell.committed)
 
 
@@ -255,22 +256,40 @@ def establish(leader: Leader) -> Leader | None:
         return establish(leader.replace(node=node, given_up=committed.id))
     if mandate is Mandate.NONE or (isinstance(committed, Entry) and committed.is_verdict):
         return None
-    leader = _without_other_logs(leader.replace(mandate=mandate))
+    leader = leader.replace(mandate=mandate)
     pending = adopted(leader)
     if pending:
         leader = leader.replace(proposal=pending, node=_having_accepted(leader, pending))
     return _changed(leader)
 
 
-def _without_other_logs(leader: Leader) -> Leader:
-    """The leader without the votes of endpoints that remember another log: it has to begin a new incarnation there."""
+def must_begin_again(leader: Leader, view: View) -> bool:
+    """One log for each incarnation: whether a leader whose log continues or begins must end the endpoint's memory.
+
+    Another log may count on what the endpoint has accepted.  To write over it would be to make the endpoint forget
+    under the same name.  A founder that finds the first entry of a log has to adopt that instead.
+    """
     ours = log_of(leader.node.committed)
     if ours is None:
-        return leader
-    views = tuple(
-        view if view and log_in(view.committed, view.accepted) in {None, ours} else None for view in leader.views
-    )
-    return leader.replace(views=views)
+        is_first = view.committed is None and view.accepted is not None and view.accepted.entry.parent is None
+        return leader.has_listened and view.log is not None and not is_first
+    return leader.mandate is Mandate.QUORUM and view.log != ours
+
+
+def own_views(leader: Leader) -> tuple[View | None, ...]:
+    """The endpoints that voted for this leader and whose incarnation may belong to its log."""
+    return tuple(None if view and must_begin_again(leader, view) else view for view in leader.views)
+
+
+def may_write(leader: Leader, endpoint: int) -> bool:
+    """Whether the leader may write to an endpoint that it has locked: not into the memory of another log.
+
+    Nor while it knows the committed entry by its id alone: it could not tell what the endpoint has to keep.
+    """
+    view, committed = own_views(leader)[endpoint], leader.node.committed
+    if view is None or isinstance(committed, EntryId):
+        return False
+    return committed is None or view.log == committed.log
 
 
 def newest_committed(leader: Leader) -> EntryRef | None:
@@ -292,13 +311,13 @@ def configuration_of(leader: Leader) -> Configuration:
     """Who decides now: those that the last committed entry names; before the first one, the endpoints."""
     if isinstance(leader.node.committed, Entry):
         return leader.node.committed.configuration
-    return Configuration((), tuple(view.incarnation if view else "" for view in leader.views))
+    return Configuration((), tuple(view.incarnation if view else "" for view in own_views(leader)))
 
 
 def phase_1_votes(leader: Leader) -> Votes:
     statuses = _answers(leader)
     answered = frozenset({*statuses, leader.node.name})
-    return _votes(leader, answered, statuses.values(), leader.node.ended_followers, leader.views)
+    return _votes(leader, answered, statuses.values(), leader.node.ended_followers, own_views(leader))
 
 
 def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
@@ -326,7 +345,7 @@ def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
 
 def adopted(leader: Leader) -> Entry | None:
     """Adoption: the accepted entry of the highest term that follows the committed one; it may have been committed."""
-    found = [view.accepted for view in leader.views if view]
+    found = [view.accepted for view in own_views(leader) if view]
     if leader.node.committed is not None:  # a founding is agreed on by the endpoints alone
         answers = _answers(leader).values()
         found += [leader.node.accepted, *(status.accepted for status in (*answers, *last_words(leader)))]
@@ -409,7 +428,7 @@ def propose(
 
 def _incarnations_now(leader: Leader) -> tuple[str, ...]:
     known = configuration_of(leader).incarnations
-    return tuple(view.incarnation if view else word for view, word in zip(leader.views, known, strict=True))
+    return tuple(view.incarnation if view else word for view, word in zip(own_views(leader), known, strict=True))
 
 
 def _having_accepted(leader: Leader, proposal: Entry) -> Node:
@@ -473,7 +492,7 @@ def cell_for(leader: Leader, cell: Cell) -> Cell:
 def on_cell_written(leader: Leader, endpoint: int, cell: Cell) -> Leader:
     """The leader after the endpoint has taken a cell of `cell_for`."""
     has_proposal = bool(leader.mandate) and leader.proposal is not None
-    view = View(cell.incarnation, cell.committed, cell.accepted, has_proposal)
+    view = View(cell.incarnation, cell.log, cell.committed, cell.accepted, has_proposal)
     if has_proposal and leader.proposal:
         leader = leader.replace(node=_having_accepted(leader, leader.proposal))
     return _with_view(leader, endpoint, view)
@@ -498,7 +517,7 @@ def phase_2_votes(leader: Leader, proposal: Entry) -> Votes:
     statuses = {name: each.status for name, each in leader.followers.items()}
     statuses.update({each.name: each.status for each in leader.node.ended_followers})
     acks = {name: status for name, status in statuses.items() if status.accepted == mine}
-    views = [view if view and view.has_proposal else None for view in leader.views]
+    views = [view if view and view.has_proposal else None for view in own_views(leader)]
     if not counts_itself(leader):  # nor does it speak for others
         return _votes(leader, frozenset(acks), acks.values(), (), views)
     answered = frozenset({*acks, leader.node.name} if leader.node.accepted == mine else acks)

@@ -20,7 +20,6 @@ from kit.log_search.world import (
     begin,
     deliver_all,
     do,
-    highest_term,
     moves,
     must,
     node_of,
@@ -171,36 +170,22 @@ def stuck_after(world: World, name: str, *, has_endpoints: bool) -> World | None
     world = deliver_all(world)
     if name not in world.agents:
         return None
-    left = world.left.replace(campaigns=world.left.campaigns + 1)
-    if highest_term(world) == node_of(world.agents[name]).term and left.campaigns % 2:
-        world = must(do(world.replace(left=left), ("campaign", name, "next")))
-    else:
-        world = must(do(world.replace(left=left), ("campaign", name, "high")))
-    for other in list(world.agents):
-        if other != name and not (
-            node_of(world.agents[other]).leader == name and ("connect", other, name) not in moves(world)
-        ):
-            world = must(do(world, ("connect", other, name)))
-    endpoints = range(world.setup.endpoints if has_endpoints else 0)
+    kind = "clock" if world.setup.is_founding else "high"  # a log that is being founded needs that
+    world = _each(must(do(world, ("campaign", name, kind))), "connect", leader=name)
     while True:
         world = _exchanged(world, name)
-        for endpoint in endpoints:
-            if ("lock", name, endpoint) in moves(world):
-                world = must(do(world, ("lock", name, endpoint)))
+        if has_endpoints:
+            world = _each(_each(world, "lock", name), "begin again", name)
         after = do(world, ("establish", name))
         if after is None:
-            return _unless_over(world, name)
-        world = after
-        leader = _leader(world, name)
-        was_pending = leader.proposal is not None
-        if not was_pending:
-            world = must(do(world, ("propose", name, *_voters_that_answered(world, leader))))
+            return None if _is_over(world, name) else world
+        was_pending = _leader(after, name).proposal is not None
+        world = after if was_pending else must(do(after, ("propose", name, *_voters_that_answered(after, name))))
         if has_endpoints:
             world = _each(world, "write", name)
         world = _exchanged(world, name)
         after = do(world, ("commit", name))
-        if after is None:
-            # A new voter waits for the endpoint, by rule.
+        if after is None:  # a new voter waits for the endpoint, by rule
             return None if leading.is_held(_leader(world, name)) and not has_endpoints else world
         if not was_pending:
             return None
@@ -215,7 +200,8 @@ def _each(world: World, kind: str, *first: str, leader: str = "") -> World:
     return world
 
 
-def _voters_that_answered(world: World, leader: Leader) -> list[str]:
+def _voters_that_answered(world: World, name: str) -> list[str]:
+    leader = _leader(world, name)
     committed = leader.node.committed
     answers = {other for other, each in leader.followers.items() if each.status.term == leader.node.term}
     voters = set(committed.voters) if isinstance(committed, Entry) and committed.voters else set(world.agents)
@@ -228,9 +214,9 @@ def _leader(world: World, name: str) -> Leader:
     return leader
 
 
-def _unless_over(world: World, name: str) -> World | None:
+def _is_over(world: World, name: str) -> bool:
     committed = node_of(world.agents[name]).committed
-    return None if isinstance(committed, Entry) and committed.is_verdict else world
+    return isinstance(committed, Entry) and committed.is_verdict
 
 
 def _exchanged(world: World, name: str) -> World:

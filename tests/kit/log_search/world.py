@@ -147,7 +147,7 @@ def begin(setup: Setup) -> World:
     voters = names[: setup.voters_max] if setup.endpoints == 1 else ()
     first = first_entry(1, names, voters, incarnations)
     agents |= {name: Node(name, 1, committed=first if name in voters or not voters else first.id) for name in names}
-    full = tuple(Cell(word, 1, "", 0, first) for word in incarnations)
+    full = tuple(Cell(word, first.log, 1, "", 0, first) for word in incarnations)
     world = empty.replace(agents=agents, cells=full, logs={first.log: (first,)}, newest=order(first))
     # Its first leader, whom all follow.
     beginning: list[Move] = [("campaign", "a", "next")]
@@ -241,7 +241,9 @@ def _steps_of(world: World, name: str, leader: Leader) -> Iterator[Move]:  # noq
         if cell and view and (cell.leader, cell.term, cell.incarnation) == (name, term, view.incarnation):
             is_behind = order(committed) < order(cell.committed)
             has_news = (leader.proposal and not view.has_proposal) or order(committed) > order(cell.committed)
-            if has_news and not is_behind:
+            if leading.must_begin_again(leader, view):
+                yield "begin again", name, endpoint
+            elif has_news and not is_behind and leading.may_write(leader, endpoint):
                 yield "write", name, endpoint
     is_over = isinstance(committed, Entry) and (committed.is_verdict or committed.number >= world.setup.positions)
     if is_over:
@@ -457,12 +459,21 @@ def _lease_passes(world: World, name: str) -> World:
 def _lock(world: World, name: str, endpoint: int) -> World:
     draft = Draft(world)
     leader = draft.leader(name)
-    log = log_of(leader.node.committed) if leader.mandate is Mandate.QUORUM else None
     new = f"x{world.words}"
-    cell = cells.lock(world.cells[endpoint], name, leader.node.term, log, new)
+    cell = cells.lock(world.cells[endpoint], name, leader.node.term, log_of(leader.node.committed), new)
     draft.cells[endpoint] = cell
     draft.agents[name] = leading.on_locked(leader, endpoint, cell)
     return draft.done(words=world.words + (cell.incarnation == new))
+
+
+def _begin_again(world: World, name: str, endpoint: int) -> World:
+    draft = Draft(world)
+    leader, cell = draft.leader(name), world.cells[endpoint]
+    assert cell
+    cell = cells.begin_again(cell, log_of(leader.node.committed), f"x{world.words}")
+    draft.cells[endpoint] = cell
+    draft.agents[name] = leading.on_locked(leader, endpoint, cell)
+    return draft.done(words=world.words + 1)
 
 
 def _write(world: World, name: str, endpoint: int) -> World:
@@ -581,6 +592,7 @@ MOVES: dict[str, Callable[..., World | None]] = {
     "closed at follower": _closed_at_follower,
     "lease passes": _lease_passes,
     "lock": _lock,
+    "begin again": _begin_again,
     "write": _write,
     "establish": _establish,
     "propose": _propose,
