@@ -273,7 +273,14 @@ def must_begin_again(leader: Leader, view: View) -> bool:
     if ours is None:
         is_first = view.committed is None and view.accepted is not None and view.accepted.entry.parent is None
         return leader.has_listened and view.log is not None and not is_first
-    return leader.mandate is Mandate.QUORUM and view.log != ours
+    return leader.mandate is Mandate.QUORUM and not is_of_log(leader, view)
+
+
+def is_of_log(leader: Leader, view: View) -> bool:
+    """Whether an endpoint's memory belongs to the log of a leader: it says so, or the committed entry names it."""
+    committed = leader.node.committed
+    is_known = isinstance(committed, Entry) and view.incarnation in committed.incarnations
+    return is_known or view.log == log_of(committed)
 
 
 def own_views(leader: Leader) -> tuple[View | None, ...]:
@@ -289,7 +296,7 @@ def may_write(leader: Leader, endpoint: int) -> bool:
     view, committed = own_views(leader)[endpoint], leader.node.committed
     if view is None or isinstance(committed, EntryId):
         return False
-    return committed is None or view.log == committed.log
+    return committed is None or is_of_log(leader, view)
 
 
 def newest_committed(leader: Leader) -> EntryRef | None:
