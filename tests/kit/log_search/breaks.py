@@ -14,7 +14,6 @@ from aelastic.rdzv.log.leader import Leader
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.log.votes import Mandate
 
-RULE_5A = votes.by_ended_followers
 Where = tuple[ModuleType, str]
 
 
@@ -25,10 +24,9 @@ class Break:
     Args:
         rule: the function that keeps it.
         others: more places that have the same function.
-        first: a seed just before the one whose walk notices it; each walk costs its time.
-        is_slow: no seed is known that is quick, or its walk is not the first.
+        seed: of a walk that notices it.
         weights: of moves, where those that matter are rare.
-        is_live: it may also be noticed because the job does not continue.
+        is_live: it is noticed because the job does not continue.
     """
 
     name: str
@@ -54,16 +52,18 @@ def _any_end(close: Close) -> bool:
     return close in {Close.ORDERLY, Close.ABORTED}
 
 
-def _without_endpoint(configuration: votes.Configuration, cast: votes.Votes) -> bool:
-    return votes.has_living_node(configuration, cast) and votes.is_more_than_half(configuration, cast.known, cast.endpoints)
+def _without_endpoint(configuration: entries.Configuration, cast: votes.Votes) -> bool:
+    return votes.has_living_node(configuration, cast) and votes.is_more_than_half(
+        configuration, cast.known, cast.endpoints
+    )
 
 
-def _half(configuration: votes.Configuration, nodes: votes.Nodes, endpoints: int) -> bool:
+def _half(configuration: entries.Configuration, nodes: votes.Nodes, endpoints: int) -> bool:
     total = 2 * len(configuration.voters) + len(configuration.incarnations)
     return 2 * (2 * len(nodes.intersection(configuration.voters)) + endpoints) > total - 2
 
 
-def _all_but_one(configuration: votes.Configuration, cast: votes.Votes) -> bool:
+def _all_but_one(configuration: entries.Configuration, cast: votes.Votes) -> bool:
     is_anyone_there = votes.has_living_node(configuration, cast) or cast.endpoints > 0
     return is_anyone_there and len(votes.missing(configuration, cast.known)) <= 1
 
