@@ -7,7 +7,7 @@ PYTHONPATH=.:tests python -m kit.log_search.search half     first seeds that not
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log.entries import Entry, order
@@ -44,15 +44,30 @@ class FoundError(AssertionError):
         super().__init__("\n".join([why, repr(setup), *lines]))
 
 
-def walk(setup: Setup, seed: int, *, is_live: bool = True, weights: dict[str, float] | None = None) -> int:
+def walk(
+    setup: Setup,
+    seed: int,
+    *,
+    beginning: Sequence[Move] = (),
+    weights: Mapping[str, float] | None = None,
+    is_live: bool = True,
+    is_shrunk: bool = True,
+) -> int:
     """Makes one random walk; returns its length.
+
+    Args:
+        beginning: moves that come first.
+        weights: of kinds of moves, where they are not those of `WEIGHTS`.
+        is_live: looks also for a job that does not continue.
 
     Raises:
         FoundError: it met what must not happen.
     """
     rng = random.Random(seed)
-    weighed = WEIGHTS | (weights or {})
-    world, path = begin(setup), list[Move]()
+    weighed = {**WEIGHTS, **(weights or {})}
+    world, path = begin(setup), list(beginning)
+    for move in beginning:
+        world = must(do(world, move))
     while len(path) < MOVES_MAX:
         options, after = moves(world), None
         while options and after is None:
@@ -61,8 +76,8 @@ def walk(setup: Setup, seed: int, *, is_live: bool = True, weights: dict[str, fl
             try:
                 after = do(world, move)
             except BrokenPromiseError as error:
-                path = shrunk(setup, [*path, move])
-                raise FoundError(f"{error} (seed {seed})", setup, path) from None
+                path.append(move)
+                raise FoundError(f"{error} (seed {seed})", setup, shrunk(setup, path) if is_shrunk else path) from None
         if after is None:
             break
         world = after
@@ -70,10 +85,6 @@ def walk(setup: Setup, seed: int, *, is_live: bool = True, weights: dict[str, fl
         if is_live and rng.random() < 1 / QUIET_EVERY and (why := dead_end(world)):
             raise FoundError(f"{why} (seed {seed})", setup, path)
     return len(path)
-
-
-def walks(setup: Setup, seeds: Iterable[int], *, is_live: bool = True, weights: dict[str, float] | None = None) -> int:
-    return sum(walk(setup, seed, is_live=is_live, weights=weights) for seed in seeds)
 
 
 def breadth_first(setup: Setup, states_max: int, seed: int = 1) -> int:
@@ -156,7 +167,10 @@ def dead_end(world: World) -> str:
         for name in world.agents:
             if last.voters and name not in last.voters:
                 continue
-            stuck = stuck_after(world, name, has_endpoints=has_endpoints)
+            try:
+                stuck = stuck_after(world, name, has_endpoints=has_endpoints)
+            except BrokenPromiseError as error:
+                return str(error)
             if stuck and has_quorum(stuck, has_endpoints=has_endpoints):
                 [stuck_log] = stuck.logs.values()
                 return (
