@@ -23,7 +23,8 @@ def test_no_state_that_is_near_breaks_a_promise(setup: Setup) -> None:
 
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
 def test_a_broken_rule_is_noticed(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*broken.rule, broken.wrong)
+    for change in broken.changes:
+        monkeypatch.setattr(*change)
     with pytest.raises(FoundError):
         broken.walk(broken.seed, is_shrunk=False)
 
@@ -37,7 +38,8 @@ def test_what_notices_a_broken_rule_is_the_rule(broken: Break) -> None:
 @pytest.mark.all
 @pytest.mark.parametrize("broken", BREAKS, ids=lambda broken: broken.name)
 def test_a_broken_rule_is_noticed_by_other_walks(broken: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(*broken.rule, broken.wrong)
+    for change in broken.changes:
+        monkeypatch.setattr(*change)
     with pytest.raises(FoundError):
         for seed in range(broken.seed + 1, broken.seed + 1 + LOG_BREAK_WALKS):
             broken.walk(seed, is_shrunk=False)

@@ -240,7 +240,10 @@ def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum
 
 
 def establish(leader: Leader) -> Leader | None:
-    """Phase 1: the leader that may propose the next entry, or must propose one again; `None`: votes are missing."""
+    """Phase 1: the leader that may propose the next entry, or must propose one again; `None`: votes are missing.
+
+    A founder may first give up the log that it has heard of, without a mandate yet.
+    """
     if leader.mandate:
         return None
     newest = newest_committed(leader)
@@ -253,7 +256,8 @@ def establish(leader: Leader) -> Leader | None:
     mandate = phase_1_mandate(leader, votes)
     if mandate is Mandate.NONE and isinstance(committed, Entry) and may_found(leader, committed, votes):
         node = leader.node.replace(committed=None, accepted=None)
-        return establish(leader.replace(node=node, given_up=committed.id))
+        leader = leader.replace(node=node, given_up=committed.id)
+        return establish(leader) or leader  # it may have to begin an incarnation first
     if mandate is Mandate.NONE or (isinstance(committed, Entry) and committed.is_verdict):
         return None
     leader = leader.replace(mandate=mandate)
@@ -272,7 +276,8 @@ def must_begin_again(leader: Leader, view: View) -> bool:
     ours = log_of(leader.node.committed)
     if ours is None:
         is_first = view.committed is None and view.accepted is not None and view.accepted.entry.parent is None
-        return leader.has_listened and view.log is not None and not is_first
+        is_given_up = order(view.committed) <= order(leader.given_up)
+        return leader.has_listened and view.log is not None and is_given_up and not is_first
     return leader.mandate is Mandate.QUORUM and not is_of_log(leader, view)
 
 

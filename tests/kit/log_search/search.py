@@ -56,7 +56,7 @@ def walk(
     """Makes one random walk; returns its length.
 
     Args:
-        beginning: moves that come first.
+        beginning: moves that come first, but for those that are not possible.
         weights: of kinds of moves, where they are not those of `WEIGHTS`.
         is_live: looks also for a job that does not continue.
 
@@ -65,9 +65,12 @@ def walk(
     """
     rng = random.Random(seed)
     weighed = {**WEIGHTS, **(weights or {})}
-    world, path = begin(setup), list(beginning)
+    world, path = begin(setup), list[Move]()
     for move in beginning:
-        world = must(do(world, move))
+        after = do(world, move) if move in moves(world) else None
+        if after is not None:
+            world = after
+            path.append(move)
     while len(path) < MOVES_MAX:
         options, after = moves(world), None
         while options and after is None:
@@ -193,6 +196,9 @@ def stuck_after(world: World, name: str, *, has_endpoints: bool) -> World | None
         after = do(world, ("establish", name))
         if after is None:
             return None if _is_over(world, name) else world
+        if not _leader(after, name).mandate:
+            world = after
+            continue
         was_pending = _leader(after, name).proposal is not None
         world = after if was_pending else must(do(after, ("propose", name, *_voters_that_answered(after, name))))
         if has_endpoints:

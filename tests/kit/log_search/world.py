@@ -639,6 +639,9 @@ def with_committed(world: World, leader: Leader, entry: Entry) -> World:
         raise BrokenPromiseError(f"{told(entry)} is not newer than {world.newest}")
     if len(set(entry.charged)) < len(entry.charged):
         raise BrokenPromiseError(f"{told(entry)} charges twice: {entry.charged}")
+    for other in (each for name, entries in world.logs.items() if name != entry.log for each in entries):
+        if shared := set(filter(None, entry.incarnations)).intersection(other.incarnations):
+            raise BrokenPromiseError(f"{told(entry)} and {told(other)} count on the memory of {shared}")
     if not log:
         _check_founding(world, leader, entry)
     elif entry.parent != log[-1].id or log[-1].is_verdict:
