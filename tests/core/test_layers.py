@@ -31,7 +31,7 @@ FLOORS = (
     ("rdzv.protocol", "workers.numa", "notice"),
     ("rdzv.board",),
     ("rdzv.survivors", "rdzv.requests"),
-    ("rdzv.coordinator", "rdzv.member", "rdzv.quorum"),
+    ("rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.log"),
     ("group", "forkserver.command"),
     ("observe",),
     ("workers", "tcpstore", "stacks", "hangs", "health", "forkserver", "export"),
@@ -54,7 +54,8 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 
 # Cores decide: they neither wait, nor look at the clock, the environment or the network.  Folders, and modules.
 CORES = (
-    "core", "decisions", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum", "rdzv.requests", "rdzv.survivors",
+    "core", "decisions", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum",
+    "rdzv.log", "rdzv.requests", "rdzv.survivors",
     "rdzv.ledger", "rdzv.restart_policy", "rdzv.restart_rules", "rdzv.single_node",
     "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.in_place", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",

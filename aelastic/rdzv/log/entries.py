@@ -1,0 +1,159 @@
+"""Entries of the log: what is agreed on, one after the other.
+
+Each entry names its parent, so the last one stands for the whole log up to it.  It also names who decides on the next
+one: its voters, and the incarnation of each endpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import NamedTuple, TypeAlias
+
+from aelastic.core.record import Record
+
+# Failures that an entry remembers as charged.  They are not reported again after their round: a few would do.
+CHARGED_MAX = 32
+
+
+class EntryId(NamedTuple):
+    """What tells an entry from all others.
+
+    Args:
+        log: a name that all entries of one log share.
+        number: the position in the log.  It rises with each entry: an entry that only changes voters is newer, too.
+    """
+
+    term: int
+    number: int
+    log: str
+    digest: str
+
+
+class Configuration(NamedTuple):
+    """Who decides on an entry.
+
+    Args:
+        voters: nodes.  Without any the endpoints decide alone: several endpoints, etcd, `static`.
+        incarnations: of each endpoint; "" for one that has never answered.
+    """
+
+    voters: tuple[str, ...]
+    incarnations: tuple[str, ...]
+
+
+class Entry(Record):
+    """A round, or the verdict.  Made by `first_entry` and `next_entry`.
+
+    Args:
+        parent: the entry before it; `None`: this one founded the log.
+        term: of the leader that proposed it first.
+        charged: the failures that this entry and earlier ones paid a restart for, the newest last.
+        payload: what the round is about; opaque here.
+    """
+
+    id: EntryId
+    parent: EntryId | None
+    term: int
+    number: int
+    members: tuple[str, ...]
+    voters: tuple[str, ...]
+    incarnations: tuple[str, ...]
+    is_verdict: bool
+    charged: tuple[str, ...]
+    payload: bytes
+
+    @property
+    def log(self) -> str:
+        return self.id.log
+
+    @property
+    def configuration(self) -> Configuration:
+        return Configuration(self.voters, self.incarnations)
+
+    # The digest covers all the rest.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Entry) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+# An entry, or its id where the entry itself was never seen.
+EntryRef: TypeAlias = Entry | EntryId
+
+
+class Accepted(Record):
+    """An entry that a voter accepted, and the term of the leader that proposed it then."""
+
+    entry: Entry
+    term: int
+
+
+def first_entry(
+    term: int, members: Iterable[str], voters: Iterable[str], incarnations: tuple[str, ...], payload: bytes = b""
+) -> Entry:
+    """The entry that founds a log, which is named after the incarnations of the endpoints that agree on it."""
+    return _entry("+".join(incarnations), None, term, 1, members, voters, incarnations, payload=payload)
+
+
+def next_entry(
+    parent: Entry,
+    term: int,
+    members: Iterable[str],
+    voters: Iterable[str],
+    incarnations: tuple[str, ...],
+    *,
+    is_verdict: bool = False,
+    failures: Iterable[str] = (),
+    payload: bytes = b"",
+) -> Entry:
+    """The entry after `parent`; it charges those of `failures` that no entry has charged."""
+    charged = (*parent.charged, *not_charged(parent, failures))[-CHARGED_MAX:]
+    position = parent.log, parent.id, term, parent.number + 1
+    return _entry(*position, members, voters, incarnations, is_verdict=is_verdict, charged=charged, payload=payload)
+
+
+def _entry(
+    log: str,
+    parent: EntryId | None,
+    term: int,
+    number: int,
+    members: Iterable[str],
+    voters: Iterable[str],
+    incarnations: tuple[str, ...],
+    *,
+    is_verdict: bool = False,
+    charged: tuple[str, ...] = (),
+    payload: bytes = b"",
+) -> Entry:
+    names = tuple(sorted(members)), tuple(sorted(voters))
+    fields = parent, term, number, *names, incarnations, is_verdict, charged, payload
+    digest = blake2b(repr((log, fields)).encode(), digest_size=12).hexdigest()
+    return Entry(EntryId(term, number, log, digest), *fields)
+
+
+def not_charged(parent: Entry, failures: Iterable[str]) -> tuple[str, ...]:
+    """Charged once: a failure is paid for by the first entry that names it, and a report of it may be repeated."""
+    return tuple(failure for failure in failures if failure not in parent.charged)
+
+
+def id_of(entry: EntryRef | None) -> EntryId | None:
+    return entry.id if isinstance(entry, Entry) else entry
+
+
+def log_of(ref: EntryRef | None) -> str | None:
+    entry_id = id_of(ref)
+    return entry_id.log if entry_id else None
+
+
+def order(entry: EntryRef | None) -> tuple[int, int]:
+    """(term, number): rises along each log.  Nothing comes before the first entry."""
+    return (entry.id[:2] if isinstance(entry, Entry) else entry[:2]) if entry else (-1, -1)
+
+
+def whole(ref: EntryRef | None, *held: Entry | None) -> EntryRef | None:
+    """The entry that an id means, if it is among those that are held; else the id."""
+    if isinstance(ref, EntryId):
+        return next((entry for entry in held if entry is not None and entry.id == ref), ref)
+    return ref

@@ -1,0 +1,545 @@
+"""A candidate, and the leader that it becomes: phase 1, proposing, phase 2.
+
+A leader is a node; `Leader.node` is what it keeps as one.  The phases follow each other for each entry: `establish`
+learns what may have been committed, `propose` is needed only if there is nothing of that kind, `commit` counts.
+Phase 1 of the next entry takes no message: the statuses that a leader has hold for all positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from aelastic.core.record import Record
+from aelastic.rdzv.log import votes as voting
+from aelastic.rdzv.log.cell import Cell, write
+from aelastic.rdzv.log.entries import (
+    Accepted,
+    Configuration,
+    Entry,
+    EntryId,
+    EntryRef,
+    first_entry,
+    id_of,
+    log_of,
+    next_entry,
+    order,
+    whole,
+)
+from aelastic.rdzv.log.node import (
+    Close,
+    EndedFollower,
+    EndedLeader,
+    Node,
+    Plan,
+    Status,
+    holds,
+    votes_in,
+    whole_entries_of,
+    without_outdated,
+)
+from aelastic.rdzv.log.votes import Mandate, Votes
+
+
+class Follower(Record):
+    """What a leader knows of a follower.
+
+    Args:
+        status: the last.
+        is_open: its connection.  The status of a closed one still counts as a vote.
+        has_plan: the plan as it is now is in the kernel's hands.
+        is_welcomed: some plan was, on this connection, in this term or an earlier one.
+    """
+
+    status: Status
+    is_open: bool = True
+    has_plan: bool = False
+    is_welcomed: bool = False
+
+
+class View(Record):
+    """The cell of an endpoint that voted for this leader, as last read or written.
+
+    Args:
+        has_proposal: it was written with the proposal as it is now.
+    """
+
+    incarnation: str
+    log: str | None
+    committed: Entry | None
+    accepted: Accepted | None
+    has_proposal: bool = False
+
+
+class Leader(Record):
+    """A candidate or leader.
+
+    Args:
+        has_listened: its term is from the wall clock, after a lease of listening.
+        mandate: on what ground phase 1 was completed; `NONE` before that.
+        given_up: the newest entry of a log that can't continue, while this leader founds another.
+        followers: by name; those that ended are in `node.ended_followers`.
+        views: by endpoint; `None` where it has not voted in this term.
+    """
+
+    node: Node
+    views: tuple[View | None, ...]
+    followers: Mapping[str, Follower]
+    has_listened: bool = False
+    mandate: Mandate = Mandate.NONE
+    proposal: Entry | None = None
+    given_up: EntryId | None = None
+
+    def __hash__(self) -> int:
+        rest = self.node, self.views, self.has_listened, self.mandate, self.proposal, self.given_up
+        return hash((*rest, frozenset(self.followers.items())))
+
+
+# Campaigning.
+
+
+def next_term(highest: int) -> int:
+    """A term of a campaign: above each one that the candidate has met."""
+    return highest + 1
+
+
+def term_from_clock(seconds: int, highest: int) -> int:
+    """A term "from the wall clock", for recovery and founding: also above those that only ended nodes knew of.
+
+    Args:
+        seconds: since 1970.  Terms begin there and rise by a few in a minute, so they stay behind the clock.
+    """
+    return max(seconds, highest + 1)
+
+
+def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = False) -> Leader:
+    """The node as a candidate, once the words of `farewells` are sent."""
+    node = node.replace(term=term, voted_for=node.name, leader="", has_read_plan=False, leader_accepted=None)
+    return Leader(node, (None,) * endpoints, {}, has_listened)
+
+
+def campaign_again(leader: Leader, term: int, *, has_listened: bool = False) -> Leader:
+    """A leader in a higher term: its followers stay, and answer the next plan with a vote for this term."""
+    open_ones = {name: each for name, each in leader.followers.items() if each.is_open}
+    node = leader.node.replace(term=term, voted_for=leader.node.name)
+    return _changed(Leader(node, (None,) * len(leader.views), open_ones, has_listened))
+
+
+def step_down(leader: Leader) -> Node:
+    """What stays of a leader that stops leading, once the words of `farewells` are sent."""
+    return leader.node
+
+
+# What a leader reads.
+
+
+def on_connected(leader: Leader, name: str, status: Status) -> Leader:
+    """The leader after the first status on a connection, which is a vote if it is of this term."""
+    return _on_status(leader, name, Follower(status))
+
+
+def on_status(leader: Leader, name: str, status: Status) -> Leader:
+    """The leader after another status on an open connection."""
+    return _on_status(leader, name, leader.followers[name].replace(status=status))
+
+
+def _on_status(leader: Leader, name: str, follower: Follower) -> Leader:
+    leader = leader.replace(followers={**leader.followers, name: follower})
+    return _after_reading_of(leader, follower.status.committed)
+
+
+def on_follower_closed(leader: Leader, name: str, close: Close) -> Leader:
+    """The leader after a follower's connection ended, and all that came before was read."""
+    followers = dict(leader.followers)
+    follower = followers.pop(name)
+    if follower_has_ended(close):
+        ended = (*leader.node.ended_followers, EndedFollower(name, follower.status))
+        return leader.replace(node=leader.node.replace(ended_followers=ended), followers=followers)
+    followers[name] = follower.replace(is_open=False)
+    return leader.replace(followers=followers)
+
+
+def follower_has_ended(close: Close) -> bool:
+    """An end, read by a leader: only an orderly close without a word proves that the follower's process is gone."""
+    return close is Close.ORDERLY
+
+
+def on_locked(leader: Leader, endpoint: int, cell: Cell) -> Leader:
+    """The leader after the endpoint's vote for it."""
+    view = View(cell.incarnation, cell.log, cell.committed, cell.accepted)
+    return _after_reading_of(_with_view(leader, endpoint, view), cell.committed)
+
+
+def _after_reading_of(leader: Leader, committed: EntryRef | None) -> Leader:
+    if not takes_over(leader, committed):
+        return leader
+    return _at_phase_1(leader, committed)
+
+
+def takes_over(leader: Leader, committed: EntryRef | None) -> bool:
+    """Take over: a leader that reads of a newer committed entry starts phase 1 again from there, at any time."""
+    if is_of_other_log(leader, committed):
+        return False
+    return order(committed) > max(order(leader.node.committed), order(leader.given_up))
+
+
+def _at_phase_1(leader: Leader, committed: EntryRef | None) -> Leader:
+    """The leader at the position after an entry, with all votes that it has, and nothing proposed."""
+    node = without_outdated(leader.node.replace(committed=_whole(leader, committed)))
+    leader = leader.replace(node=node, mandate=Mandate.NONE, proposal=None, given_up=None)
+    return _changed(leader)
+
+
+def _changed(leader: Leader) -> Leader:
+    """The leader after its plan has changed: no follower and no endpoint has it yet."""
+    followers = {
+        name: each.replace(has_plan=False) if each.has_plan else each for name, each in leader.followers.items()
+    }
+    views = tuple(view and view.replace(has_proposal=False) for view in leader.views)
+    return leader.replace(followers=followers, views=views)
+
+
+def _whole(leader: Leader, ref: EntryRef | None) -> EntryRef | None:
+    """The entry that an id means, if the leader, a follower or an endpoint has it whole."""
+    if not isinstance(ref, EntryId):
+        return ref
+    statuses = [*(each.status for each in leader.followers.values()), *last_words(leader)]
+    held = [entry for status in statuses for entry in whole_entries_of(status)]
+    for view in leader.views:
+        if view:
+            held += [entry for entry in (view.committed, view.accepted and view.accepted.entry) if entry]
+    return whole(ref, *whole_entries_of(leader.node), *held)
+
+
+# Two logs.
+
+
+def is_of_other_log(leader: Leader, ref: EntryRef | None) -> bool:
+    ours, other = log_of(leader.node.committed), log_of(ref)
+    return ours is not None and other is not None and ours != other
+
+
+def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum: bool) -> bool:
+    """Where two logs meet: the one with a quorum of its newest configuration continues, else the higher (term, number).
+
+    A leader that must give its log up stops leading, and its agent joins the other one under a new name.  A leader that
+    continues takes a term above the other log's, so that what it proposes next is newer than both.
+
+    Args:
+        other: the newest entry of the other log, as a status or a cell names it.
+        has_other_quorum: its leader is seen to renew the cell.
+    """
+    if not is_of_other_log(leader, other):
+        return False
+    has_quorum = leader.mandate is Mandate.QUORUM
+    if has_quorum != has_other_quorum:
+        return has_other_quorum
+    return order(other) > order(leader.node.committed)
+
+
+# Phase 1.
+
+
+def establish(leader: Leader) -> Leader | None:
+    """Phase 1: the leader that may propose the next entry, or must propose one again; `None`: votes are missing.
+
+    A founder may first give up the log that it has heard of, without a mandate yet.
+    """
+    if leader.mandate:
+        return None
+    newest = newest_committed(leader)
+    if newest is not leader.node.committed:
+        leader = _at_phase_1(leader, newest)
+    committed = leader.node.committed
+    if isinstance(committed, EntryId):
+        return None  # who votes after it is not known
+    votes = phase_1_votes(leader)
+    mandate = phase_1_mandate(leader, votes)
+    if mandate is Mandate.NONE and isinstance(committed, Entry) and may_found(leader, committed, votes):
+        node = leader.node.replace(committed=None, accepted=None)
+        leader = leader.replace(node=node, given_up=committed.id)
+        return establish(leader) or leader  # it may have to begin an incarnation first
+    if mandate is Mandate.NONE or (isinstance(committed, Entry) and committed.is_verdict):
+        return None
+    leader = leader.replace(mandate=mandate)
+    pending = adopted(leader)
+    if pending:
+        leader = leader.replace(proposal=pending, node=_having_accepted(leader, pending))
+    return _changed(leader)
+
+
+def must_begin_again(leader: Leader, view: View) -> bool:
+    """One log for each incarnation: whether a leader whose log continues or begins must end the endpoint's memory.
+
+    Another log may count on what the endpoint has accepted.  To write over it would be to make the endpoint forget
+    under the same name.  A founder that finds the first entry of a log has to adopt that instead.
+    """
+    ours = log_of(leader.node.committed)
+    if ours is None:
+        is_first = view.committed is None and view.accepted is not None and view.accepted.entry.parent is None
+        is_given_up = order(view.committed) <= order(leader.given_up)
+        return leader.has_listened and view.log is not None and is_given_up and not is_first
+    return leader.mandate is Mandate.QUORUM and not is_of_log(leader, view)
+
+
+def is_of_log(leader: Leader, view: View) -> bool:
+    """Whether an endpoint's memory belongs to the log of a leader: it says so, or the committed entry names it."""
+    committed = leader.node.committed
+    is_known = isinstance(committed, Entry) and view.incarnation in committed.incarnations
+    return is_known or view.log == log_of(committed)
+
+
+def own_views(leader: Leader) -> tuple[View | None, ...]:
+    """The endpoints that voted for this leader and whose incarnation may belong to its log."""
+    return tuple(None if view and must_begin_again(leader, view) else view for view in leader.views)
+
+
+def may_write(leader: Leader, endpoint: int) -> bool:
+    """Whether the leader may write to an endpoint that it has locked: not into the memory of another log.
+
+    Nor while it knows the committed entry by its id alone: it could not tell what the endpoint has to keep.
+    """
+    view, committed = own_views(leader)[endpoint], leader.node.committed
+    if view is None or isinstance(committed, EntryId):
+        return False
+    return committed is None or is_of_log(leader, view)
+
+
+def newest_committed(leader: Leader) -> EntryRef | None:
+    """Phase 1 starts from the newest committed entry of all statuses and cells."""
+    found = [leader.node.committed, *(each.status.committed for each in leader.followers.values())]
+    found += [status.committed for status in last_words(leader)]
+    found += [view.committed for view in leader.views if view]
+    newest = max((each for each in found if not is_of_other_log(leader, each)), key=order)
+    is_newer = order(newest) > max(order(leader.node.committed), order(leader.given_up))
+    return _whole(leader, newest if is_newer else leader.node.committed)
+
+
+def last_words(leader: Leader) -> tuple[Status, ...]:
+    """Phase 1: what followers that ended said last counts, too."""
+    return tuple(each.status for each in leader.node.ended_followers)
+
+
+def configuration_of(leader: Leader) -> Configuration:
+    """Who decides now: those that the last committed entry names; before the first one, the endpoints."""
+    if isinstance(leader.node.committed, Entry):
+        return leader.node.committed.configuration
+    return Configuration((), tuple(view.incarnation if view else "" for view in own_views(leader)))
+
+
+def phase_1_votes(leader: Leader) -> Votes:
+    statuses = _answers(leader)
+    answered = frozenset({*statuses, leader.node.name})
+    return _votes(leader, answered, statuses.values(), leader.node.ended_followers, own_views(leader))
+
+
+def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
+    """Phase 1 needs the votes of the configuration; recovery and founding also a term from the wall clock."""
+    mandate = voting.mandate(configuration_of(leader), votes)
+    if leader.node.committed is None:
+        mandate = min(mandate, Mandate.FOUNDING)
+    if mandate in {Mandate.RECOVERY, Mandate.FOUNDING} and not leader.has_listened:
+        return Mandate.NONE
+    return mandate
+
+
+def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
+    """Founding: nothing begins while nodes of the log that was heard may live and have not answered.
+
+    The endpoints have forgotten that log: a majority of them has another incarnation.  And the founder was never a
+    voter there, so it breaks no promise.
+    """
+    views = [view for view in leader.views if view]
+    new_ones = [view for view in views if view.incarnation not in heard.incarnations]
+    is_forgotten = leader.has_listened and 2 * len(new_ones) > len(leader.views)
+    are_all_known = not voting.missing(heard.configuration, votes.known | votes.replaced)
+    return is_forgotten and are_all_known and leader.node.name not in heard.voters
+
+
+def adopted(leader: Leader) -> Entry | None:
+    """Adoption: the accepted entry of the highest term that follows the committed one; it may have been committed."""
+    found = [view.accepted for view in own_views(leader) if view]
+    if leader.node.committed is not None:  # a founding is agreed on by the endpoints alone
+        answers = _answers(leader).values()
+        found += [leader.node.accepted, *(status.accepted for status in (*answers, *last_words(leader)))]
+        ended = [*leader.node.ended, *(each for status in answers for each in status.ended)]
+        found += [each.accepted for each in ended]
+    parent = id_of(leader.node.committed)
+    fitting = [accepted for accepted in found if accepted and accepted.entry.parent == parent]
+    return max(fitting, key=lambda accepted: accepted.term).entry if fitting else None
+
+
+def _answers(leader: Leader) -> dict[str, Status]:
+    """The statuses that are votes in this term: those of its own log, or of nodes that know of none."""
+    ours = leader.node.committed
+    answers = {}
+    for name, follower in leader.followers.items():
+        status = follower.status
+        is_of_log = log_of(status.committed) in {None, log_of(ours)}
+        if status.term == leader.node.term and is_of_log:
+            answers[name] = status
+    return answers
+
+
+def _votes(
+    leader: Leader,
+    answered: frozenset[str],
+    statuses: Iterable[Status],
+    ended_followers: Iterable[EndedFollower],
+    views: Iterable[View | None],
+) -> Votes:
+    """The votes of one phase, with what the leader and the nodes that answered know of ended and replaced ones."""
+    ended: list[EndedLeader] = [*leader.node.ended, *(each for status in statuses for each in status.ended)]
+    configuration = configuration_of(leader)
+    endpoints = [
+        endpoint
+        for endpoint, view in enumerate(views)
+        if view and voting.is_named(configuration, endpoint, view.incarnation)
+    ]
+    return Votes(
+        answered,
+        frozenset(each.name for each in ended_followers),
+        frozenset(each.name for each in ended),
+        replaced(leader),
+        len(endpoints),
+    )
+
+
+def replaced(leader: Leader) -> frozenset[str]:
+    """Replaced: nodes that a lock on their own host proves to be gone, as the agents found that took their slots."""
+    statuses = [each.status for each in leader.followers.values()]
+    return frozenset({*leader.node.replaces, *(name for status in statuses for name in status.replaces)})
+
+
+# Proposing, and phase 2.
+
+
+def propose(
+    leader: Leader,
+    members: Iterable[str],
+    voters: Iterable[str],
+    *,
+    is_verdict: bool = False,
+    failures: Iterable[str] = (),
+    payload: bytes = b"",
+) -> Leader:
+    """The leader with a proposal of its own.  Phase 1 is complete, and found nothing that is pending."""
+    assert leader.mandate and not leader.proposal, "phase 1 is complete and left the choice"
+    committed, term = leader.node.committed, leader.node.term
+    incarnations = _incarnations_now(leader)
+    if isinstance(committed, Entry):
+        proposal = next_entry(
+            committed, term, members, voters, incarnations, is_verdict=is_verdict, failures=failures, payload=payload
+        )
+    else:
+        proposal = first_entry(term, members, voters, incarnations, payload)
+    leader = leader.replace(proposal=proposal)
+    if not needs_endpoint(leader, proposal):
+        leader = leader.replace(node=_having_accepted(leader, proposal))
+    return _changed(leader)
+
+
+def _incarnations_now(leader: Leader) -> tuple[str, ...]:
+    known = configuration_of(leader).incarnations
+    return tuple(view.incarnation if view else word for view, word in zip(own_views(leader), known, strict=True))
+
+
+def _having_accepted(leader: Leader, proposal: Entry) -> Node:
+    return without_outdated(leader.node.replace(accepted=Accepted(proposal, leader.node.term)))
+
+
+def needs_endpoint(leader: Leader, proposal: Entry) -> bool:
+    """New voters go to the endpoint first, unless it has forgotten the log that names it."""
+    configuration, view = configuration_of(leader), leader.views[0]
+    has_forgotten = view is not None and not voting.is_named(configuration, 0, view.incarnation)
+    return voting.gives_new_votes(configuration, proposal) and not has_forgotten
+
+
+def is_held(leader: Leader) -> bool:
+    """New voters go to the endpoint first: whether no node may hear of the proposal yet."""
+    if leader.proposal is None or not needs_endpoint(leader, leader.proposal):
+        return False
+    view = leader.views[0]
+    return view is None or not view.has_proposal
+
+
+def plan_for(leader: Leader, name: str) -> Plan | None:
+    """The plan for a connected follower; `None`: it gets none before the endpoint has the proposal."""
+    if is_held(leader):
+        return None
+    status, committed = leader.followers[name].status, leader.node.committed
+    has_vote = votes_in(committed, name) or votes_in(leader.proposal, name)
+    return Plan(
+        leader.node.term,
+        leader.mandate is not Mandate.NONE,
+        committed if has_vote and needs_whole(status, committed) else id_of(committed),
+        leader.proposal if has_vote and needs_whole(status, leader.proposal) else id_of(leader.proposal),
+        own_accepted(leader) if has_vote else None,
+    )
+
+
+def needs_whole(status: Status, entry: EntryRef | None) -> bool:
+    """Whole entries for voters: an id is enough for a voter only if its status has the entry whole."""
+    return not holds(status, id_of(entry))
+
+
+def own_accepted(leader: Leader) -> Accepted | None:
+    """Rule 5b, what the leader itself has accepted: each plan says so to those that may read its end."""
+    return leader.node.accepted
+
+
+def on_plan_sent(leader: Leader, name: str) -> Leader:
+    """The leader after the plan as it is now went into the kernel's hands for a follower."""
+    follower = leader.followers[name].replace(has_plan=True, is_welcomed=True)
+    return leader.replace(followers={**leader.followers, name: follower})
+
+
+def cell_for(leader: Leader, cell: Cell) -> Cell:
+    """What the leader writes in place of a cell that it has locked, with its proposal once phase 1 is complete."""
+    if leader.mandate and leader.proposal:
+        return write(cell, leader.node.committed, Accepted(leader.proposal, leader.node.term))
+    is_next = cell.accepted is not None and cell.accepted.entry.parent == id_of(leader.node.committed)
+    return write(cell, leader.node.committed, cell.accepted if is_next else None)
+
+
+def on_cell_written(leader: Leader, endpoint: int, cell: Cell) -> Leader:
+    """The leader after the endpoint has taken a cell of `cell_for`."""
+    has_proposal = bool(leader.mandate) and leader.proposal is not None
+    view = View(cell.incarnation, cell.log, cell.committed, cell.accepted, has_proposal)
+    if has_proposal and leader.proposal:
+        leader = leader.replace(node=_having_accepted(leader, leader.proposal))
+    return _with_view(leader, endpoint, view)
+
+
+def _with_view(leader: Leader, endpoint: int, view: View) -> Leader:
+    return leader.replace(views=(*leader.views[:endpoint], view, *leader.views[endpoint + 1 :]))
+
+
+def commit(leader: Leader) -> Leader | None:
+    """Phase 2: the leader after its proposal was committed; `None`: votes are missing."""
+    proposal = leader.proposal
+    if proposal is None or not leader.mandate or is_held(leader):
+        return None
+    if not voting.is_within(voting.mandate(configuration_of(leader), phase_2_votes(leader, proposal)), leader.mandate):
+        return None
+    return _at_phase_1(leader.replace(proposal=None), proposal)
+
+
+def phase_2_votes(leader: Leader, proposal: Entry) -> Votes:
+    mine = Accepted(proposal, leader.node.term)
+    statuses = {name: each.status for name, each in leader.followers.items()}
+    statuses.update({each.name: each.status for each in leader.node.ended_followers})
+    acks = {name: status for name, status in statuses.items() if status.accepted == mine}
+    views = [view if view and view.has_proposal else None for view in own_views(leader)]
+    if not counts_itself(leader):  # nor does it speak for others
+        return _votes(leader, frozenset(acks), acks.values(), (), views)
+    answered = frozenset({*acks, leader.node.name} if leader.node.accepted == mine else acks)
+    return _votes(leader, answered, acks.values(), leader.node.ended_followers, views)
+
+
+def counts_itself(leader: Leader) -> bool:
+    """Phase 2, the leader's own vote: it counts once its plan is in the kernel's hands for each follower it welcomed.
+
+    Those are the nodes that may read its end and speak for it (rule 5b).  A connection that was closed has no plan that
+    could be late, and the node at its other end proves nothing.
+    """
+    return all(each.has_plan for each in leader.followers.values() if each.is_open and each.is_welcomed)

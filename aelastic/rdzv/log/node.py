@@ -1,0 +1,221 @@
+"""What a node keeps of the log, and what follows from what it reads as a follower.
+
+A node follows one leader at a time.  Its status is its vote: whoever sends one in a term accepts nothing of a lower
+term from then on, at any position of the log.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum, auto
+
+from aelastic.core.record import Record
+from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, EntryRef, id_of, log_of, order, whole
+
+
+class Close(StrEnum):
+    """How a connection ended, as the peer saw it."""
+
+    ORDERLY = auto()  # EOF at the end of a frame, without a word: the kernel closed it for a process that is gone
+    HUNG_UP = auto()  # the follower sent `HungUp`
+    GOODBYE = auto()  # the leader sent `Goodbye`
+    ABORTED = auto()  # a reset, an EOF inside a frame, silence: proves nothing
+
+
+class Status(Record):
+    """What a node tells its leader, whole, whenever it changes.
+
+    Args:
+        term: its vote counts for this term.
+        committed, accepted, ended, replaces, failures: as in `Node`.
+    """
+
+    term: int
+    committed: EntryRef | None
+    accepted: Accepted | None
+    ended: tuple[EndedLeader, ...]
+    replaces: tuple[str, ...]
+    failures: tuple[str, ...]
+
+
+class Plan(Record):
+    """What a leader tells a follower, whole, whenever it changes.
+
+    Args:
+        is_leading: its phase 1 is complete.
+        committed, proposal: whole for a follower that votes and may not have it; else the id.
+        accepted: what the leader itself accepted last, for a follower that votes.
+    """
+
+    term: int
+    is_leading: bool
+    committed: EntryRef | None
+    proposal: EntryRef | None
+    accepted: Accepted | None
+
+
+class EndedLeader(Record):
+    """A leader whose end was read, and what it had accepted last."""
+
+    name: str
+    accepted: Accepted | None
+
+
+class EndedFollower(Record):
+    """A follower whose end was read, and its last status."""
+
+    name: str
+    status: Status
+
+
+class Node(Record):
+    """What each node keeps, in memory only.
+
+    Args:
+        term: the highest in which it followed or campaigned.
+        voted_for: the one leader that it follows in `term`; itself, if it campaigned.
+        leader: whom it follows now; "" while no connection is open.
+        has_read_plan: on this connection.
+        leader_accepted: what its leader had accepted, by the last plan.
+        committed: the newest entry that it knows to be committed; the id if it never saw it whole.
+        accepted: the entry after that one that it accepted.
+        ended: leaders whose end it has read; only voters of `committed`.
+        ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them,
+            also after it has stopped leading.
+        replaces: nodes that are gone, as this agent found proved when it took its slot on the host: a lock there,
+            which the kernel releases when its holder ends, names them.
+        failures: of its workers.
+    """
+
+    name: str
+    term: int = 0
+    voted_for: str = ""
+    leader: str = ""
+    has_read_plan: bool = False
+    leader_accepted: Accepted | None = None
+    committed: EntryRef | None = None
+    accepted: Accepted | None = None
+    ended: tuple[EndedLeader, ...] = ()
+    ended_followers: tuple[EndedFollower, ...] = ()
+    replaces: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+
+
+def status_of(node: Node) -> Status:
+    return Status(node.term, node.committed, node.accepted, node.ended, node.replaces, node.failures)
+
+
+# Following.
+
+
+def may_follow(node: Node, candidate: str, term: int) -> bool:
+    """One vote in a term: a node follows a leader of a higher term, or again the one that it follows in this term.
+
+    When it does is a matter of time: after it has heard nothing from its leader for a lease, or has read its end or its
+    `Goodbye`.  Safety doesn't depend on that.
+    """
+    return term > node.term or (term == node.term and node.voted_for == candidate)
+
+
+def farewells(leader: str, followers: tuple[str, ...]) -> dict[str, Close]:
+    """Follow one leader: the words that a node sends before it follows another leader, or campaigns.
+
+    Args:
+        leader: that it follows now, if any.
+        followers: that are connected to it.
+    """
+    words = dict.fromkeys(followers, Close.GOODBYE)
+    if leader:
+        words[leader] = Close.HUNG_UP
+    return words
+
+
+def close_of_living_node() -> Close:
+    """Close in one way: a process that closes a connection without a word aborts it, so that the peer sees a reset."""
+    return Close.ABORTED
+
+
+def follow(node: Node, leader: str, term: int) -> Node:
+    """The node as a follower, once the words of `farewells` are sent.  Its status on the new connection is its vote."""
+    return node.replace(term=term, voted_for=leader, leader=leader, has_read_plan=False, leader_accepted=None)
+
+
+def on_plan(node: Node, plan: Plan) -> Node:
+    """The node after a plan of its leader; its next status says whether it accepted the proposal."""
+    if plan.term < node.term or must_join_anew(node, plan):
+        return node
+    node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted)
+    held = whole_entries_of(node)
+    if order(plan.committed) > order(node.committed):
+        node = node.replace(committed=whole(plan.committed, *held))
+    proposal = whole(plan.proposal, *held)
+    if isinstance(proposal, Entry) and accepts(node, proposal):
+        node = node.replace(accepted=Accepted(proposal, plan.term))
+    return without_outdated(node)
+
+
+def accepts(node: Node, proposal: Entry) -> bool:
+    """Phase 2: a voter accepts what follows the entry that it knows to be committed; its leader's term is its own."""
+    return proposal.parent == id_of(node.committed)
+
+
+def must_join_anew(node: Node, plan: Plan) -> bool:
+    """One log for each name: whether the leader leads another log than the one that the node promised to keep.
+
+    The node can't take its promises back.  So its agent forgets them and joins under a new name, as an agent that
+    replaces it.
+    """
+    log = log_of(plan.committed) or log_of(plan.proposal)
+    ours = log_of(node.committed)
+    return plan.is_leading and ours is not None and log is not None and ours != log
+
+
+# A leader's end.
+
+
+def on_leader_closed(node: Node, close: Close) -> Node:
+    """The node after the connection to its leader ended, and all that came before was read."""
+    if leader_has_ended(close) and can_speak_for_leader(node):
+        ended = {each.name: each for each in node.ended}
+        ended[node.leader] = EndedLeader(node.leader, node.leader_accepted)
+        node = node.replace(ended=tuple(ended[name] for name in sorted(ended)))
+    return without_outdated(node.replace(leader="", has_read_plan=False, leader_accepted=None))
+
+
+def leader_has_ended(close: Close) -> bool:
+    """An end, read by a follower: only an orderly close without a word proves that the leader's process is gone."""
+    return close is Close.ORDERLY
+
+
+def can_speak_for_leader(node: Node) -> bool:
+    """Rule 5b, "after at least one of its plans": a voter that read one knows what its leader accepted."""
+    return node.has_read_plan and votes_in(node.committed, node.name)
+
+
+def votes_in(ref: EntryRef | None, name: str) -> bool:
+    return isinstance(ref, Entry) and name in ref.voters
+
+
+# What newer entries make pointless.
+
+
+def without_outdated(node: Node) -> Node:
+    """The node without what no longer counts: an entry that can't be the next, and nodes that don't vote any more."""
+    if node.committed is None:
+        return node
+    if node.accepted and node.accepted.entry.parent != id_of(node.committed):
+        node = node.replace(accepted=None)
+    if isinstance(node.committed, Entry) and (node.ended or node.ended_followers):
+        ended = tuple(each for each in node.ended if each.name in node.committed.voters)
+        followers = tuple(each for each in node.ended_followers if each.name in node.committed.voters)
+        node = node.replace(ended=ended, ended_followers=followers)
+    return node
+
+
+def whole_entries_of(state: Node | Status) -> tuple[Entry, ...]:
+    """The entries that a node, or the sender of a status, has whole."""
+    committed = (state.committed,) if isinstance(state.committed, Entry) else ()
+    return (*committed, state.accepted.entry) if state.accepted else committed
+
+
+def holds(status: Status, entry_id: EntryId | None) -> bool:
+    return any(entry.id == entry_id for entry in whole_entries_of(status))
