@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 from kit.effort import CLAIM_SEEDS, ENDPOINTS_SEEDS
-from kit.simulated import stores
 from kit.simulated.agent import Agent
 from kit.simulated.checks import BrokenPromiseError
+from kit.simulated.insight import phase_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
+from kit.simulated.stores import Stores
 from kit.simulated.world import FIN
 
-from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.survivors import leadership
 
 SEEDS_IN_A_TEST = 10
@@ -72,7 +72,7 @@ class _Heir(Simulation):
         self.staying = set(self.hosts)
         self.until(self.is_at_work, 20, "the first round")
         self.world.run(lambda: False, self.world.now + 1 + seed / 2)
-        (self.first,) = [agent for agent in self.living if agent.server is not None]
+        (self.first,) = [agent for agent in self.living if agent.coordinates]
 
     def is_at_work(self) -> bool:
         """Whether the hosts that stay, and no others, run a round."""
@@ -86,6 +86,9 @@ class _Heir(Simulation):
         return self.lost_at is not None
 
     def note_write(self, agent: Agent) -> None:
+        """A process asks a store to write something; those that campaign claim."""
+        if phase_of(agent) != "campaigning":
+            return
         self.left -= 1
         if self.left >= 0 or self.lost_at is not None:
             return
@@ -110,18 +113,12 @@ class _Heir(Simulation):
 @pytest.mark.parametrize("begun", range(6))
 @pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
 def test_the_others_wait_for_a_lease_when_an_heir_goes_in_the_middle_of_its_claim(
-    monkeypatch: pytest.MonkeyPatch, fault: str, begun: int, endpoints: int
+    fault: str, begun: int, endpoints: int
 ) -> None:
-    send = stores._AskingStores._send
     for seed in range(CLAIM_SEEDS):
         story = _Heir(seed, endpoints, fault, begun)
-
-        def send_noted(self: stores._AskingStores, action: ev.Look | ev.Write, story: _Heir = story) -> None:
-            if isinstance(action, ev.Write) and self._asked is not None and self._asked.name == "campaign":
-                story.note_write(self._process)  # type: ignore[arg-type]
-            send(self, action)
-
-        monkeypatch.setattr(stores._AskingStores, "_send", send_noted)
+        assert isinstance(story.board, Stores)
+        story.board.on_write = story.note_write  # type: ignore[assignment]
         story.first.freeze()
         story.until(story.has_lost_heir, 2 * LEASE_S, "a claim")
         story.until(story.is_at_work, LEASE_S + 1, "a round of the others")

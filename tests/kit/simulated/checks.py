@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
@@ -18,13 +18,13 @@ from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
-from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
 from kit.simulated.charges import Charges
+from kit.simulated.insight import connection_of, is_member, leader_of
 from kit.simulated.world import World
 
 LEASE_S = 5.0
@@ -95,6 +95,7 @@ class Checks:
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
         self._ended_at: dict[str, float] = {}  # when agents heard how the job ended
+        self.renewals = 0
         self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
         # Two rounds that follow the same one, and since when both run.
@@ -176,6 +177,7 @@ class Checks:
     def renewed(self, token: str, connected: set[str]) -> None:
         """The board has said that a coordinator leads, which had connections with these nodes when it asked."""
         self._connected[token] = connected
+        self.renewals += 1
 
     def _check_lost_none(self, leader: Leader, number: int) -> None:
         token = leader.sessions.token
@@ -412,7 +414,7 @@ class Checks:
     def _on_begun_again(self, round_: Round) -> None:
         """Closed stays closed, as long as the board can say so."""
         if self._is_forgotten:
-            raise ForgottenError(f"{round_} begins after a verdict that is not on the board")
+            self._give_up(ForgottenError(f"{round_} begins after a verdict that is not on the board"))
         self._world.after(0.0, lambda: self._check_knows_none(round_))
 
     def _check_knows_none(self, round_: Round) -> None:
@@ -438,11 +440,11 @@ class Checks:
 
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
-            raise ForgottenError("a verdict is not on the board")
-        leaders = [agent.server.leader for agent in self.agents if agent.is_alive and agent.server is not None]
+            self._give_up(ForgottenError("a verdict is not on the board"))
+        leaders = [leader for agent in self.agents if agent.is_alive and (leader := leader_of(agent)) is not None]
         missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
         if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
-            raise DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits")
+            self._give_up(DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits"))
 
     @property
     def _is_forgotten(self) -> bool:
@@ -452,14 +454,14 @@ class Checks:
         return not self._is_published or self._board.has_forgotten
 
     def _is_connected(self, member: Agent, to: Agent) -> bool:
-        return member.member.phase is MemberPhase.MEMBER and self._has_connection(member, to)
+        return is_member(member) and self._has_connection(member, to)
 
     def _has_connection(self, member: Agent, to: Agent) -> bool:
         """Whether a coordinator has a connection with a node, which may not have welcomed it yet."""
-        if not member.is_alive or member.stream is None:
+        end = connection_of(member)
+        if not member.is_alive or end is None:
             return False
-        server_end = member.stream.peer
-        return server_end.process is to and server_end.is_open and member.stream.is_open
+        return end.peer.process is to and end.peer.is_open and end.is_open
 
     # The agents.
 
@@ -502,9 +504,9 @@ class Checks:
 
         Until a node has reconnected, its coordinator may not know of the break before: it notices that when it writes.
         """
-        now, is_member = self._world.now, agent.member.phase is MemberPhase.MEMBER
-        is_certain = is_member and agent.stream is not None and agent.stream.peer.is_open
-        if not is_member:
+        now, end = self._world.now, connection_of(agent)
+        is_certain = is_member(agent) and end is not None and end.peer.is_open
+        if not is_member(agent):
             self.charges.doubt_breaks(agent.node_id, now)
         self.charges.add(
             "break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_silent
@@ -550,7 +552,7 @@ class Checks:
             self.verdicts.append(verdict)
         if len(self.verdicts) > 1:
             if self._is_forgotten:
-                raise ForgottenError(f"{verdict} comes after a verdict that is not on the board")
+                self._give_up(ForgottenError(f"{verdict} comes after a verdict that is not on the board"))
             self.fail(f"two verdicts: {self.verdicts}")
 
     def look_at_rounds(self, slow_s: float) -> None:
@@ -654,6 +656,11 @@ class Checks:
             return f"there is room in {round_}, and {waiting} wait"
         return ""
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
         self._world.note("PROMISE", what)
-        raise BrokenPromiseError(what)
+        self._give_up(BrokenPromiseError(what))
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Also where it is found in a process, which may catch what is raised there."""
+        self._world.fail(error)
+        raise error
