@@ -21,9 +21,11 @@ from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import (
     Assigned,
+    Compared,
     CoordinatorMessage,
     Failed,
     Left,
+    Look,
     Node,
     NodeMessage,
     Prepared,
@@ -33,7 +35,7 @@ from aelastic.rdzv.protocol.messages import (
     Succeeded,
     Waiting,
 )
-from aelastic.rdzv.protocol.requests import Answer, Benched, Notice
+from aelastic.rdzv.protocol.requests import Answer, Benched, Notice, Show, Shown
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
@@ -45,6 +47,7 @@ from kit.simulated.world import FIN, World
 
 if TYPE_CHECKING:
     from kit.simulated.checks import Checks
+
 
 @dataclass(frozen=True)
 class Work:
@@ -126,7 +129,7 @@ class Agent(SimulatedProcess):
         self._mailbox: Mailbox[g.Event] = Mailbox()  # of the worker group
         self._board, self._policy = board, RestartPolicy(max_restarts)
         self._spawned_at = 0.0  # of the world, the last
-        self.world.after(0.0, partial(self.post, self, self._start))
+        self.world.after(0.0, partial(self.post, self, self._launch))
         if prepares_s:
             self.world.after(prepares_s, lambda: self.post("fork server", self._prepare))
 
@@ -139,7 +142,7 @@ class Agent(SimulatedProcess):
 
     # Its program.
 
-    def _start(self) -> None:
+    def _launch(self) -> None:
         self.loop.start(self._run(), self._over)
 
     async def _run(self) -> None:
@@ -148,12 +151,13 @@ class Agent(SimulatedProcess):
         link.agent = self
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run, self._deliver)
-            await self._run_group()
+            await self._supervise()
             self.is_finishing = True
             await link.finish()
             tasks.cancel_scope.cancel()
 
-    async def _run_group(self) -> None:
+    async def _supervise(self) -> None:
+        """Runs the worker group until its part is over."""
         self._mailbox.post(g.Start())
         while not self.group.is_done:
             due = self.group.deadline
@@ -275,6 +279,8 @@ class Agent(SimulatedProcess):
             self.answers.append(message)
         elif isinstance(message, Benched):  # it waits; for longer than any story here
             self.told.append(message.reason)
+        elif isinstance(message, Show | Shown | Look | Compared):
+            raise AssertionError(f"nobody here asks for {message}")
         else:
             self.tell_group(message)
 

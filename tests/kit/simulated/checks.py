@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
@@ -73,7 +74,7 @@ class Round:
         return self if self.before is None else self.before.first
 
     def __repr__(self) -> str:
-        return f"round {self.number} of {self.token}"
+        return f"round {self.number} of {self.leader_id} ({self.token[:4]})"
 
 
 class Checks:
@@ -102,6 +103,9 @@ class Checks:
         self._forks: dict[tuple[Round, Round], float | None] = {}
 
     # The coordinators.
+
+    def coordinator_hears(self, agent: Agent, event: c.Event) -> None:
+        """Something happens to the coordinator of an agent."""
 
     def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
         match message:
@@ -444,7 +448,9 @@ class Checks:
         leaders = [leader for agent in self.agents if agent.is_alive and (leader := leader_of(agent)) is not None]
         missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
         if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
-            self._give_up(DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits"))
+            self._give_up(
+                DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits")
+            )
 
     @property
     def _is_forgotten(self) -> bool:

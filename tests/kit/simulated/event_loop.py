@@ -78,23 +78,23 @@ class EventLoop(AbstractEventLoop):
             if not ready or not (process.is_running or self._afterlife is not None):
                 return
             handle = ready.popleft()
-            if not handle._cancelled:  # type: ignore[attr-defined]
+            if not handle._cancelled:
                 handle._run()
         raise RunawayError(f"{process} runs on and on; next: {list(itertools.islice(ready, 5))}")
 
     def fire(self) -> None:
         """Timers whose time has come are ready."""
         now, timers = self.time(), self._timers
-        while timers and (timers[0][2]._cancelled or timers[0][0] <= now):  # type: ignore[attr-defined]
+        while timers and (timers[0][2]._cancelled or timers[0][0] <= now):
             _, _, timer = heapq.heappop(timers)
-            if not timer._cancelled:  # type: ignore[attr-defined]
+            if not timer._cancelled:
                 timer._scheduled = False  # type: ignore[attr-defined]
                 self._ready.append(timer)
 
     def arm(self, *, is_clock_new: bool = False) -> None:
         """Has the world wake this loop up for its next timer."""
         timers = self._timers
-        while timers and timers[0][2]._cancelled:  # type: ignore[attr-defined]
+        while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if not timers:
             return
@@ -131,19 +131,21 @@ class EventLoop(AbstractEventLoop):
     def time(self) -> float:
         return self.process.now if self._afterlife is None else self._afterlife
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Handle:
+    def call_soon(  # type: ignore[override]  # typeshed's is of the types of the arguments
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
         handle = Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
         timer = TimerHandle(when, callback, args, self, context)
@@ -151,10 +153,10 @@ class EventLoop(AbstractEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:  # noqa: ARG002  asyncio's own name and form
+    def _timer_handle_cancelled(self, handle: TimerHandle) -> None:
         self._cancelled += 1
         if self._cancelled > max(CANCELLED_MAX, len(self._timers) // 2):
-            self._timers = [each for each in self._timers if not each[2]._cancelled]  # type: ignore[attr-defined]
+            self._timers = [each for each in self._timers if not each[2]._cancelled]
             heapq.heapify(self._timers)
             self._cancelled = 0
 
@@ -180,9 +182,9 @@ class EventLoop(AbstractEventLoop):
         """Nobody has caught an exception: that is a bug."""
         error = context.get("exception") or AssertionError(context["message"])
         if self._afterlife is None:
-            self.process.world.break_off(error)
+            self.process.world.fail(error)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Future[Any]:  # type: ignore[override]  # noqa: ARG002
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Future[Any]:  # type: ignore[override]
         raise NotImplementedError("a simulated process has no threads")
 
     # Sockets.

@@ -23,6 +23,7 @@ from aelastic.rdzv.protocol import requests as r
 from kit.simulated.bounds import KILLED_AFTER_S
 from kit.simulated.checks import Checks, Round
 from kit.simulated.crews import Place, Process
+from kit.simulated.insight import connection_of, leader_of
 
 if TYPE_CHECKING:
     from kit.simulated.agent import Agent
@@ -90,16 +91,17 @@ class InPlaceChecks(Checks):
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:  # noqa: C901, PLR0912  one case for each event
-        assert agent.server is not None
-        token = agent.server.leader.sessions.token
+    def coordinator_hears(self, agent: Agent, event: c.Event) -> None:  # noqa: C901, PLR0912  one case for each event
+        leader = leader_of(agent)
+        assert leader is not None
+        token = leader.sessions.token
         match event:
             case c.Received(message=m.OptedIn(node_id, round_)):
                 self._opted_in.setdefault((token, node_id), (round_, self._world.now))
                 if self._opted_in[token, node_id][0] != round_:
                     self._opted_in[token, node_id] = round_, self._world.now
             case c.Received(message=m.Ready(node=node) as ready):
-                core = agent.server.leader.coordinator
+                core = leader.coordinator
                 is_in_round = core.runs_round and node.node_id in core.roster.participants
                 if not (is_in_round and ready.is_before(core.round)):  # else it starts workers in the round
                     self._starts[token, node.node_id] = node.starts
@@ -318,8 +320,9 @@ class InPlaceChecks(Checks):
 
     def _leader_of(self, agent: Agent) -> str:
         """The one that it is connected to; or that has just left, or nobody."""
-        server = None if agent.stream is None else getattr(agent.stream.peer.process, "server", None)
-        return "" if server is None else server.leader.sessions.token
+        end = connection_of(agent)
+        leader = None if end is None else leader_of(end.peer.process)  # type: ignore[arg-type]
+        return "" if leader is None else leader.sessions.token
 
     def enters(self, process: Process, assigned: m.Assigned) -> None:
         """A worker enters a round: each rank of it has one process, and all ranks have left the last one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from aelastic.aio import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.leader import Leader
@@ -31,6 +32,10 @@ class ObservedLink(AgentLink):
             self.agent.welcomed_at = min(self.agent.welcomed_at, self.agent.world.now)
         super().on_message(stream, message)
 
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        super().on_failure(stream, error)
+        self.agent.world.fail(error)  # no agent sends what another one cannot take
+
     def _carry_out(self, action: m.Action, *args: Any) -> None:
         if isinstance(action, m.Disconnect):
             self.agent.watcher.hangs_up(self.agent)
@@ -45,11 +50,16 @@ class ObservedServer(CoordinatorServer):
         loop: Any = asyncio.get_running_loop()
         self.agent: Agent = loop.process
         self._hung_up: set[int] = set()  # connections whose nodes have said so
+        self._mailbox = _Heard(self.agent)
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, HungUp):
             self._hung_up.add(stream.conn)
         super().on_message(stream, message)
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        super().on_failure(stream, error)
+        self.agent.world.fail(error)
 
     def _carry_out(self, action: c.Action, *args: Any) -> None:
         if isinstance(action, c.Say) and action.conn in self._streams:
@@ -75,6 +85,20 @@ class ObservedServer(CoordinatorServer):
         """The nodes that it has connections with."""
         ends = [_end(stream) for conn, stream in self._streams.items() if conn not in self._hung_up]
         return {getattr(end.peer.process, "node_id", "") for end in ends if end.is_open}
+
+
+class _Heard(Mailbox[c.Event]):
+    """Tells its agent what the coordinator hears, just before it does."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self._agent = agent
+
+    async def next(self, deadline: float | None) -> c.Event | None:
+        event = await super().next(deadline)
+        if event is not None:
+            self._agent.watcher.coordinator_hears(self._agent, event)
+        return event
 
 
 def _end(stream: Stream) -> End:

@@ -44,7 +44,7 @@ class SimulatedProcess:
         self.jumped_at = -1e9  # its clock, the last time
         self.suspended_at: float | None = None  # its machine, and with that its clock
         self.suspended_until = -1e9
-        self.loop = EventLoop(self)
+        self.loop = EventLoop(self)  # type: ignore[abstract]  # it has what a process here needs
         self.listening: dict[int, ListeningSocket] = {}  # by descriptor
         self.ends: dict[End, None] = {}  # of its connections
         self._descriptors = itertools.count(10)

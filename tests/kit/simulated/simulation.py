@@ -453,7 +453,11 @@ class Simulation:
             error.add_note(self.story(LINES))
             raise
         finally:
-            self.world.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self.world.close()
 
     def watch_ends(self) -> None:
         """An agent that leaves takes the board of its host along."""

@@ -33,7 +33,7 @@ class Socket:
     def setblocking(self, flag: bool) -> None:
         """None ever blocks."""
 
-    def setsockopt(self, level: int, option: int, value: Any) -> None:  # noqa: ARG002  its one value is zero
+    def setsockopt(self, level: int, option: int, value: Any) -> None:
         if (level, option) == (socket.SOL_SOCKET, socket.SO_LINGER):
             self._lingers = False
 
@@ -82,13 +82,13 @@ class ListeningSocket:
 class SimulatedPort:
     """A port of the running process's host (`HeldPort`): it listens at all addresses once it listens at all."""
 
-    def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:  # noqa: ARG002
+    def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:
         loop: Any = asyncio.get_running_loop()
         self._process: SimulatedProcess = loop.process
         self.number = number or self._process.world.new_port()
         self.listeners: list[ListeningSocket] = []
 
-    def listen_at(self, addresses: Sequence[str]) -> bool:  # noqa: ARG002
+    def listen_at(self, addresses: Sequence[str]) -> bool:
         if not self.listeners:
             self.listeners = [ListeningSocket(self._process, self.number)]
         return True
@@ -117,7 +117,6 @@ class Transport(asyncio.Transport):
 
     # Called by the end.
 
-    @property
     def is_reading(self) -> bool:
         return not self._is_paused and not self._is_closing
 

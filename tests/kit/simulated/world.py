@@ -13,7 +13,6 @@ from __future__ import annotations
 import errno
 import heapq
 import itertools
-import os
 import random
 from collections import deque
 from collections.abc import Callable
@@ -45,7 +44,6 @@ class Process(Protocol):
 class Reader(Protocol):
     """What takes from a connection what has come in."""
 
-    @property
     def is_reading(self) -> bool: ...
 
     def on_item(self, item: Any) -> None:
@@ -356,7 +354,7 @@ class End:
 
     def pump(self) -> None:
         """Hands out what has come in, as long as it is read."""
-        while self._inbox and self.reader is not None and self.reader.is_reading:
+        while self._inbox and self.reader is not None and self.reader.is_reading():
             item = self._inbox.popleft()
             if isinstance(item, bytes):
                 self._unread_bytes -= len(item)
@@ -445,5 +443,3 @@ class End:
     def _arrived(self, item: Any) -> None:
         self._inbox.append(item)
         self.pump()
-
-
