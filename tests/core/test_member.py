@@ -188,3 +188,14 @@ def test_of_coordinators_that_have_ended_the_last_are_kept_that_can_have_a_vote(
     assert len(state.ended_nodes) == m.SEATS_MAX and state.ended_nodes[-2:] == ("n999", "n990")
     state.on_coordinator_lives("n999")
     assert "n999" not in state.ended_nodes
+
+
+def test_all_that_is_submitted_between_hello_and_welcome_follows_the_welcome() -> None:
+    """A worker that hung fails while its agent greets the leader: both were said to nobody yet."""
+    story = phases.busy()
+    story.tell(ev.ConnectionLost(story.core.conn, "its connection closed"))
+    story.tell(ev.Connected(story.core.conn))
+    assert story.core.phase is Phase.GREETING
+    hangs, saw = m.Hangs("me", 1, "no output", 60.0, is_stopped=False), m.Saw("me", 1, ())
+    assert story.tell(ev.Submitted(hangs), ev.Submitted(saw)) == []
+    assert story.hear(m.Welcome(4, phases.LEASE_S)) == [ev.Send(hangs), ev.Send(saw)]

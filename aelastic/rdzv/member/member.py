@@ -81,7 +81,7 @@ class Member(Machine[Event, Action]):
             assert self.leader.phase is watched.get(self.phase, WatchPhase.AWAY), "the watch follows the connection"
             is_searching, has_limit = self.phase not in {Phase.IDLE, Phase.MEMBER}, self.search.since is not None
             assert has_limit == is_searching, "without a coordinator there is a limit to the search"
-        assert self.outbox.unsent is None or self.phase is not Phase.MEMBER, "a member sends at once"
+        assert not self.outbox.unsent or self.phase is not Phase.MEMBER, "a member sends at once"
         if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
             assert self.record is not None, "a connection is to a leader that the board has shown"
         self.state.validate()
@@ -316,8 +316,7 @@ class Member(Machine[Event, Action]):
         if was_greeting and self.outbox.is_outdated(self.state):  # else failures of its peers, its victims, are charged
             self._lose_leader("this node ended its round before it was welcomed", now)
             return [ev.Disconnect(), *self._connect(record, now)]
-        unsent = self.outbox.take_unsent()
-        return [ev.Send(each) for each in [*([] if unsent is None else [unsent]), *self.state.requests(now)]]
+        return [ev.Send(each) for each in [*self.outbox.take_unsent(), *self.state.requests(now)]]
 
     # Time.
 

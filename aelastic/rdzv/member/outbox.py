@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aelastic.decisions.cause import Cause
 from aelastic.rdzv.board import LeaderRecord
@@ -13,33 +13,30 @@ from aelastic.rdzv.protocol.codec import PROTOCOL
 
 @dataclass(slots=True)
 class Outbox:
-    unsent: m.NodeMessage | None = None  # submitted since `Hello`: sent with the welcome
+    unsent: list[m.NodeMessage] = field(default_factory=list[m.NodeMessage])  # since `Hello`: sent with the welcome
     heartbeat_at: float = 0.0
     _greeted_end: Cause | None = None  # of the last round, as `Hello` has said it
 
     def greet(self, terms: m.Terms, to: LeaderRecord, state: NodeState, epoch: int, now: float) -> m.Hello:
         """All that is known of this node, and the newest epoch that it knows."""
         assert state.node is not None, "a node that connects is ready for a round, or has been"
-        self.unsent, self._greeted_end = None, state.ended
+        self.unsent, self._greeted_end = [], state.ended
         state.on_coordinator_lives(to.candidate.node_id)  # it listens
         ended = tuple(sorted(state.ended_nodes))
         return m.Hello(PROTOCOL, terms, to.candidate.token, state.node, state.past_at(now), epoch, state.seats, ended)
 
     def keep(self, message: m.NodeMessage) -> None:
         """`Hello` is not answered yet, and has said what was before."""
-        is_detail = isinstance(message, m.Prepared | m.OptedIn)
-        if is_detail and self.unsent is not None:
-            return  # it takes part in a round, or that is over
-        is_all = isinstance(message, m.Ready) or isinstance(self.unsent, m.Prepared | m.OptedIn | None)
-        assert is_all, "between Hello and Welcome one message says all that follows"
-        self.unsent = message
+        if isinstance(message, m.Ready):
+            self.unsent.clear()  # it says all that was before
+        self.unsent.append(message)
 
     def is_outdated(self, state: NodeState) -> bool:
         """Whether this node has ended its round by itself since `Hello`, which says how that came and when."""
         return state.ended != self._greeted_end
 
-    def take_unsent(self) -> m.NodeMessage | None:
-        unsent, self.unsent = self.unsent, None
+    def take_unsent(self) -> list[m.NodeMessage]:
+        unsent, self.unsent = self.unsent, []
         return unsent
 
     def is_heartbeat_due(self, lease_s: float, now: float) -> bool:
