@@ -13,6 +13,7 @@ WAKE_UPS = (5, 60, 60)[_OF]  # orders in which a machine that was suspended hear
 # Events after a failure at which the network is cut; the verdict is there before the last.
 CUT_AT = (range(30, 40, 6), range(48), range(48))[_OF]
 SIMULATION_SEEDS = (20, 500, 5000)[_OF]
+BABBLE_SEEDS = (30, 990, 9990)[_OF]
 DRAIN_SEEDS = (4, 125, 1250)[_OF]  # with each fault
 IN_PLACE_SEEDS = (20, 500, 5000)[_OF]
 ENDPOINTS_SEEDS = (5, 100, 5000)[_OF]
