@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from kit.simulated.board import BOARD, BoardFaults
 from kit.simulated.checks import Round
 from kit.simulated.insight import connection_of, epoch_of, is_member, phase_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
+from kit.simulated.stores import StoreBoard
 from kit.simulated.world import FIN
 
 from aelastic.rdzv.protocol.messages import Outcome
@@ -264,8 +266,9 @@ def test_a_lost_answer_of_the_board_makes_no_later_fail_over_slower() -> None:
     """The renewal counts on the board; members that hear a smaller count would take it for one made just now."""
     story = Story()
     story.until_run_by("012")
+    before = story.renewals
     story.board.faults = BoardFaults(answer_lost=1.0)
-    story.until(lambda: story.renewals > 1, LEASE_S)
+    story.until(lambda: story.renewals > before, LEASE_S)
     story.board.faults = BoardFaults()
     story.pass_time(3 * LEASE_S)
     before = story.renewals
@@ -596,7 +599,9 @@ def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on()
     story.until(lambda: len(story.living) == 3, 30 + 4 * LEASE_S)
     assert story.run_by("012") is round_ and len(story.checks.rounds) == 1
     story.heal_all()
-    story.assert_undisturbed("012", lambda: None)
+    # A node may read who leads on the board before its own leader has learned that: then the round ends, for free.
+    story.pass_time(2 * LEASE_S)
+    assert restart_count(story.until_run_by("012", LEASE_S)) == 0
     story.begin("3")
     story.until_run_by("0123", 2 * LEASE_S)
 
@@ -769,9 +774,15 @@ def cut_in_two(host: str, steps: int, seconds: float, *, is_board_on_node0: bool
 def test_an_agent_that_was_elected_and_never_heard_of_it_campaigns_again(is_leased: bool) -> None:
     story = Story("", nodes=3, max_nodes=3, is_leased=is_leased)
     story.begin("0")
-    story.until(lambda: phase_of(story.agent("0")) == "campaigning", 5)
-    story.board.faults = BoardFaults(answer_lost=1.0)
+    lose_answers = partial(setattr, story.board, "faults", BoardFaults(answer_lost=1.0))
+    if isinstance(story.board, StoreBoard):  # of all that a campaign asks there, that of what it writes
+        story.board.on_write = lambda _: lose_answers()
+    else:
+        story.until(lambda: phase_of(story.agent("0")) == "campaigning", 5)
+        lose_answers()
     story.until(lambda: len(story.board.elections) == 1, 5)
+    story.until(lambda: phase_of(story.agent("0")) != "campaigning", LEASE_S)
+    story.board.on_write = lambda _: None  # type: ignore[attr-defined]
     story.board.faults = BoardFaults()
     story.begin("1")
     story.begin("2")

@@ -23,7 +23,7 @@ from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
 from kit.simulated.insight import connection_of
 from kit.simulated.kernel import replaced_kernel
 from kit.simulated.process import Clock
-from kit.simulated.stores import Stores
+from kit.simulated.stores import OneStore, Stores
 from kit.simulated.words import in_words, without_repetition
 from kit.simulated.world import FIN, RST, TRACE_MAX, World
 
@@ -87,9 +87,10 @@ class Simulation:
         self.random = self.world.random
         if size.endpoints > 1:
             self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
+        elif size.is_leased:
+            self.board = Board(self.world, LEASE_S)
         else:
-            hosts = ["node0"] if size.is_board_on_node0 else []
-            self.board = Board(self.world, LEASE_S if size.is_leased else None, hosts)
+            self.board = OneStore(self.world, ["node0"] if size.is_board_on_node0 else [])
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0

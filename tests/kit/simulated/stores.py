@@ -1,15 +1,15 @@
-"""The board of several endpoints, simulated: the real `QuorumBoard` of each agent, over stores on the agents' hosts.
+"""Boards of stores, simulated: the real `KeyBoard` of each agent over one store, or its real `QuorumBoard` over several.
 
-A store comes and goes with the agent of its host, and forgets then.  It may freeze, be cut off, answer late or
-never, and a request may reach it in a later life.  A majority of the stores is always up, and remembers.
+A store on an agent's host comes and goes with that agent, and forgets then.  It may freeze, be cut off, answer late or
+never, and a request may reach it in a later life.  Of several stores a majority is always up, and remembers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -17,15 +17,20 @@ import anyio.lowlevel
 from aelastic.errors import RendezvousConnectionError
 from aelastic.rdzv.board import Board as BoardOfAgent
 from aelastic.rdzv.boards.encoding import state_of
-from aelastic.rdzv.boards.endpoints import REFUSED, RefusedError
+from aelastic.rdzv.boards.endpoints import REFUSED, GoneError, RefusedError
+from aelastic.rdzv.boards.key_board import KeyBoard
 from aelastic.rdzv.boards.quorum import QuorumBoard
-from aelastic.rdzv.boards.tcp_store import ANSWER_TIMEOUT_S
-from aelastic.rdzv.quorum.cells import Vote, cell_from_bytes
+from aelastic.rdzv.boards.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
+from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.quorum.cells import MARK, Vote, cell_from_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S
+from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
-from kit.simulated.board import Board, Question
+from kit.simulated.board import BOARD, Board, Question
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World, address_of
+
+T = TypeVar("T")
 
 
 class Store(quorum.Store):
@@ -35,16 +40,93 @@ class Store(quorum.Store):
         self._text = b""
         self.held: list[Callable[[], None]] | None = None  # while it is frozen
 
+    def freeze(self) -> None:
+        if self.held is None:
+            self.held = []
+
+    def thaw(self, world: World) -> None:
+        held, self.held = self.held or [], None
+        for call in held:
+            world.after(world.delay(), call)
+
     @property
     def text(self) -> bytes:
         return self._text
 
     @text.setter
     def text(self, text: bytes) -> None:
-        self._text, self.cell = text, cell_from_bytes(text)[0] if text else None
+        is_cell = text.startswith(MARK)
+        self._text, self.cell = text, cell_from_bytes(text)[0] if is_cell else None
 
 
-class Stores(Board):
+class StoreBoard(Board):
+    """What the text of a key says, as it is written."""
+
+    def __init__(self, world: World, hosts: Sequence[str]) -> None:
+        super().__init__(world, None, hosts)
+        self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
+
+    def look(self) -> None:
+        """Notes what is written."""
+        raise NotImplementedError
+
+    def note(self, text: bytes) -> None:
+        before, record = self._record, state_of(text).record
+        self._record = record
+        if record is None:
+            return
+        if not record.is_same_term(before) and not (self.elections and record.is_same_term(self.elections[-1][1])):
+            self.elections.append((self._world.now, record))
+            if before is not None and before.verdict:
+                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
+        if record.verdict and self.closed_at is None:
+            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+
+
+class OneStore(StoreBoard):
+    """One store, on a host of agents or elsewhere.
+
+    Args:
+        world: where it stands.
+        hosts: with whose agent it comes and goes; none: it is no agent's.
+    """
+
+    def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
+        self.store = Store(hosts[0] if hosts else BOARD)
+        super().__init__(world, hosts)
+        self.store.is_down = bool(hosts)
+
+    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
+        return SimulatedKeyBoard(self, process)
+
+    @property
+    def is_up(self) -> bool:
+        return not self.store.is_down
+
+    @is_up.setter
+    def is_up(self, is_up: bool) -> None:
+        self.store.is_down = not is_up
+
+    @property
+    def is_silent(self) -> bool:
+        return self.store.held is not None
+
+    @is_silent.setter
+    def is_silent(self, is_silent: bool) -> None:
+        if is_silent:
+            self.store.freeze()
+        else:
+            self.store.thaw(self._world)
+
+    def wipe(self) -> None:
+        super().wipe()
+        self.store.text = b""
+
+    def look(self) -> None:
+        self.note(self.store.text)
+
+
+class Stores(StoreBoard):
     """What a majority of the stores says.
 
     Args:
@@ -55,9 +137,8 @@ class Stores(Board):
     asks_again_s = LIMIT_S / 2  # the last step of an operation that waits in vain
 
     def __init__(self, world: World, hosts: Sequence[str]) -> None:
-        super().__init__(world, None, hosts)
+        super().__init__(world, hosts)
         self.stores = [Store(host) for host in hosts]
-        self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
         self._chosen: Vote | None = None  # the last that a majority had
         self._newest = b""
 
@@ -106,8 +187,8 @@ class Stores(Board):
             store.is_down = True
 
     def on_host_frozen(self, host: str) -> None:
-        if (store := self._on(host)) and store.held is None:
-            store.held = []
+        if store := self._on(host):
+            store.freeze()
 
     def go_down(self) -> None:
         for store in self._world.random.sample(self.stores, self._world.random.choice((1, 1, 2))):
@@ -115,9 +196,7 @@ class Stores(Board):
 
     def come_up(self) -> None:
         for store in self.stores:
-            held, store.held = store.held or [], None
-            for call in held:
-                self._world.after(self._world.delay(), call)
+            store.thaw(self._world)
 
     def wipe(self) -> None:
         self._forget(self._world.random.choice(self.stores))
@@ -138,23 +217,16 @@ class Stores(Board):
         self._chosen = chosen or self._chosen
         if chosen is None or chosen.text == self._newest:
             return
-        self._newest, before = chosen.text, self._record
-        record = self._record = state_of(self._newest).record
-        if record is None:
-            return
-        if not record.is_same_term(before):
-            self.elections.append((self._world.now, record))
-            if before is not None and before.verdict:
-                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
-        if record.verdict and self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+        self._newest = chosen.text
+        self.note(self._newest)
 
 
 class Part:
     """The store of one endpoint, as one process has it (`C10dBoard`)."""
 
-    def __init__(self, board: Stores, store: Store, process: SimulatedProcess) -> None:
+    def __init__(self, board: StoreBoard, store: Store, process: SimulatedProcess) -> None:
         self._board, self._store, self._process, self._world = board, store, process, process.world
+        self._has_answered = False  # and has not been missed since
 
     @property
     def is_serving(self) -> bool:
@@ -190,9 +262,18 @@ class Part:
         self._send(question)
         try:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
-                return await question.answer  # type: ignore[no-any-return]
+                text: bytes = await question.answer
+        except RefusedError:
+            is_seen = self._has_answered or self.is_serving
+            self._has_answered = False
+            if is_seen:  # the process that had the port has ended
+                raise GoneError("the store is gone", reason=REFUSED) from None
+            raise
         except TimeoutError:
+            self._has_answered = False
             raise RendezvousConnectionError("no answer in time", reason="no answer in time") from None
+        self._has_answered = True
+        return text
 
     def _send(self, question: Question) -> None:
         world, faults = self._world, self._board.faults
@@ -209,9 +290,10 @@ class Part:
         if store.held is not None:
             store.held.append(partial(self._do, question))
         elif store.host not in world.dark:
-            is_lost = world.random.random() < self._board.faults.answer_lost
             refused = RefusedError("the store is down", reason=REFUSED)
-            self._answer(question, _broken() if is_lost else refused if store.is_down else question.do())
+            result: Any = refused if store.is_down else question.do()
+            is_lost = world.random.random() < self._board.faults.answer_lost
+            self._answer(question, _broken() if is_lost else result)
 
     def _answer(self, question: Question, result: Any) -> None:
         arrive = partial(self._process.post, self._store, lambda: question.hear(result))
@@ -220,7 +302,49 @@ class Part:
 
 
 def _broken() -> RendezvousConnectionError:
-    return RendezvousConnectionError("the connection broke", reason="the connection broke")
+    return LostError("the connection broke", reason="the connection broke")
+
+
+class SimulatedKeyBoard(KeyBoard):
+    """The board of one agent: the real one, but for what asks its store."""
+
+    name = _where = "the store"
+
+    def __init__(self, board: OneStore, process: SimulatedProcess) -> None:
+        super().__init__(Writing(None, LEASE_S))
+        self._board, self._process = board, process
+        self._part = Part(board, board.store, process)
+
+    async def _reach(self, *, may_serve: bool) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _get(self) -> bytes:
+        return await self._part.get()
+
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        return await self._part.compare_set(expected, text)
+
+    async def _check_run_id(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """As `TcpStore.insist`."""
+        try:
+            return await do()
+        except LostError:
+            await anyio.sleep(DEATH_S)
+            return await do()
+
+    async def aclose(self) -> None:
+        await self._part.aclose()
+
+    @property
+    def own_address(self) -> str:
+        return self._part.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._part.endpoint_host
 
 
 class SimulatedQuorum(QuorumBoard):
