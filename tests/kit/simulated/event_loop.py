@@ -61,8 +61,8 @@ class EventLoop(AbstractEventLoop):
 
     def run(self, call: Callable[[], object]) -> None:
         """Calls something that happens to the process, and runs what follows from it."""
-        before = asyncio._get_running_loop()
-        assert before is None, "one process runs at a time"
+        assert asyncio._get_running_loop() is None, "one process runs at a time"
+        assert self.process.world.is_passing, "processes run while time passes"
         asyncio._set_running_loop(self)
         try:
             call()

@@ -65,10 +65,15 @@ class SimulatedProcess:
             return
         if self.is_frozen:
             self._kept.append((source, call))
-        elif asyncio._get_running_loop() is None:
+        elif self._may_run:
             self.loop.run(call)
-        else:  # a process does it, this one or another
+        else:
             self.world.after(0.0, lambda: self.post(source, call))
+
+    @property
+    def _may_run(self) -> bool:
+        """Whether time passes, and no process runs now, this one or another."""
+        return self.world.is_passing and asyncio._get_running_loop() is None
 
     def do(self, call: Callable[[], object]) -> None:
         """It does something: at once, if it is the one that runs."""
@@ -124,7 +129,7 @@ class SimulatedProcess:
         """Everything that was kept happens at once, and so do the timers: in any order, but in each source's own."""
         if not self.is_alive or not self.is_frozen:
             return
-        if asyncio._get_running_loop() is not None:  # another one does it
+        if not self._may_run:
             self.world.after(0.0, self.thaw)
             return
         self.world.note(repr(self), "goes on")

@@ -15,8 +15,8 @@ import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
 CONNECT_TIMEOUT_S = 2.5
@@ -76,6 +76,7 @@ class World:
         self, seed: int, *, slow: float = 0.0, slow_s: float = 0.0, kernel: Kernel = lambda _: nullcontext()
     ) -> None:
         self.kernel = kernel
+        self.is_passing = False  # time: processes run then, and only then
         self.random = random.Random(seed)
         self.now = 0.0
         self.slow, self.slow_s = slow, slow_s
@@ -108,7 +109,7 @@ class World:
     def run(self, until: Callable[[], bool], limit: float) -> bool:
         """Lets time pass until something is so; `False` if it is not by then."""
         queue = self._queue
-        with self.kernel(self):
+        with self._passing():
             while not until():
                 if not queue or queue[0][0] > limit:
                     self.now = limit
@@ -120,9 +121,18 @@ class World:
         """The next event happens; `False` if there is none."""
         if not self._queue:
             return False
-        with self.kernel(self):
+        with self._passing():
             self._step()
         return True
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        before, self.is_passing = self.is_passing, True
+        try:
+            with self.kernel(self):
+                yield
+        finally:
+            self.is_passing = before
 
     def _step(self) -> None:
         self.now, _, call = heapq.heappop(self._queue)
@@ -137,7 +147,7 @@ class World:
     def close(self) -> None:
         """Ends all processes: their tasks would be collected at any moment."""
         _open.pop(id(self), None)
-        with self.kernel(self):
+        with self._passing():
             for process in self.processes:
                 process.is_alive = False
                 process.loop.bury()
