@@ -219,16 +219,6 @@ def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fa
         ask_of_all(fault, seed)
 
 
-def test_a_worker_that_has_not_begun_yet_does_not_fail() -> None:
-    """No other worker knows it, or could fail of it."""
-    ask_of_all("worker fails", 43011945)
-
-
-def test_a_node_that_does_not_notice_that_its_connection_broke_costs_another_round() -> None:
-    """The restart that was asked for was done before that."""
-    ask_of_all("connection breaks", 46000745)
-
-
 def ask_of_all(fault: str, seed: int) -> None:
     """A restart, a stop or a kill is asked for, and a fault strikes."""
     dice = random.Random(f"{fault} {seed} all")

@@ -21,24 +21,6 @@ def test_whatever_happens_to_endpoints_one_coordinator_decides_and_there_is_one_
     _simulate_all(range(first, first + SEEDS_IN_A_TEST))
 
 
-def test_a_job_waits_for_a_store_that_forgot_just_when_another_was_taken_in_again() -> None:
-    simulate(44003535, endpoints=3)
-
-
-def test_a_coordinator_that_was_suspended_with_its_clock_may_assign_a_node_again_to_a_round_that_it_has_begun() -> None:
-    """A node of the round before came back once that had begun, and has gone to another coordinator since."""
-    simulate(44006585, endpoints=3)
-
-
-def test_a_leader_that_is_out_of_reach_is_not_doubted_for_a_refusal_in_its_name_long_ago() -> None:
-    simulate(48001874, endpoints=3)
-
-
-def test_a_leader_that_was_replaced_may_tell_the_only_node_of_a_round_that_it_had_ended_without_it() -> None:
-    """The node was frozen; the round ended while the leader was certain, and nobody was there to hear it."""
-    simulate(50002905, endpoints=3)
-
-
 def test_a_coordinator_that_trusts_the_board_for_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The worlds are bad enough: coordinators are displaced in them."""
     monkeypatch.setattr(leadership, "TRUSTED_SHARE", 3.0)

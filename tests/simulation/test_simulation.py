@@ -963,83 +963,9 @@ def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool
     assert sum(world.awaits_dead for world in worlds) < 0.25 * len(worlds)
 
 
-def test_a_node_that_returns_to_a_coordinator_that_was_replaced_may_hear_that_its_round_was_cut_off() -> None:
-    """Without that node it was blocked, and has ended the round; with it, it is not, and begins no other."""
-    simulate(44001972)
-
-
-def test_a_node_beside_a_board_that_was_wiped_has_as_long_again_to_stop() -> None:
-    """It took the leader for gone, and campaigned against a record that the wipe had taken away."""
-    simulate(44006642)
-
-
-def test_a_round_that_is_being_taken_over_ends_where_others_may_begin_another_without_it() -> None:
-    """Its coordinator is cut off from the board, and from most nodes, before all have come back to it."""
-    simulate(44008657)
-
-
-def test_a_node_that_has_just_come_back_stops_too_where_its_coordinator_stands_back() -> None:
-    """The coordinator, cut off with its own node, has yet to hear that this one is connected again."""
-    simulate(44011043)
-
-
-def test_failures_of_peers_are_victims_of_a_node_that_stopped_before_its_welcome_came() -> None:
-    simulate(44008143)
-
-
-def test_a_new_agent_at_an_endpoint_that_came_back_empty_reads_the_verdict_with_its_next_renewal() -> None:
-    """Until then it is certain that it leads, and may begin a round of its own."""
-    simulate(45001457)
-
-
-def test_a_failure_just_before_its_coordinator_left_costs_nothing_though_the_next_coordinator_was_lost_too() -> None:
-    """The coordinator after that knows of the failure, and of when its own was lost, from one node alone."""
-    simulate(44010359)
-
-
-def test_the_order_of_failures_is_lost_where_they_are_told_again_much_later() -> None:
-    simulate(44009208)
-
-
-def test_a_node_that_has_hung_up_is_lost_before_its_connection_closes() -> None:
-    """Its coordinator asks the board between the two, and is suspended with its clock before the answer comes."""
-    simulate(46001215)
-
-
-def test_a_node_that_votes_for_one_candidate_after_another_stops_its_workers_in_time() -> None:
-    for seed in (46100035, 46301353):
-        simulate(seed)
-
-
-def test_an_agent_that_was_frozen_may_hear_of_a_round_and_of_the_verdict_at_once() -> None:
-    simulate(46301590)
-
-
-def test_the_last_round_of_the_leader_is_the_newest_though_a_frozen_node_runs_an_earlier_one_of_other_nodes() -> None:
-    simulate(50004074)
-
-
-def test_a_node_that_was_cut_off_may_hear_of_the_end_of_a_round_of_the_same_number_as_that_of_the_others() -> None:
-    simulate(51000110)
-
-
 def test_nodes_whose_fork_servers_import_come_to_one_round_too() -> None:
     for seed in range(min(SIMULATION_SEEDS // 8, SEEDS_IN_A_TEST)):
         simulate_with_imports(seed)
-
-
-def test_spares_may_begin_a_round_while_half_of_the_last_one_is_at_work_where_the_other_half_is_back() -> None:
-    """Neither of its two nodes had heard yet that their connections were gone when one of them came back."""
-    simulate_with_imports(44002525)
-
-
-def test_a_round_of_one_node_ends_the_job_at_once_whatever_becomes_of_its_connection() -> None:
-    simulate_with_imports(46000180)
-
-
-def test_a_leader_whose_every_question_to_the_board_takes_seconds_stops_its_workers_later() -> None:
-    """It asks to renew, hears that another leads, and reads who that is and whether that one renews."""
-    simulate_with_imports(48000793)
 
 
 def simulate_with_imports(seed: int) -> None:

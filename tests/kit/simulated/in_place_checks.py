@@ -17,13 +17,12 @@ from aelastic.decisions.wording import text_of
 from aelastic.group import events as g
 from aelastic.group.in_place import GRACE_S
 from aelastic.observe import run_events as run
-from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from kit.simulated.bounds import KILLED_AFTER_S
 from kit.simulated.checks import Checks, Round
 from kit.simulated.crews import Place, Process
-from kit.simulated.insight import connection_of, leader_of
+from kit.simulated.insight import Coordination, connection_of, coordination_of
 
 if TYPE_CHECKING:
     from kit.simulated.agent import Agent
@@ -91,49 +90,37 @@ class InPlaceChecks(Checks):
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: Agent, event: c.Event) -> None:  # noqa: C901, PLR0912  one case for each event
-        leader = leader_of(agent)
-        assert leader is not None
-        token = leader.sessions.token
-        match event:
-            case c.Received(message=m.OptedIn(node_id, round_)):
+    def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
+        token = leader.token
+        match message:
+            case m.OptedIn(node_id, round_):
                 self._opted_in.setdefault((token, node_id), (round_, self._world.now))
                 if self._opted_in[token, node_id][0] != round_:
                     self._opted_in[token, node_id] = round_, self._world.now
-            case c.Received(message=m.Ready(node=node) as ready):
-                core = leader.coordinator
-                is_in_round = core.runs_round and node.node_id in core.roster.participants
-                if not (is_in_round and ready.is_before(core.round)):  # else it starts workers in the round
-                    self._starts[token, node.node_id] = node.starts
-            case c.Received(message=m.Prepared(node_id, starts)):
+            case m.Ready(node=node) if not message.is_before(leader.round_of(node.node_id)):
+                self._starts[token, node.node_id] = node.starts  # else it starts workers in the round
+            case m.Prepared(node_id, starts):
                 self._starts[token, node_id] = starts
-            case c.Received(message=m.Hello(node=node, past=past)):
-                if past.standing is m.Standing.READY:
-                    self._starts[token, node.node_id] = node.starts
-                if past.has_opted_in:
-                    self._opted_in[token, node.node_id] = past.round, self._world.now
-                if past.standing is m.Standing.FINISHED:
-                    self._has_finished.add((token, past.round))
-            case c.Received(message=m.Failed(_, round_)):
+            case m.Failed(_, round_):
                 self._failed_at.setdefault((token, round_), self._world.now)
-            case c.Received(message=r.Ask()):
+            case r.Ask():
                 self._asked_at = self._world.now
-            case c.Received(message=m.Succeeded(_, round_)):
+            case m.Succeeded(_, round_):
                 self._has_finished.add((token, round_))
             case _:
                 pass
 
-    def said(self, agent: Agent, leader: Any, node_id: str, message: Any) -> None:
+    def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
         super().said(agent, leader, node_id, message)
         if isinstance(message, m.Interrupted) and not message.went_on:
             self._check_in_place(agent, leader, node_id, message)
 
-    def _check_in_place(self, agent: Agent, leader: Any, node_id: str, message: m.Interrupted) -> None:
+    def _check_in_place(self, agent: Agent, leader: Coordination, node_id: str, message: m.Interrupted) -> None:
         """A round ends in place if, and only if, all workers of the nodes that are left have opted in."""
         round_ = self._round_that_ends(leader, node_id, message.round)
         if round_ is None or message.decision.cause.kind not in IN_PLACE:
             return
-        token = leader.sessions.token
+        token = leader.token
         is_first = (token, round_.number) not in self._ends
         if self._ends.setdefault((token, round_.number), message.in_place) is not message.in_place:
             self.fail(f"{round_} ends in place for some of its nodes, and not for others")
@@ -321,8 +308,8 @@ class InPlaceChecks(Checks):
     def _leader_of(self, agent: Agent) -> str:
         """The one that it is connected to; or that has just left, or nobody."""
         end = connection_of(agent)
-        leader = None if end is None else leader_of(end.peer.process)  # type: ignore[arg-type]
-        return "" if leader is None else leader.sessions.token
+        leader = None if end is None else coordination_of(end.peer.process)  # type: ignore[arg-type]
+        return "" if leader is None else leader.token
 
     def enters(self, process: Process, assigned: m.Assigned) -> None:
         """A worker enters a round: each rank of it has one process, and all ranks have left the last one."""

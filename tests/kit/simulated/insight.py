@@ -11,15 +11,91 @@ from typing import TYPE_CHECKING, Any
 from aelastic.aio import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.coordinator import session_events as c
-from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader import Leader, Phase
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.member import member_events as m
-from aelastic.rdzv.protocol.messages import HungUp, Seats, Welcome
+from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
+from aelastic.rdzv.protocol.messages import (
+    Alive,
+    Hello,
+    HungUp,
+    NodeMessage,
+    OptedIn,
+    Prepared,
+    Seats,
+    Standing,
+    Succeeded,
+    Welcome,
+)
+from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from aelastic.rdzv.wire.stream import Stream
 from kit.simulated.world import End
 
 if TYPE_CHECKING:
     from kit.simulated.agent import Agent
+
+# Shares of a lease: for so long a leader trusts the board's answer, and those that cannot reach it doubt it no sooner.
+TRUSTED, DOUBTED = TRUSTED_SHARE, DOUBTED_LEASES
+
+
+class Coordination:
+    """What is known of an agent's term as coordinator, beside what it says."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    @property
+    def token(self) -> str:
+        """Of its candidate, as the board has it."""
+        return self._leader.sessions.token
+
+    @property
+    def node_id(self) -> str:
+        return self._leader.coordinator.own_node_id
+
+    @property
+    def missing(self) -> set[str]:
+        """The nodes without which it begins no round: they may have elected another one."""
+        return {seat.node_id for seat in self._leader.sessions.missing}
+
+    @property
+    def waits_for_board(self) -> bool:
+        """Whether it has stood back, or has asked for a newer epoch: it begins no round before the answer."""
+        return self._leader.phase is Phase.RECLAIMING
+
+    @property
+    def is_confirmed_by_nodes(self) -> bool:
+        """Whether it decides by the word of most nodes rather than by that of the board."""
+        lease = self._leader.lease
+        return lease.nodes_until > lease.certain_until
+
+    @property
+    def is_on_board(self) -> bool:
+        """Whether the board has its record, as far as it knows."""
+        return self._leader.sessions.electorate.is_on_board
+
+    def round_of(self, node_id: str) -> int:
+        """The number of the round that a node takes part in now; 0: none."""
+        core = self._leader.coordinator
+        return core.round if core.runs_round and node_id in core.roster.participants else 0
+
+
+def _told_by(event: c.Event) -> list[NodeMessage]:
+    """What a node tells its coordinator; a greeting repeats what it had told one before."""
+    match event:
+        case c.Received(message=Hello(node=node, past=past)):
+            told: list[NodeMessage] = []
+            if past.standing is Standing.READY:
+                told.append(Prepared(node.node_id, node.starts))
+            if past.has_opted_in:
+                told.append(OptedIn(node.node_id, past.round))
+            if past.standing is Standing.FINISHED:
+                told.append(Succeeded(node.node_id, past.round))
+            return told
+        case c.Received(message=message) if not isinstance(message, Hello | Alive | HungUp):
+            return [message]
+        case _:
+            return []
 
 
 class ObservedLink(AgentLink):
@@ -50,7 +126,7 @@ class ObservedServer(CoordinatorServer):
         loop: Any = asyncio.get_running_loop()
         self.agent: Agent = loop.process
         self._hung_up: set[int] = set()  # connections whose nodes have said so
-        self._mailbox = _Heard(self.agent)
+        self._mailbox = _Heard(self.agent, self._leader)
 
     def on_message(self, stream: Stream, message: Any) -> None:
         if isinstance(message, HungUp):
@@ -64,7 +140,11 @@ class ObservedServer(CoordinatorServer):
     def _carry_out(self, action: c.Action, *args: Any) -> None:
         if isinstance(action, c.Say) and action.conn in self._streams:
             node_id = getattr(_end(self._streams[action.conn]).peer.process, "node_id", "")
-            self.agent.watcher.said(self.agent, self._leader, node_id, action.message)
+            leader = Coordination(self._leader)
+            if isinstance(action.message, Welcome):
+                self.agent.watcher.welcomes(leader, node_id)
+            else:
+                self.agent.watcher.said(self.agent, leader, node_id, action.message)
         super()._carry_out(action, *args)
 
     async def _renew(self, seats: Seats | None) -> None:
@@ -90,14 +170,14 @@ class ObservedServer(CoordinatorServer):
 class _Heard(Mailbox[c.Event]):
     """Tells its agent what the coordinator hears, just before it does."""
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, leader: Leader) -> None:
         super().__init__()
-        self._agent = agent
+        self._agent, self._leader = agent, leader
 
     async def next(self, deadline: float | None) -> c.Event | None:
         event = await super().next(deadline)
-        if event is not None:
-            self._agent.watcher.coordinator_hears(self._agent, event)
+        for message in [] if event is None else _told_by(event):
+            self._agent.watcher.coordinator_hears(Coordination(self._leader), message)
         return event
 
 
@@ -113,10 +193,10 @@ def connection_of(agent: Agent) -> End | None:
     return None if stream is None else _end(stream)
 
 
-def leader_of(agent: Agent) -> Leader | None:
-    """The coordinator in this agent."""
+def coordination_of(agent: Agent) -> Coordination | None:
+    """Of the coordinator in this agent, if there is one."""
     server = None if agent.link is None else agent.link._server
-    return None if server is None else server._leader
+    return None if server is None else Coordination(server._leader)
 
 
 def phase_of(agent: Agent) -> m.Phase:
