@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path as FilePath
 
 import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
-from kit.simulated.adversary import BOARDS, Fault, Path, attack, end, everywhere, of_two
+from kit.simulated.adversary import BOARDS, Fault, Path, attack, end, everywhere, of_two, size_of
 from kit.simulated.checks import BrokenPromiseError, ForgottenError
 from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
@@ -215,7 +216,8 @@ def story_in(folder: FilePath, text: str) -> Story:
 
 @pytest.mark.parametrize("board", BOARDS)
 def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FilePath, board: str) -> None:
-    story = story_in(tmp_path, attack(3, board).story)
+    faults = (1.5, Fault("fail", "node0")), (2.5, Fault("crash", "node1", seconds=2.0))
+    story = story_in(tmp_path, Path(3, size_of(random.Random(board), board), faults).story)
     assert told(story) == list(story.lines)
     assert any(" -> closed, round" in line for line in story.lines)
 

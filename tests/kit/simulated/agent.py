@@ -88,7 +88,6 @@ class Agent(SimulatedProcess):
         work: what the workers of its next generation will do.
         clock: its machine's.
         prepares_s: until its fork server has imported; 0: it has none.
-        has_board: it serves the board.
         workers: how many its node has.
     """
 
@@ -104,11 +103,10 @@ class Agent(SimulatedProcess):
         work: Callable[[Agent], Work],
         clock: Clock,
         prepares_s: float = 0.0,
-        has_board: bool = False,
         workers: int = 1,
     ) -> None:
         super().__init__(world, host, clock)
-        self.watcher, self.settings, self.has_board = watcher, settings, has_board
+        self.watcher, self.settings = watcher, settings
         self.node_id, self.work = f"{host}#{number}", work
         spec = WorkerSpec(
             entrypoint="x", local_world_size=workers, shutdown_timeout_s=8.0, exit_barrier_timeout_s=100.0

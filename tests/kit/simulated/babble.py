@@ -167,10 +167,9 @@ class Babble(Simulation):
 
     def agent_on(self, host: str, settings: RendezvousSettings) -> Agent:
         silence: Any = Silence()
-        clock, is_served = self._clocks[host], self.board.is_served_by(host)
+        clock = self._clocks[host]
         babbler = Babbler(
             self.world, self.board, silence, settings, self.size.max_restarts, host, self._number, self.work, clock,
-            has_board=is_served,
         )  # fmt: skip
         babbler.submitted = self.submitted
         return babbler

@@ -20,7 +20,15 @@ from aelastic.rdzv.protocol import requests as r
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
 from kit.simulated.charges import Charges
-from kit.simulated.insight import DOUBTED, TRUSTED, Coordination, connection_of, coordination_of, is_member
+from kit.simulated.insight import (
+    DOUBTED,
+    TRUSTED,
+    Coordination,
+    connection_of,
+    coordination_of,
+    has_connection,
+    is_member,
+)
 from kit.simulated.world import World
 
 LEASE_S = 5.0
@@ -458,10 +466,7 @@ class Checks:
 
     def _has_connection(self, member: Agent, to: Agent) -> bool:
         """Whether a coordinator has a connection with a node, which may not have welcomed it yet."""
-        end = connection_of(member)
-        if not member.is_alive or end is None:
-            return False
-        return end.peer.process is to and end.peer.is_open and end.is_open
+        return member.is_alive and has_connection(member, to)
 
     # The agents.
 

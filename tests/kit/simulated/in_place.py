@@ -65,7 +65,6 @@ class InPlaceSimulation(Simulation):
             self._number,
             self.work,
             self._clocks[host],
-            has_board=self.board.is_served_by(host),
             workers=self.workers,
             opt_in=opt_in if self.random.random() < self.worker_faults.others_opt_in else 0.0,
         )

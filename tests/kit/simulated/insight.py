@@ -193,6 +193,15 @@ def connection_of(agent: Agent) -> End | None:
     return None if stream is None else _end(stream)
 
 
+def has_connection(node: Agent, to: Agent) -> bool:
+    """Whether a coordinator has a connection with a node, which may not have welcomed it yet, and keeps it."""
+    end, server = connection_of(node), None if to.link is None else to.link._server
+    if end is None or end.peer.process is not to or not (end.is_open and end.peer.is_open):
+        return False
+    streams = [] if server is None else server._streams.values()
+    return not any(stream.is_closing for stream in streams if _end(stream) is end.peer)
+
+
 def coordination_of(agent: Agent) -> Coordination | None:
     """Of the coordinator in this agent, if there is one."""
     server = None if agent.link is None else agent.link._server

@@ -49,7 +49,7 @@ class SimulatedProcess:
         self.ends: dict[End, None] = {}  # of its connections
         self._descriptors = itertools.count(10)
         self._kept: list[tuple[object, Callable[[], object]]] = []  # while frozen
-        world.processes.append(self)
+        world.add(self)
 
     @property
     def now(self) -> float:

@@ -156,7 +156,6 @@ class Simulation:
             self.work,
             self._clocks[host],
             prepares_s=self.prepares_s(),
-            has_board=self.board.is_served_by(host),
         )
 
     def work(self, agent: Agent) -> Work:

@@ -50,7 +50,7 @@ class Reader(Protocol):
         """Bytes, `FIN` or `RST`."""
 
 
-_open: dict[int, World] = {}  # worlds that have not been closed
+_open: dict[int, World] = {}  # worlds with processes that have not been closed
 
 
 def close_all() -> None:
@@ -84,7 +84,7 @@ class World:
         self.ports: dict[tuple[str, int], Listener] = {}
         self.cut: set[tuple[str, str]] = set()  # from host, to host
         self.dark: set[str] = set()  # hosts that are switched off
-        self.processes: list[Any] = []
+        self._processes: list[Any] = []
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
         self.behind_s: dict[str, float] = {}  # wall clocks of hosts
         self.step_s: tuple[float, float] | None = None  # how long a step of a worker takes; `None`: none take any
@@ -96,7 +96,6 @@ class World:
         self._ports = itertools.count(20_000)
         self._bytes = random.Random(f"bytes {seed}")  # of `os.urandom`
         self._error: BaseException | None = None
-        _open[id(self)] = self
 
     # Time.
 
@@ -148,7 +147,7 @@ class World:
         """Ends all processes: their tasks would be collected at any moment."""
         _open.pop(id(self), None)
         with self._passing():
-            for process in self.processes:
+            for process in self._processes:
                 process.is_alive = False
                 process.loop.bury()
 
@@ -178,6 +177,11 @@ class World:
             self.after(self.random.uniform(0, RESEND_MAX_S), call)
 
     # Machines.
+
+    def add(self, process: Any) -> None:
+        """A process begins."""
+        self._processes.append(process)
+        _open[id(self)] = self
 
     def new_port(self) -> int:
         return next(self._ports)
