@@ -49,15 +49,16 @@ class EventLoop(AbstractEventLoop):
         self._numbers = itertools.count()
         self._armed_for: float | None = None  # the timer for which the world wakes this loop up
         self._readers: dict[int, Handle] = {}
-        self._root: Task[None] | None = None
+        self._roots: list[Task[None]] = []
         self._afterlife: float | None = None  # the time of a process that has ended, while its tasks are
 
     # What happens to the process.
 
     def start(self, main: Coroutine[Any, Any, None], done: Callable[[Task[None]], None]) -> None:
-        """Begins the program of the process, which runs."""
-        self._root = self.create_task(main, name="main")
-        self._root.add_done_callback(done)
+        """Begins a program of the process, which runs."""
+        root: Task[None] = self.create_task(main, name="main")
+        root.add_done_callback(done)
+        self._roots.append(root)
 
     def run(self, call: Callable[[], object]) -> None:
         """Calls something that happens to the process, and runs what follows from it."""
@@ -113,18 +114,17 @@ class EventLoop(AbstractEventLoop):
 
     def bury(self) -> None:
         """Ends the tasks of a process that has ended: nothing that they do then has any effect on the world."""
-        if self._root is None or self._root.done() or self._afterlife is not None:
+        if self._afterlife is not None:
             return
         self._afterlife = self.time()
-        root = self._root
-        self.run(root.cancel)
+        self.run(lambda: [root.cancel() for root in self._roots])
         for _ in range(FAREWELLS_MAX):
-            if root.done():
+            if all(root.done() for root in self._roots):
                 return
             if self._timers:
                 self._afterlife = max(self._afterlife, self._timers[0][0])
             self.run(self.fire)
-        raise RunawayError(f"{self.process} has ended, and its tasks do not: {root}")
+        raise RunawayError(f"{self.process} has ended, and its tasks do not: {self._roots}")
 
     # What asyncio offers.
 

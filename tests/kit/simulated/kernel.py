@@ -70,8 +70,8 @@ def _told(handle: Callable[..., Any]) -> Callable[..., Any]:
 
     def handle_and_tell(core: Any, event: Any, now: float) -> Any:
         actions = handle(core, event, now)
-        if (name := TOLD.get(type(core))) is not None:
-            process = _process()
+        name = TOLD.get(type(core))
+        if name is not None and (process := _process()).is_alive:
             process.world.note(f"{process} {name}", event, actions)
         return actions
 

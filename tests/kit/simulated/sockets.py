@@ -106,7 +106,7 @@ class Transport(asyncio.Transport):
         end = sock.end
         super().__init__({"peername": end.peer_address, "sockname": end.own_address, "socket": sock})
         self._loop, self._socket, self._end, self._protocol = loop, sock, end, protocol
-        self._is_closing = self._is_lost = self._is_paused = False
+        self._is_closing = self._is_paused = self._has_written_eof = False
         loop.call_soon(protocol.connection_made, self)
         loop.call_soon(self._start_reading)
         loop.call_soon(_begin, begun)
@@ -122,7 +122,7 @@ class Transport(asyncio.Transport):
 
     def on_item(self, item: Any) -> None:
         if item is RST:
-            self._break(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+            self._close(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
         elif item is FIN:
             if not self._protocol.eof_received():
                 self.close()
@@ -142,11 +142,11 @@ class Transport(asyncio.Transport):
         self._loop.call_soon(self._end.pump)
 
     def write(self, data: Any) -> None:
-        if not data or self._is_lost:
+        if not data or self._is_closing:
             return
-        assert not self._end.has_sent_fin, "asyncio: cannot call write() after write_eof()"
+        assert not self._has_written_eof, "asyncio: cannot call write() after write_eof()"
         if self._end.is_reset:
-            self._break(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+            self._close(BrokenPipeError(errno.EPIPE, "Broken pipe"))
         else:
             self._end.send(bytes(data))
 
@@ -158,18 +158,14 @@ class Transport(asyncio.Transport):
 
     def write_eof(self) -> None:
         if not self._is_closing:
+            self._has_written_eof = True
             self._end.shut_down()
 
     def close(self) -> None:
         self._close(None)
 
     def abort(self) -> None:
-        self._is_lost = True
         self._close(None)
-
-    def _break(self, error: OSError) -> None:
-        self._is_lost = True
-        self._close(error)
 
     def _close(self, error: OSError | None) -> None:
         if not self._is_closing:
