@@ -1,6 +1,7 @@
-"""The board of the simulation: real semantics, and whatever may go wrong on the way to it.
+"""The board of the simulation that forgets, as etcd does, and whatever may go wrong on the way to it.
 
-It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
+Those that count renewals are real, over simulated stores (`stores.py`); this one counts them too, for tests whose agents share
+one process.  It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
 been made.
 """
 

@@ -1,5 +1,5 @@
 # ruff: noqa: T201  a program says what it found
-"""The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
+"""The rendezvous, simulated: that of a whole job, as it is, among faults that one seed brings about.
 
 `PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
