@@ -90,3 +90,14 @@ def test_what_is_asked_again_while_the_round_is_taken_over_is_done_however_long_
     assert {(name, notice.stage, notice.verb) for name, notice in told} == {
         (name, Stage.FREEZE, verb) for name in "abc"
     }
+
+
+def test_a_drain_whose_time_has_passed_while_ranks_waited_is_over_at_once() -> None:
+    """A deadline that has passed must not stay armed: the leader takes that for a bug, and its agent ends."""
+    story = Told("abc idle")
+    story.tell("a saved notice=4000")
+    story.core.handle(Ask("b", "1", Verb.DRAIN, "", 1.2, ""), story.crew, story.now)
+    assert story.core.deadline is not None
+    story.now, story.participants = story.core.deadline, "abc"
+    assert story.core.handle(None, story.crew, story.now) == []
+    assert story.core.is_over and story.core.deadline is None

@@ -13,6 +13,7 @@ WAKE_UPS = (5, 60, 60)[_OF]  # orders in which a machine that was suspended hear
 # Events after a failure at which the network is cut; the verdict is there before the last.
 CUT_AT = (range(30, 40, 6), range(48), range(48))[_OF]
 SIMULATION_SEEDS = (20, 500, 5000)[_OF]
+BABBLE_SEEDS = (30, 990, 9990)[_OF]
 DRAIN_SEEDS = (4, 125, 1250)[_OF]  # with each fault
 IN_PLACE_SEEDS = (20, 500, 5000)[_OF]
 ENDPOINTS_SEEDS = (5, 100, 5000)[_OF]
@@ -28,7 +29,7 @@ HOSTILE_MOMENTS = (2, 14, 70)[_OF]  # at which a board holds something else for 
 HOSTILE_LAUNCHES = (4, 300, 3000)[_OF]  # of agents, each in another environment
 ATTACKS = (1, 30, 500)[_OF]  # on each kind of board
 FIRST_MOMENTS = (4, 20, 200)[_OF]  # forked workers that are asked to end as soon as they are there
-EVERYWHERE_S = (0.03, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
+EVERYWHERE_S = (0.01, 3.2, 3.2)[_OF]  # of a job's beginning, in which each fault comes at each step
 FRAMEWORK_KILLS = (5, 5, 50)[_OF]  # of ranks, in jobs of each framework that owns the training loop
 KILLS, KILLED_JOBS = ((4, 1), (20, 1), (100, 10))[_OF]  # of ranks, in each of so many jobs that recover in place
 KILLS_AT_START = (5, 20, 200)[_OF]  # of ranks while the others are in `init_process_group`

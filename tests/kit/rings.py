@@ -40,7 +40,7 @@ class Ring:
 RINGS = (
     Ring("core", "cores: events in, actions out", 30, has_processes=False),
     Ring("property", "cores in fake worlds that Hypothesis makes", 10, has_processes=False),
-    Ring("simulation", "many agents' cores, seeded faults, virtual time", 45, has_processes=False),
+    Ring("simulation", "many agents' rendezvous, seeded faults, virtual time", 45, has_processes=False),
     Ring("shell", "shells with fake hosts, or on files and sockets", 15, has_processes=False),
     Ring("process", "one agent and its workers", 150),
     Ring("nodes", "several agents: rendezvous, stores, network namespaces", 90),

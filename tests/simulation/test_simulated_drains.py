@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from kit.effort import DRAIN_SEEDS
 from kit.simulated.agent import Agent
+from kit.simulated.insight import restart_count_of
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.training import Training
 from kit.simulated.world import FIN
@@ -71,7 +72,7 @@ class Drained(Simulation):
 
     @property
     def coordinator(self) -> Agent:
-        return next(agent for agent in self.living if agent.server is not None)
+        return next(agent for agent in self.living if agent.coordinates)
 
     def look_for_splits(self) -> None:
         """All ranks of a round that ended with a save had saved at the same call."""
@@ -101,7 +102,7 @@ def test_all_ranks_save_at_one_call_and_the_node_leaves_for_free() -> None:
     assert ranks == {*range(4)}
     assert agent.group.is_drained and [each.is_applied for each in agent.answers] == [True]
     simulation.wait(lambda: simulation.training is not training and simulation.calls > 3)
-    assert [each.member.state.restart_count for each in simulation.living] == [0, 0, 0]
+    assert [restart_count_of(each) for each in simulation.living] == [0, 0, 0]
 
 
 def test_the_coordinators_own_node_leaves_in_the_same_way() -> None:
@@ -177,7 +178,7 @@ def accepting(simulation: Drained, agent: Agent) -> set[str]:
 
     def listen(sender: Agent, leader: Any, node_id: str, message: Any) -> None:
         if isinstance(message, Answer) and message.is_applied and node_id == agent.node_id:
-            accepted.add(leader.sessions.token)
+            accepted.add(leader.token)
         said(sender, leader, node_id, message)
 
     simulation.checks.said = listen  # type: ignore[method-assign, assignment]
@@ -190,7 +191,7 @@ def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
     simulation.pass_time(dice.choice([dice.uniform(0, 0.03), dice.uniform(0, 1.5)]))
     if not simulation.living:
         return
-    coordinator = next((agent for agent in simulation.living if agent.server is not None), None)
+    coordinator = next((agent for agent in simulation.living if agent.coordinates), None)
     bystander = dice.choice(simulation.living)
     match fault:
         case "coordinator dies" if coordinator is not None:
@@ -231,16 +232,6 @@ def test_no_rank_saves_where_others_go_on_whatever_fails_meanwhile(fault: str, b
 def test_what_is_asked_of_the_whole_job_is_done_once_whatever_fails_meanwhile(fault: str, begin: int) -> None:
     for seed in range(begin, min(begin + SEEDS_IN_A_TEST, DRAIN_SEEDS)):
         ask_of_all(fault, seed)
-
-
-def test_a_worker_that_has_not_begun_yet_does_not_fail() -> None:
-    """No other worker knows it, or could fail of it."""
-    ask_of_all("worker fails", 43011945)
-
-
-def test_a_node_that_does_not_notice_that_its_connection_broke_costs_another_round() -> None:
-    """The restart that was asked for was done before that."""
-    ask_of_all("connection breaks", 46000745)
 
 
 def ask_of_all(fault: str, seed: int) -> None:

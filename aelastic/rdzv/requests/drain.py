@@ -333,6 +333,10 @@ class Drain(Generic[T]):
             return told
         if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last that was awaited is gone
             return told + self._go_on(now)
+        if self.step is Step.HELD and now >= self._first.end_at:  # it was asked for while the round was taken over
+            self.late = How(SaveOutcome.NO_CALL)
+            self._end(self.late)
+            return told
         if self.step in {Step.OFF, Step.HELD}:
             self.step, self._round, self._nodes = Step.FREEZING, crew.round, crew.nodes
             self.save_at, self._frozen, self._awaited = 0, {}, {*crew.nodes}

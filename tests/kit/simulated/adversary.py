@@ -17,7 +17,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -106,16 +106,32 @@ class Path:
         Raises:
             AssertionError: a promise was broken.
         """
-        with suppress(*OVER):
-            end(self.played())
+        with closing(begin(self)) as job, suppress(*OVER):
+            self._strike(job)
+            end(job)
 
     def played(self) -> Simulation:
         """The job after the last of its faults."""
         job = begin(self)
+        self._strike(job)
+        return job
+
+    def _strike(self, job: Simulation) -> None:
         for at, fault in self.faults:
             job.world.run(lambda: False, at)
             fault.apply(job)
-        return job
+
+    def unrest_after(self, ahead_s: float) -> float:
+        """How much nodes disagree so long after the last fault; infinite if a promise breaks."""
+        with closing(begin(self)) as job:
+            try:
+                self._strike(job)
+                job.world.run(lambda: False, job.world.now + ahead_s)
+                return unrest(job)
+            except OVER:
+                return 0.0
+            except Exception:  # noqa: BLE001  whatever it is, it was found
+                return float("inf")
 
     def with_(self, at: float, fault: Fault) -> Path:
         return replace(self, faults=(*self.faults, (at, fault)))
@@ -179,23 +195,11 @@ def end(job: Simulation) -> None:
     job.finish()
 
 
-def ahead(path: Path, ahead_s: float) -> float:
-    """What the last fault leads to: how much nodes disagree after some time; infinite if a promise breaks."""
-    try:
-        job = path.played()
-        job.world.run(lambda: False, job.world.now + ahead_s)
-        return unrest(job)
-    except OVER:
-        return 0.0
-    except Exception:  # noqa: BLE001  whatever it is, it was found
-        return float("inf")
-
-
 def unrest(job: Simulation) -> float:
     """How far nodes are from one round, one coordinator and one verdict."""
     living = job.living
     rounds = {job.checks.round_of(agent) for agent in living if agent.alive}
-    leaders = sum(agent.server is not None for agent in living)
+    leaders = sum(agent.coordinates for agent in living)
     restarts = {round_.common[0] for round_ in rounds if round_ is not None}
     half_heard = bool(job.checks.verdicts) and bool(living)
     return 3.0 * max(len(rounds) - 1, 0) + 2.0 * max(leaders - 1, 0) + max(len(restarts) - 1, 0) + 2.0 * half_heard
@@ -241,21 +245,21 @@ def attack(seed: int, board: str) -> Path:
     """
     dice = random.Random(f"adversary {board} {seed}")  # the world's own chance is not touched
     path = Path(seed, size_of(dice, board))
-    job = begin(path)
     at = dice.uniform(0.5, BEGIN_S)
-    try:
-        with suppress(*OVER):
-            for _ in range(dice.randint(2, 4)):
-                job.world.run(lambda: False, at)
-                fault = _worst(dice, job, path, at)
-                path = path.with_(at, fault)
-                fault.apply(job)
-                at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
-                job.world.run(lambda: False, at)
-            end(job)
-    except Exception as error:
-        error.add_note(_told(path.shrunk()))
-        raise
+    with closing(begin(path)) as job:
+        try:
+            with suppress(*OVER):
+                for _ in range(dice.randint(2, 4)):
+                    job.world.run(lambda: False, at)
+                    fault = _worst(dice, job, path, at)
+                    path = path.with_(at, fault)
+                    fault.apply(job)
+                    at += dice.choice((0.005, 0.05, 0.3, 2.0, 6.0)) * dice.uniform(0.2, 1.5)
+                    job.world.run(lambda: False, at)
+                end(job)
+        except Exception as error:
+            error.add_note(_told(path.shrunk()))
+            raise
     return path
 
 
@@ -265,31 +269,32 @@ def _worst(dice: random.Random, job: Simulation, path: Path, at: float) -> Fault
     ahead_s = dice.choice(AHEAD_S)
     if dice.random() >= BEST_SHARE:
         return tried[0]
-    found = {fault: ahead(path.with_(at, fault), ahead_s) for fault in tried}
+    found = {fault: path.with_(at, fault).unrest_after(ahead_s) for fault in tried}
     return max(tried, key=lambda each: (found[each], dice.random()))
 
 
 def everywhere(size: Size, faults: Sequence[Fault], until_s: float) -> Iterator[tuple[float, Fault, bool]]:
     """Each fault at each step of a job that begins: when, which, and whether all was kept."""
-    job, moments = begin(Path(0, size)), list[float]()
-    while job.world.now < until_s:
-        moments.append(job.world.now)
-        job.world.step()
+    moments = list[float]()
+    with closing(begin(Path(0, size))) as job:
+        while job.world.now < until_s:
+            moments.append(job.world.now)
+            job.world.step()
     for steps, at in enumerate(moments):
         for fault in faults:
             yield at, fault, _is_kept(size, steps, fault)
 
 
 def _is_kept(size: Size, steps: int, fault: Fault) -> bool:
-    job = begin(Path(0, size))
-    for _ in range(steps):
-        job.world.step()
-    try:
-        fault.apply(job)
-        with suppress(*OVER):
-            end(job)
-    except Exception:  # noqa: BLE001  whatever it is, it was found
-        return False
+    with closing(begin(Path(0, size))) as job:
+        for _ in range(steps):
+            job.world.step()
+        try:
+            fault.apply(job)
+            with suppress(*OVER):
+                end(job)
+        except Exception:  # noqa: BLE001  whatever it is, it was found
+            return False
     return True
 
 

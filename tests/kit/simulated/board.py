@@ -1,20 +1,28 @@
-"""The board of the simulation: real semantics, and whatever may go wrong on the way to it.
+"""The board of the simulation that forgets, as etcd does, and whatever may go wrong on the way to it.
 
-It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
+Those that count renewals are real, over simulated stores (`stores.py`); this one counts them too, for tests whose agents share
+one process.  It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
 been made.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import anyio.lowlevel
+
 from aelastic.core.record import Record
+from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.board import Board as BoardOfAgent
 from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.boards.endpoints import REFUSED, RefusedError
 from aelastic.rdzv.protocol.messages import Seats
 from kit.simulated.process import SimulatedProcess
-from kit.simulated.world import World
+from kit.simulated.world import World, address_of
 
 BOARD = "board"  # its host
 
@@ -78,9 +86,9 @@ class Board:
         """Without an agent on each of them the job cannot go on."""
         return self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
-        """The operations, as a process has them done, and its way to them."""
-        return self, Asking(self._world, self, process)
+    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
+        """The board, as one process has it."""
+        return BoardClient(self._world, self, process)
 
     def is_deaf(self, host: str) -> bool:
         """Whether a host may get no answer."""
@@ -189,79 +197,97 @@ class Board:
             )  # it looks for them twice a second
 
 
-class Asking:
-    """One process's way to the board: one question at a time."""
+class BoardClient(BoardOfAgent):
+    """One process's way to the board."""
+
+    name = "the board"
 
     def __init__(self, world: World, board: Board, process: SimulatedProcess) -> None:
         self._world, self._board, self._process = world, board, process
-        self._waiting: deque[Question] = deque()
-        self._asked: Question | None = None
 
-    def ask(self, name: str, do: Callable[[], Any], limit_s: float, done: Callable[[bool, Any], None]) -> None:
-        """Has something done on the board; `done` is called with whether we know, and what it gave."""
-        question = Question(name, do, done)
-        self._waiting.append(question)
-        self._world.after(limit_s, lambda: self._answer(question, False, "no answer in time"))
-        self._next()
+    @property
+    def own_address(self) -> str:
+        return address_of(self._process.host)
 
-    def fail(self, *names: str) -> None:
-        """Questions that are asked are of no use any more."""
-        for question in [*([self._asked] if self._asked else []), *self._waiting]:
-            if question.name in names:
-                self._hear(question, False, "of no use any more")
+    @property
+    def endpoint_host(self) -> str:
+        return self.own_address if self._board.is_served_by(self._process.host) else ""
 
-    def _next(self) -> None:
-        if self._asked is not None or not self._waiting:
-            return
-        self._asked = self._waiting.popleft()
-        self._carry_out(self._asked)
+    async def open(self) -> None:
+        await anyio.lowlevel.checkpoint()
 
-    def _carry_out(self, question: Question) -> None:
+    async def read(self) -> LeaderRecord | None:
+        return await self._ask("read", self._board.read)  # type: ignore[no-any-return]
+
+    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
+        campaign = partial(self._board.campaign, candidate, seen, above)
+        return await self._ask("campaign", campaign)  # type: ignore[no-any-return]
+
+    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
+        return await self._ask("renew", partial(self._board.renew, record))  # type: ignore[no-any-return]
+
+    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
+        return await self._ask("publish", partial(self._board.publish, record, verdict))  # type: ignore[no-any-return]
+
+    async def resign(self, record: LeaderRecord) -> None:
+        await self._ask("resign", partial(self._board.resign, record))
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _ask(self, name: str, do: Callable[[], Any]) -> Any:
+        """Has something done on the board.
+
+        Raises:
+            RendezvousConnectionError: it is not known whether it was done.
+        """
+        answer = asyncio.get_running_loop().create_future()
+        question = Question(name, do, answer)
         host, faults, chance = self._process.host, self._board.faults, self._world.random.random()
         if chance < faults.request_lost:
             self._fail_soon(question)
-            return
-        if chance < faults.request_lost + faults.late:
+        elif chance < faults.request_lost + faults.late:
             self._fail_soon(question)
             self._world.after(self._world.random.uniform(0, 8), lambda: self._do(question))
-            return
-        self._world.after(self._world.delay(), lambda: self._world.carry(host, BOARD, lambda: self._do(question)))
+        else:
+            self._world.after(self._world.delay(), lambda: self._world.carry(host, BOARD, lambda: self._do(question)))
+        return await answer
 
     def _fail_soon(self, question: Question) -> None:
-        delay_s = self._world.random.uniform(0, 0.5)
-        self._world.after(delay_s, lambda: self._answer(question, False, "the connection to it broke"))
+        error = RendezvousConnectionError("the connection to the board broke")
+        self._world.after(self._world.random.uniform(0, 0.5), lambda: self._answer(question, error))
 
     def _do(self, question: Question) -> None:
         if self._board.is_silent:
             return
+        result: Any
         try:
-            is_known, value = True, question.do()
+            result = question.do()
         except BoardDownError:
-            is_known, value = False, "it is down"
-        self._world.note(BOARD, f"{question.name} of {self._process}: {'' if is_known else 'not '}done", [value])
+            result = RefusedError("the board is down", reason=REFUSED)
+        self._world.note(BOARD, f"{question.name} of {self._process}", [result])
         if self._world.random.random() < self._board.faults.answer_lost:
             self._fail_soon(question)
             return
-        host = self._process.host
-        delay_s = self._world.delay()
-        answer = lambda: self._answer(question, is_known, value)  # noqa: E731
-        self._world.after(delay_s, lambda: self._world.carry(BOARD, host, answer))
+        answer = partial(self._answer, question, result)
+        self._world.after(self._world.delay(), lambda: self._world.carry(BOARD, self._process.host, answer))
 
-    def _answer(self, question: Question, is_known: bool, value: Any) -> None:
-        self._process.post(self, lambda: self._hear(question, is_known, value))
-
-    def _hear(self, question: Question, is_known: bool, value: Any) -> None:
-        if question.is_over:
-            return
-        question.is_over = True
-        if self._asked is question:
-            self._asked = None
-        else:
-            self._waiting.remove(question)
-        question.done(is_known, value)
-        self._next()
+    def _answer(self, question: Question, result: Any) -> None:
+        self._process.post(self, lambda: question.hear(result))
 
 
+@dataclass
 class Question:
-    def __init__(self, name: str, do: Callable[[], Any], done: Callable[[bool, Any], None]) -> None:
-        self.name, self.do, self.done, self.is_over = name, do, done, False
+    """What a process waits for, unless it has been cancelled."""
+
+    name: str
+    do: Callable[[], Any]
+    answer: asyncio.Future[Any]
+
+    def hear(self, result: Any) -> None:
+        if self.answer.done():
+            return
+        if isinstance(result, Exception):
+            self.answer.set_exception(result)
+        else:
+            self.answer.set_result(result)

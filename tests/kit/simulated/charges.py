@@ -101,6 +101,9 @@ class Charges:
         )
         if not is_led_on:
             losses.append(Loss())  # another agent coordinates, and those that do not find it in time are lost
+        has_lost_any = bool(last.heard.keys() - next_.heard.keys())
+        if has_lost_any and self._heartbeat_s + self.late_s >= self.lease_s:
+            losses.append(Loss())  # its welcome was late, and its first heartbeat, which follows that
         if not failures and last.token != next_.token and last.named is not None:
             return EITHER  # and what it had told, though it may have heard of a loss after that
         if not failures and any(_is_gone(fault, last, next_) for fault in faults if fault.until <= next_.began_at):

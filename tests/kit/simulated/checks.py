@@ -10,21 +10,25 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.board import LeaderRecord
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
-from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
-from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from kit.simulated.agent import Agent
 from kit.simulated.board import Board
 from kit.simulated.charges import Charges
+from kit.simulated.insight import (
+    DOUBTED,
+    TRUSTED,
+    Coordination,
+    connection_of,
+    coordination_of,
+    has_connection,
+    is_member,
+)
 from kit.simulated.world import World
 
 LEASE_S = 5.0
@@ -73,7 +77,7 @@ class Round:
         return self if self.before is None else self.before.first
 
     def __repr__(self) -> str:
-        return f"round {self.number} of {self.token}"
+        return f"round {self.number} of {self.leader_id} ({self.token[:4]})"
 
 
 class Checks:
@@ -95,6 +99,7 @@ class Checks:
         self._counts: dict[str, int] = {}
         self._round_of: dict[str, Round] = {}  # the last that an agent has started workers of
         self._ended_at: dict[str, float] = {}  # when agents heard how the job ended
+        self.renewals = 0
         self._connected: dict[str, set[str]] = {}  # by token: nodes, when the board was asked whether that one leads
         self._beside_since: dict[str, float] = {}  # since when an agent has been able to know of a newer round
         # Two rounds that follow the same one, and since when both run.
@@ -102,11 +107,15 @@ class Checks:
 
     # The coordinators.
 
-    def said(self, agent: Agent, leader: Leader, node_id: str, message: Any) -> None:
+    def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
+        """A node has told its coordinator something."""
+
+    def welcomes(self, leader: Coordination, node_id: str) -> None:
+        """A coordinator meets a node."""
+        self._welcomed.add((leader.token, node_id))
+
+    def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
         match message:
-            case str():  # a welcome
-                self._welcomed.add((leader.sessions.token, node_id))
-                return
             case m.Assigned():
                 self._check_leadership(agent, leader, message)
                 self._on_assigned(agent, leader, node_id, message)
@@ -119,7 +128,7 @@ class Checks:
                 is_told_late = kind is CauseKind.ROUND_ENDED
                 is_news = not (is_told_again or is_told_late or message.went_on)
                 # A leader that has stood back, or has asked for a newer epoch, begins no round before the answer.
-                begins_none = leader.is_blocked or kind in CUT_OFF or leader.phase is LeaderPhase.RECLAIMING
+                begins_none = bool(leader.missing) or kind in CUT_OFF or leader.waits_for_board
                 if is_news and not begins_none:
                     self._check_leadership(agent, leader, message)
                 self._on_end(leader, node_id, message)
@@ -131,18 +140,18 @@ class Checks:
                 pass
             case _:
                 return
-        self._last_said[leader.sessions.token, node_id] = message
+        self._last_said[leader.token, node_id] = message
 
-    def _check_leadership(self, agent: Agent, leader: Leader, message: Any) -> None:
+    def _check_leadership(self, agent: Agent, leader: Coordination, message: Any) -> None:
         tokens = [record.candidate.token for _, record in self._board.elections]
-        if leader.sessions.token not in tokens:
+        if leader.token not in tokens:
             return  # it was elected by the nodes of its round
-        made, record = self._board.elections[tokens.index(leader.sessions.token)]
-        is_confirmed = record.is_by_nodes or leader.lease.nodes_until > leader.lease.certain_until
-        if is_confirmed and not leader.sessions.electorate.is_on_board:
+        made, record = self._board.elections[tokens.index(leader.token)]
+        is_confirmed = record.is_by_nodes or leader.is_confirmed_by_nodes
+        if is_confirmed and not leader.is_on_board:
             return  # it was, too, or they confirm it while the endpoint is away
         displaced_at, newest = self._board.elections[-1]
-        if newest.candidate.token == leader.sessions.token or self._board.wiped_at >= made:
+        if newest.candidate.token == leader.token or self._board.wiped_at >= made:
             return
         claimant = next(other for other in self.agents if other.node_id == newest.candidate.node_id)
         # Its clock stood still: until its next renewal it may end rounds, and begin one that has lost no node.
@@ -152,17 +161,15 @@ class Checks:
             return
         # A middlebox refuses in its name: those that doubt it wait for less than it may be sure of itself.
         doubted_at = self._world.refused_at.get((claimant.host, agent.host), -math.inf)
-        doubted_s = leader.lease.lease_s * (TRUSTED_SHARE - DOUBTED_LEASES) * 1.05
+        doubted_s = self.lease_s * (TRUSTED - DOUBTED) * 1.05
         if displaced_at - doubted_at < LEASE_S and self._world.now - displaced_at <= doubted_s:
             return
         if self._is_just_elected_by_nodes(displaced_at, newest):
             return
         # An agent whose clock jumps may think too soon that renewals stand still; then two decide until the first is told by the
         # board, each for those that are connected to it.
-        if displaced_at - claimant.jumped_at > 2 * leader.lease.lease_s:
-            self.fail(
-                f"{leader.sessions.token} decides ({message}), and the board says that {newest.candidate.token} leads"
-            )
+        if displaced_at - claimant.jumped_at > 2 * self.lease_s:
+            self.fail(f"{leader.token} decides ({message}), and the board says that {newest.candidate.token} leads")
 
     def _is_just_elected_by_nodes(self, at: float, record: LeaderRecord) -> bool:
         """Whether the nodes of a round have elected a leader that has just written itself at the only endpoint over another one.
@@ -171,14 +178,15 @@ class Checks:
         rounds which they begin run side by side (`look_at_forks`).
         """
         is_of_nodes = record.is_by_nodes or not record.candidate.made_ms
-        return is_of_nodes and self._world.now - at <= self.lease_s * TRUSTED_SHARE * 1.02
+        return is_of_nodes and self._world.now - at <= self.lease_s * TRUSTED * 1.02
 
     def renewed(self, token: str, connected: set[str]) -> None:
         """The board has said that a coordinator leads, which had connections with these nodes when it asked."""
         self._connected[token] = connected
+        self.renewals += 1
 
-    def _check_lost_none(self, leader: Leader, number: int) -> None:
-        token = leader.sessions.token
+    def _check_lost_none(self, leader: Coordination, number: int) -> None:
+        token = leader.token
         last, round_ = self.rounds.get((token, number - 1)), self.rounds[token, number]
         if round_.began_at < self._world.now:
             return  # a node that has missed its assignment hears it again
@@ -188,7 +196,7 @@ class Checks:
         if lost:
             self.fail(f"{token} has lost {lost}, and begins round {number} before the board has said that it leads")
 
-    def _on_assigned(self, agent: Agent, leader: Leader, node_id: str, message: m.Assigned) -> None:
+    def _on_assigned(self, agent: Agent, leader: Coordination, node_id: str, message: m.Assigned) -> None:
         ranks = message.ranks
         common = (
             message.restart_count,
@@ -199,10 +207,10 @@ class Checks:
             ranks.world_size,
             ranks.group_world_size,
         )
-        round_ = self.rounds.get((leader.sessions.token, message.round))
+        round_ = self.rounds.get((leader.token, message.round))
         if round_ is None:
-            round_ = Round(message.round, leader.sessions.token, agent.node_id, self._world.now, common, message.fence)
-            self.rounds[leader.sessions.token, message.round] = round_
+            round_ = Round(message.round, leader.token, agent.node_id, self._world.now, common, message.fence)
+            self.rounds[leader.token, message.round] = round_
             self._on_begun(agent, leader, round_, message)
         if round_.common != common or round_.heard.setdefault(node_id, message) != message:
             self.fail(f"{round_} looks different to different nodes")
@@ -220,7 +228,7 @@ class Checks:
         if len(spans) == ranks.group_world_size and sum(size for _, _, size in spans) != ranks.world_size:
             self.fail(f"ranks of {round_} are not 0 to n-1: {spans}")
 
-    def _on_begun(self, agent: Agent, leader: Leader, round_: Round, message: m.Assigned) -> None:
+    def _on_begun(self, agent: Agent, leader: Coordination, round_: Round, message: m.Assigned) -> None:
         if self.verdict_at is not None:
             self._on_begun_again(round_)
         if not self._min_nodes <= message.ranks.group_world_size <= self._max_nodes:
@@ -340,7 +348,7 @@ class Checks:
             return ""
         return f"{round_} has restart count {restart_count}; {last} had {last.common[0]}, and failed: {last.failures}"
 
-    def _on_end(self, leader: Leader, node_id: str, message: m.Interrupted) -> None:
+    def _on_end(self, leader: Coordination, node_id: str, message: m.Interrupted) -> None:
         """Named is a worker that failed by itself, and no victim."""
         round_ = self._round_that_ends(leader, node_id, message.round)
         if round_ is None:
@@ -351,7 +359,7 @@ class Checks:
         if round_.named is not None:
             self._check_name(leader, round_, round_.named)
 
-    def _round_that_ends(self, leader: Leader, node_id: str, number: int) -> Round | None:
+    def _round_that_ends(self, leader: Coordination, node_id: str, number: int) -> Round | None:
         """One that this coordinator has begun or inherited, as a node hears of it.
 
         A node that was cut off may come from a round of the same number that another coordinator had begun.
@@ -359,18 +367,18 @@ class Checks:
         own = self._round_of.get(node_id)
         if own is not None and own.number == number:
             return own
-        round_ = self.rounds.get((leader.sessions.token, number)) or own
+        round_ = self.rounds.get((leader.token, number)) or own
         round_ = round_ or self._last_before(number + 1)
         while round_ is not None and round_.number > number:
             round_ = round_.before
         return round_ if round_ is not None and round_.number == number else None
 
-    def _check_name(self, leader: Leader, round_: Round, named: tuple[str, int]) -> None:
-        legal = self.charges.legal_names(round_, leader.coordinator.own_node_id, self._world.now)
+    def _check_name(self, leader: Coordination, round_: Round, named: tuple[str, int]) -> None:
+        legal = self.charges.legal_names(round_, leader.node_id, self._world.now)
         if legal is not None and named not in legal:
             self.fail(f"named is {named}, a victim; {round_.failures} had failed in {round_}")
 
-    def _check_last_failure(self, agent: Agent, leader: Leader, verdict: m.Ended) -> None:
+    def _check_last_failure(self, agent: Agent, leader: Coordination, verdict: m.Ended) -> None:
         """The job has failed: the restart that it could not pay would have been charged.
 
         It is for good, a grace after the failure: where words are late, or a machine was switched off or a connection broke
@@ -388,13 +396,13 @@ class Checks:
             or self.charges.legal_names(last, agent.node_id, self._world.now) is None
         ):
             return
-        token = leader.sessions.token
+        token = leader.token
         after = replace(last, number=last.number + 1, token=token, leader_id=agent.node_id, began_at=self._world.now)
         self._check_charge(after, self._max_restarts + 1)
         if verdict.cause is not None:
             self._check_name(leader, last, (verdict.cause.host, verdict.cause.rank))
 
-    def _check_others(self, agent: Agent, leader: Leader, round_: Round) -> None:
+    def _check_others(self, agent: Agent, leader: Coordination, round_: Round) -> None:
         """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
         for other in self.agents:
             workers_of = other.round_of_workers
@@ -402,7 +410,7 @@ class Checks:
                 continue
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be told when it comes back
-            last = self._last_said.get((leader.sessions.token, other.node_id))
+            last = self._last_said.get((leader.token, other.node_id))
             is_told = isinstance(last, m.Interrupted | m.Ended | r.Notice) or (
                 isinstance(last, m.Assigned) and last.round >= round_.number
             )
@@ -412,7 +420,7 @@ class Checks:
     def _on_begun_again(self, round_: Round) -> None:
         """Closed stays closed, as long as the board can say so."""
         if self._is_forgotten:
-            raise ForgottenError(f"{round_} begins after a verdict that is not on the board")
+            self._give_up(ForgottenError(f"{round_} begins after a verdict that is not on the board"))
         self._world.after(0.0, lambda: self._check_knows_none(round_))
 
     def _check_knows_none(self, round_: Round) -> None:
@@ -438,11 +446,13 @@ class Checks:
 
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
-            raise ForgottenError("a verdict is not on the board")
-        leaders = [agent.server.leader for agent in self.agents if agent.is_alive and agent.server is not None]
-        missing = {seat.node_id for leader in leaders for seat in leader.sessions.missing}
+            self._give_up(ForgottenError("a verdict is not on the board"))
+        leaders = [coordination_of(agent) for agent in self.agents if agent.is_alive]
+        missing = {node_id for leader in leaders if leader is not None for node_id in leader.missing}
         if missing and not any(agent.is_alive and agent.node_id in missing for agent in self.agents):
-            raise DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits")
+            self._give_up(
+                DeadVotersError(f"{sorted(missing)} have died, which may go on for all that is known: the rest waits")
+            )
 
     @property
     def _is_forgotten(self) -> bool:
@@ -452,14 +462,11 @@ class Checks:
         return not self._is_published or self._board.has_forgotten
 
     def _is_connected(self, member: Agent, to: Agent) -> bool:
-        return member.member.phase is MemberPhase.MEMBER and self._has_connection(member, to)
+        return is_member(member) and self._has_connection(member, to)
 
     def _has_connection(self, member: Agent, to: Agent) -> bool:
         """Whether a coordinator has a connection with a node, which may not have welcomed it yet."""
-        if not member.is_alive or member.stream is None:
-            return False
-        server_end = member.stream.peer
-        return server_end.process is to and server_end.is_open and member.stream.is_open
+        return member.is_alive and has_connection(member, to)
 
     # The agents.
 
@@ -502,9 +509,9 @@ class Checks:
 
         Until a node has reconnected, its coordinator may not know of the break before: it notices that when it writes.
         """
-        now, is_member = self._world.now, agent.member.phase is MemberPhase.MEMBER
-        is_certain = is_member and agent.stream is not None and agent.stream.peer.is_open
-        if not is_member:
+        now, end = self._world.now, connection_of(agent)
+        is_certain = is_member(agent) and end is not None and end.peer.is_open
+        if not is_member(agent):
             self.charges.doubt_breaks(agent.node_id, now)
         self.charges.add(
             "break", now, agent.host, until=now, node_id=agent.node_id, is_certain=is_certain, is_dark=is_silent
@@ -550,7 +557,7 @@ class Checks:
             self.verdicts.append(verdict)
         if len(self.verdicts) > 1:
             if self._is_forgotten:
-                raise ForgottenError(f"{verdict} comes after a verdict that is not on the board")
+                self._give_up(ForgottenError(f"{verdict} comes after a verdict that is not on the board"))
             self.fail(f"two verdicts: {self.verdicts}")
 
     def look_at_rounds(self, slow_s: float) -> None:
@@ -654,6 +661,11 @@ class Checks:
             return f"there is room in {round_}, and {waiting} wait"
         return ""
 
-    def fail(self, what: str) -> None:
+    def fail(self, what: str) -> NoReturn:
         self._world.note("PROMISE", what)
-        raise BrokenPromiseError(what)
+        self._give_up(BrokenPromiseError(what))
+
+    def _give_up(self, error: Exception) -> NoReturn:
+        """Also where it is found in a process, which may catch what is raised there."""
+        self._world.fail(error)
+        raise error

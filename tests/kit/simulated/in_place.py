@@ -1,5 +1,5 @@
 # ruff: noqa: T201  a program says what it found
-"""Recovery in place, simulated: the real cores of a whole job whose workers recover in place, among faults of a seed.
+"""Recovery in place, simulated: a whole job whose workers recover in place, among faults of a seed.
 
 `PYTHONPATH=tests python -m kit.simulated.in_place SEED` replays a seed, and prints what happened.
 """
@@ -65,7 +65,6 @@ class InPlaceSimulation(Simulation):
             self._number,
             self.work,
             self._clocks[host],
-            has_board=self.board.is_served_by(host),
             workers=self.workers,
             opt_in=opt_in if self.random.random() < self.worker_faults.others_opt_in else 0.0,
         )

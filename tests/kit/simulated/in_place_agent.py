@@ -17,7 +17,6 @@ from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
 from kit.simulated.agent import POSTMORTEM_S, VICTIMS, WAYS_TO_FAIL, Agent
 from kit.simulated.crews import Place, Process, Workplace
-from kit.simulated.process import CoreShell
 
 FAILS = ("killed", "raised")
 
@@ -37,16 +36,11 @@ class InPlaceAgent(Agent):
 
     # What it hears.
 
-    def handle(self, shell: CoreShell, event: Any) -> None:
-        if shell.name == "leader":
-            self.checks.coordinator_hears(self, event)
-        if shell.name != "group":
-            super().handle(shell, event)
-            return
+    def handle(self, event: g.Event) -> None:
         if self._source is None:
             self._source = RunEventSource(self.group)
         self.checks.before(self, event)
-        super().handle(shell, event)
+        super().handle(event)
         lines = self._source.handle(event, self.now)
         self.checks.after(self, event, lines)
 
@@ -59,20 +53,20 @@ class InPlaceAgent(Agent):
 
         def heard() -> None:
             if self._links.get(process.local_rank) is process:
-                self.mail(self._group_shell, event)
+                self.tell_group(event)
 
         self.post(process, heard)
 
     # What it does.
 
-    def _carry_out_for_group(self, action: g.Action) -> None:  # noqa: C901, PLR0912  one case for each action
+    def _carry_out(self, action: g.Action) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
             case g.Join(round_, are_ready):
                 self._join(round_, are_ready=are_ready)
             case g.Spawn(generation, assigned):
                 self._spawn(generation, assigned)
             case g.TellPrepared(are_ready):
-                self._tell(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
+                self.tell(Prepared(self.node_id, Starts.READY if are_ready else self.starts))
             case g.Begin(_, local_ranks, assigned):
                 self._begin(local_ranks, assigned)
             case g.Leave(_, local_ranks, round_):
@@ -91,14 +85,14 @@ class InPlaceAgent(Agent):
                     self._tell_worker(process, process.hear_end)
             case g.TellSucceeded():
                 self.checks.succeeds(self)
-                super()._carry_out_for_group(action)
+                super()._carry_out(action)
             case g.TellOptedIn(round_):
-                self._tell(OptedIn(self.node_id, round_))
+                self.tell(OptedIn(self.node_id, round_))
             case g.Stop(generation, local_ranks, signum):
                 self.checks.stops(self, local_ranks, signum)
                 self._stop(generation, local_ranks, signum)
             case _:
-                super()._carry_out_for_group(action)
+                super()._carry_out(action)
 
     def _join(self, after: int, *, are_ready: bool) -> None:
         """In place, once the store of the last round is gone."""
@@ -108,12 +102,12 @@ class InPlaceAgent(Agent):
         if are_ready:
             ready = ready.replace(node=ready.node.replace(starts=Starts.READY))
         if self.group.phase is not Phase.FORMING:
-            self._tell(ready)
+            self.tell(ready)
             return
 
         def join() -> None:
             if number == self._joins and self.group.phase in {Phase.FORMING, Phase.LEAVING}:
-                self._tell(ready)
+                self.tell(ready)
 
         self.world.after(self.world.random.uniform(0, 0.02), partial(self.post, object(), join))
 
@@ -136,7 +130,7 @@ class InPlaceAgent(Agent):
         local_ranks = range(self.group.spec.local_world_size)
         for rank in local_ranks:
             self._start(generation, rank, 0, assigned)
-        self.mail(self._group_shell, g.Spawned(generation, dict.fromkeys(local_ranks, 0)))
+        self.tell_group(g.Spawned(generation, dict.fromkeys(local_ranks, 0)))
 
     def _start(self, generation: int, local_rank: int, number: int, assigned: Assigned | None) -> None:
         opts_in = self.world.random.random() < self.opt_in
@@ -152,7 +146,7 @@ class InPlaceAgent(Agent):
         if self.is_finishing:
             return
         assert self.round_of_workers is not None
-        self.mail(self._group_shell, g.Replaced(generation, local_rank, 0))
+        self.tell_group(g.Replaced(generation, local_rank, 0))
         self._start(generation, local_rank, number, self.round_of_workers)
 
     def _begin(self, local_ranks: tuple[int, ...], assigned: Assigned) -> None:
@@ -230,14 +224,14 @@ class InPlaceAgent(Agent):
             self.checks.ended_at[id(event)] = event, process, gone_at
             # The first to end is the first to be told.
             self._told_at = max(self._told_at, self.world.now + random.uniform(0, POSTMORTEM_S))
-            self.world.at(self._told_at, partial(self.post, "ends", partial(self.mail, self._group_shell, event)))
+            self.world.at(self._told_at, partial(self.post, "ends", partial(self.tell_group, event)))
             self.world.at(self._told_at + leftover_s + 1e-4, partial(self.post, "ends", clear))
 
         def clear() -> None:
             process.is_cleared = True
             if self._links.get(rank) is process:
                 del self._links[rank]
-            self.mail(self._group_shell, g.Cleared(process.generation, rank))
+            self.tell_group(g.Cleared(process.generation, rank))
 
         self.post(process, see)
 
@@ -256,7 +250,7 @@ class InPlaceAgent(Agent):
                     process.generation, process.local_rank, self._failure_of(process), signal.SIGKILL
                 )
                 self.checks.ended_at[id(event)] = event, process, self.world.now
-                self.mail(self._group_shell, event)
+                self.tell_group(event)
 
         self.post(object(), found)
 

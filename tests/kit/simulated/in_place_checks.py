@@ -17,11 +17,12 @@ from aelastic.decisions.wording import text_of
 from aelastic.group import events as g
 from aelastic.group.in_place import GRACE_S
 from aelastic.observe import run_events as run
-from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from kit.simulated.bounds import KILLED_AFTER_S
 from kit.simulated.checks import Checks, Round
 from kit.simulated.crews import Place, Process
+from kit.simulated.insight import Coordination, connection_of, coordination_of
 
 if TYPE_CHECKING:
     from kit.simulated.agent import Agent
@@ -85,52 +86,41 @@ class InPlaceChecks(Checks):
         self._failed_at: dict[tuple[str, int], float] = {}  # by token and round: when the first failure was heard
         self._unsure: set[Round] = set()  # that victims have ended: of a worker whose agent was frozen, or is gone
         self._asked_at = -1.0
-        self._asks: set[tuple[str, str]] = set()  # that a node has said, by token and id
         self._has_finished: set[tuple[str, int]] = set()  # rounds of which a node has told that it has
 
     # The coordinator.
 
-    def coordinator_hears(self, agent: InPlaceAgent, event: Any) -> None:
-        assert agent.server is not None
-        token = agent.server.leader.sessions.token
-        match event:
-            case c.Received(message=m.Hello(status=status)):
-                self._note_status(agent.server.leader, token, status, is_first=True)
-            case c.Received(message=m.Status() as status):
-                self._note_status(agent.server.leader, token, status, is_first=False)
+    def coordinator_hears(self, leader: Coordination, message: m.NodeMessage) -> None:
+        token = leader.token
+        match message:
+            case m.OptedIn(node_id, round_):
+                self._opted_in.setdefault((token, node_id), (round_, self._world.now))
+                if self._opted_in[token, node_id][0] != round_:
+                    self._opted_in[token, node_id] = round_, self._world.now
+            case m.Ready(node=node) if not message.is_before(leader.round_of(node.node_id)):
+                self._starts[token, node.node_id] = node.starts  # else it starts workers in the round
+            case m.Prepared(node_id, starts):
+                self._starts[token, node_id] = starts
+            case m.Failed(_, round_):
+                self._failed_at.setdefault((token, round_), self._world.now)
+            case r.Ask():
+                self._asked_at = self._world.now
+            case m.Succeeded(_, round_):
+                self._has_finished.add((token, round_))
             case _:
                 pass
 
-    def _note_status(self, leader: Any, token: str, status: m.Status, *, is_first: bool) -> None:
-        past, key = status.past, (token, status.node.node_id)
-        core = leader.coordinator
-        is_assigned = core.runs_round and status.node.node_id in core.roster.participants
-        has_yet_to_read = is_assigned and past.round < core.round  # its workers start in the round
-        if past.standing is m.Standing.READY and (is_first or not has_yet_to_read):
-            self._starts[key] = status.node.starts
-        has_opted_in_before = not is_first and self._opted_in.get(key, (0, 0.0))[0] == past.round
-        if past.has_opted_in and not has_opted_in_before:
-            self._opted_in[key] = past.round, self._world.now
-        if past.failure is not None and not is_first:
-            self._failed_at.setdefault((token, past.round), self._world.now)
-        if past.standing is m.Standing.FINISHED:
-            self._has_finished.add((token, past.round))
-        asks = {(token, ask.ask_id) for ask in status.asks}
-        if not asks <= self._asks or (asks and is_first):
-            self._asked_at = self._world.now
-        self._asks |= asks
-
-    def said(self, agent: Agent, leader: Any, node_id: str, message: Any) -> None:
+    def said(self, agent: Agent, leader: Coordination, node_id: str, message: Any) -> None:
         super().said(agent, leader, node_id, message)
         if isinstance(message, m.Interrupted) and not message.went_on:
             self._check_in_place(agent, leader, node_id, message)
 
-    def _check_in_place(self, agent: Agent, leader: Any, node_id: str, message: m.Interrupted) -> None:
+    def _check_in_place(self, agent: Agent, leader: Coordination, node_id: str, message: m.Interrupted) -> None:
         """A round ends in place if, and only if, all workers of the nodes that are left have opted in."""
         round_ = self._round_that_ends(leader, node_id, message.round)
         if round_ is None or message.decision.cause.kind not in IN_PLACE:
             return
-        token = leader.sessions.token
+        token = leader.token
         is_first = (token, round_.number) not in self._ends
         if self._ends.setdefault((token, round_.number), message.in_place) is not message.in_place:
             self.fail(f"{round_} ends in place for some of its nodes, and not for others")
@@ -317,8 +307,9 @@ class InPlaceChecks(Checks):
 
     def _leader_of(self, agent: Agent) -> str:
         """The one that it is connected to; or that has just left, or nobody."""
-        server = None if agent.stream is None else getattr(agent.stream.peer.process, "server", None)
-        return "" if server is None else server.leader.sessions.token
+        end = connection_of(agent)
+        leader = None if end is None else coordination_of(end.peer.process)  # type: ignore[arg-type]
+        return "" if leader is None else leader.token
 
     def enters(self, process: Process, assigned: m.Assigned) -> None:
         """A worker enters a round: each rank of it has one process, and all ranks have left the last one."""

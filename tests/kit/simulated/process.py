@@ -1,13 +1,18 @@
-"""A process of the simulation: cores with their mailboxes and timers, on a clock of its machine, that may be frozen."""
+"""A process of the simulation: an event loop on the clock of its machine, that may be frozen, and ends."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+from asyncio import Future
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from kit.simulated.world import World
+from kit.simulated.event_loop import EventLoop
+from kit.simulated.sockets import ListeningSocket, Socket
+from kit.simulated.world import Attempt, End, World
 
 
 @dataclass
@@ -24,21 +29,8 @@ class Clock:
         return (local - self.offset_s) / self.rate
 
 
-@dataclass
-class CoreShell:
-    """A mailbox, and the core that reads it."""
-
-    name: str
-    core: Any
-    carry_out: Callable[[Any], None]
-    due: Any  # its `DeadlinePassed`
-    items: deque[Any] = field(default_factory=deque)
-    armed: float | None = None  # when its timer goes off, in true time
-    is_closed: bool = False
-
-
 class SimulatedProcess:
-    """Runs cores, each in its shell.
+    """Runs a program on a loop of its own.
 
     Args:
         world: where it lives.
@@ -52,84 +44,77 @@ class SimulatedProcess:
         self.jumped_at = -1e9  # its clock, the last time
         self.suspended_at: float | None = None  # its machine, and with that its clock
         self.suspended_until = -1e9
-        self.shells: list[CoreShell] = []
-        self._kept: list[tuple[object, Callable[[], None]]] = []  # while frozen
-        self._is_busy = False
+        self.loop = EventLoop(self)  # type: ignore[abstract]  # it has what a process here needs
+        self.listening: dict[int, ListeningSocket] = {}  # by descriptor
+        self.ends: dict[End, None] = {}  # of its connections
+        self._descriptors = itertools.count(10)
+        self._kept: list[tuple[object, Callable[[], object]]] = []  # while frozen
+        world.add(self)
 
     @property
     def now(self) -> float:
         return self.clock.local(self.world.now)
 
-    def open_shell(self, name: str, core: Any, carry_out: Callable[[Any], None], due: Any) -> CoreShell:
-        shell = CoreShell(name, core, carry_out, due)
-        self.shells.append(shell)
-        return shell
+    @property
+    def is_running(self) -> bool:
+        return self.is_alive and not self.is_frozen
 
-    def close_shell(self, shell: CoreShell) -> None:
-        shell.is_closed = True
-        shell.items.clear()
-        self.shells.remove(shell)
-
-    def mail(self, shell: CoreShell, event: Any) -> None:
-        if not shell.is_closed:
-            shell.items.append(event)
-
-    def post(self, source: object, call: Callable[[], None]) -> None:
+    def post(self, source: object, call: Callable[[], object]) -> None:
+        """Something happens to it; in order for each source."""
         if not self.is_alive:
             return
         if self.is_frozen:
             self._kept.append((source, call))
-            return
-        call()
-        self.drain()
+        elif self._may_run:
+            self.loop.run(call)
+        else:
+            self.world.after(0.0, lambda: self.post(source, call))
 
-    def drain(self) -> None:
-        """Reads the mailboxes until all are empty, in a random order."""
-        if self._is_busy:
-            return
-        self._is_busy = True
-        while self.is_alive and (full := [shell for shell in self.shells if shell.items]):
-            shell = full[0] if len(full) == 1 else self.world.random.choice(full)
-            self.handle(shell, shell.items.popleft())
-        self._is_busy = False
+    @property
+    def _may_run(self) -> bool:
+        """Whether time passes, and no process runs now, this one or another."""
+        return self.world.is_passing and asyncio._get_running_loop() is None
 
-    def handle(self, shell: CoreShell, event: Any) -> None:
-        actions = shell.core.handle(event, self.now)
-        self.world.note(f"{self} {shell.name}", event, actions)
-        for action in actions:
-            if self.is_alive:
-                shell.carry_out(action)
-        if self.is_alive:
-            self.arm(shell)
-            self.after_handling(shell)
+    def do(self, call: Callable[[], object]) -> None:
+        """It does something: at once, if it is the one that runs."""
+        if self.loop.is_running():
+            call()
+        else:
+            self.post(self, call)
 
-    def after_handling(self, shell: CoreShell) -> None:
-        """What the shell does after each event."""
+    def end(self, how: str) -> None:
+        """It ends, and its kernel closes what it has (`End.end`)."""
+        self.is_alive = False
+        for end in list(self.ends):
+            end.end(how)
+        for listener in list(self.listening.values()):
+            listener.close()
+        self.world.after(0.0, self.loop.bury)
 
-    def arm(self, shell: CoreShell) -> None:
-        deadline = shell.core.deadline
-        if deadline is None:
-            return
-        true = max(self.clock.true(deadline), self.world.now) + self.world.random.uniform(1e-6, 0.003)
-        if shell.armed is None or true < shell.armed:
-            shell.armed = true
-            self.world.at(true, lambda: self._wake(shell, true))
+    # Its kernel.
 
-    def _wake(self, shell: CoreShell, armed: float) -> None:
-        if shell.armed != armed or not self.is_alive or self.is_frozen or shell.is_closed:
-            return
-        self._look_at_clock(shell)
+    def new_descriptor(self) -> int:
+        return next(self._descriptors)
 
-    def _look_at_clock(self, shell: CoreShell) -> None:
-        shell.armed = None
-        deadline = shell.core.deadline
-        if deadline is not None and self.now >= deadline and not shell.items:  # what is in the mailbox comes first
-            self.handle(shell, shell.due)
-            left = shell.core.deadline
-            assert left is None or left != deadline, f"{shell.name}: a deadline that has passed stays armed"
-            self.drain()
-        if not shell.is_closed:
-            self.arm(shell)
+    def has_connections(self, descriptor: int) -> bool:
+        """Whether some wait at a socket that listens."""
+        listener = self.listening.get(descriptor)
+        return listener is not None and listener.has_connections
+
+    def connect(self, address: str, port: int, connected: Future[Socket]) -> Attempt:
+        """The future gets a socket, or an error."""
+
+        def answer(result: End | OSError) -> None:
+            if connected.done():
+                return
+            if isinstance(result, OSError):
+                connected.set_exception(result)
+            else:
+                connected.set_result(Socket(result, self.new_descriptor()))
+
+        return Attempt(self.world, self, address, port, answer)
+
+    # Its machine.
 
     def freeze(self) -> None:
         self.world.note(repr(self), "is frozen")
@@ -144,36 +129,32 @@ class SimulatedProcess:
         """Everything that was kept happens at once, and so do the timers: in any order, but in each source's own."""
         if not self.is_alive or not self.is_frozen:
             return
+        if not self._may_run:
+            self.world.after(0.0, self.thaw)
+            return
         self.world.note(repr(self), "goes on")
         self.is_frozen = False
         if self.suspended_at is not None:
             self.clock.offset_s -= (self.world.now - self.suspended_at) * self.clock.rate
             self.suspended_at, self.suspended_until = None, self.world.now
-        sources: dict[object, deque[Callable[[], None]]] = {}
+        sources: dict[Any, deque[Callable[[], object]]] = {"timers": deque([self.loop.fire])}
         for source, call in self._kept:
             sources.setdefault(source, deque()).append(call)
         self._kept = []
-        for shell in self.shells:
-            sources[shell.name, "timer"] = deque([lambda shell=shell: self._look_at_clock(shell)])  # type: ignore[misc]
-        waiting = list(sources.values())
-        self._is_busy = True
-        while waiting and self.is_alive:
-            index = self.world.random.randrange(len(waiting))
-            waiting[index].popleft()()
-            if not waiting[index]:
-                waiting.pop(index)
-            if self.world.random.random() < 0.5:
-                self._is_busy = False
-                self.drain()
-                self._is_busy = True
-        self._is_busy = False
-        self.drain()
+        waiting, random = list(sources.values()), self.world.random
+        while waiting and self.is_running:
+            calls: list[Callable[[], object]] = []
+            while waiting and (not calls or random.random() < 0.5):
+                index = random.randrange(len(waiting))
+                calls.append(waiting[index].popleft())
+                if not waiting[index]:
+                    waiting.pop(index)
+            self.loop.run(lambda calls=calls: [call() for call in calls])  # type: ignore[misc]
+        self.loop.arm(is_clock_new=True)
 
     def jump(self, ahead_s: float) -> None:
         """The clock runs ahead at once."""
         self.world.note(repr(self), f"its clock jumps {ahead_s:.1f} s ahead")
         self.clock.offset_s += ahead_s
         self.jumped_at = self.world.now
-        for shell in self.shells:
-            shell.armed = None
-            self.arm(shell)
+        self.loop.arm(is_clock_new=True)

@@ -1,5 +1,5 @@
 # ruff: noqa: T201  a program says what it found
-"""The rendezvous, simulated: the real cores of a whole job, among faults that one seed brings about.
+"""The rendezvous, simulated: that of a whole job, as it is, among faults that one seed brings about.
 
 `PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
@@ -20,8 +20,10 @@ from kit.simulated.agent import Agent, Work
 from kit.simulated.board import BOARD, Board, BoardFaults
 from kit.simulated.bounds import bound_s
 from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
+from kit.simulated.insight import connection_of
+from kit.simulated.kernel import replaced_kernel
 from kit.simulated.process import Clock
-from kit.simulated.stores import Stores
+from kit.simulated.stores import OneStore, Stores
 from kit.simulated.words import in_words, without_repetition
 from kit.simulated.world import FIN, RST, TRACE_MAX, World
 
@@ -81,13 +83,14 @@ class Size:
 class Simulation:
     def __init__(self, seed: int, size: Size, faults: Faults) -> None:
         self.seed, self.size, self.faults = seed, size, faults
-        self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s)
+        self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s, kernel=replaced_kernel)
         self.random = self.world.random
         if size.endpoints > 1:
             self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
+        elif size.is_leased:
+            self.board = Board(self.world, LEASE_S)
         else:
-            hosts = ["node0"] if size.is_board_on_node0 else []
-            self.board = Board(self.world, LEASE_S if size.is_leased else None, hosts)
+            self.board = OneStore(self.world, ["node0"] if size.is_board_on_node0 else [])
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
@@ -153,7 +156,6 @@ class Simulation:
             self.work,
             self._clocks[host],
             prepares_s=self.prepares_s(),
-            has_board=self.board.is_served_by(host),
         )
 
     def work(self, agent: Agent) -> Work:
@@ -232,7 +234,7 @@ class Simulation:
         self._cut([way for other in others for way in ((host, other), (other, host))])
 
     def deafen(self) -> None:
-        host = next((agent.host for agent in self.living if agent.server is not None), self.hosts[0])
+        host = next((agent.host for agent in self.living if agent.coordinates), self.hosts[0])
         others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
         ways = [(other, host) for other in others]
         self._cut(ways + [(host, other) for other in others if other != BOARD] * (self.random.random() < 0.5))
@@ -319,9 +321,10 @@ class Simulation:
         self._break(self.some())
 
     def _break(self, agent: Agent | None) -> None:
-        if agent is not None and agent.stream is not None and agent.stream.is_open:
+        end = None if agent is None else connection_of(agent)
+        if agent is not None and end is not None and end.is_open:
             self.world.note("NETWORK", f"breaks the connection of {agent}")
-            is_noticed = agent.stream.break_off()
+            is_noticed = end.break_off()
             self.checks.broke(agent, is_silent=not is_noticed)
 
     def freeze(self, agent: Agent, seconds: float | None = None) -> None:
@@ -385,7 +388,7 @@ class Simulation:
             self.checks.charges.faults,
             self.world.now,
             LEASE_S,
-            is_led=any(agent.server is not None for agent in self.living),
+            is_led=any(agent.coordinates for agent in self.living),
             comes_back=bool(self._coming) or store_comes_back or any(self.on(host) is None for host in self._lacking),
             is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
             ignores_term=bool(faults.worker_ignores_term),
@@ -449,6 +452,12 @@ class Simulation:
         except Exception as error:
             error.add_note(self.story(LINES))
             raise
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Ends what still runs."""
+        self.world.close()
 
     def watch_ends(self) -> None:
         """An agent that leaves takes the board of its host along."""

@@ -1,36 +1,132 @@
-"""The board of several endpoints, simulated: the real `KeyBoard` and `Register` of each agent, over stores on the agents' hosts.
+"""Boards of stores, simulated: the real `KeyBoard` of each agent over one store, or its real `QuorumBoard` over several.
 
-A store comes and goes with the agent of its host, and forgets then.  It may freeze, be cut off, answer late, twice or
-never, and a request may reach it in a later life.  A majority of the stores is always up, and remembers.
+A store on an agent's host comes and goes with that agent, and forgets then.  It may freeze, be cut off, answer late or
+never, and a request may reach it in a later life.  Of several stores a majority is always up, and remembers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import anyio
+import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
+from aelastic.rdzv.board import Board as BoardOfAgent
 from aelastic.rdzv.boards.encoding import state_of
+from aelastic.rdzv.boards.endpoints import REFUSED, GoneError, RefusedError
 from aelastic.rdzv.boards.key_board import KeyBoard
+from aelastic.rdzv.boards.quorum import QuorumBoard
+from aelastic.rdzv.boards.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
 from aelastic.rdzv.boards.writing import Writing
-from aelastic.rdzv.quorum import register_events as ev
-from aelastic.rdzv.quorum.cells import Vote
-from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from aelastic.rdzv.quorum.cells import MARK, Vote, cell_from_bytes
+from aelastic.rdzv.quorum.register import LIMIT_S
 from aelastic.rdzv.settings import LEASE_S
 from kit.simulated import quorum
-from kit.simulated.board import Asking, Board, Question
+from kit.simulated.board import BOARD, Board, Question
 from kit.simulated.process import SimulatedProcess
-from kit.simulated.world import World
+from kit.simulated.world import World, address_of
+
+T = TypeVar("T")
 
 
 class Store(quorum.Store):
     def __init__(self, host: str) -> None:
         super().__init__()
         self.host, self.is_down = host, True
+        self._text = b""
         self.held: list[Callable[[], None]] | None = None  # while it is frozen
 
+    def freeze(self) -> None:
+        if self.held is None:
+            self.held = []
 
-class Stores(Board):
+    def thaw(self, world: World) -> None:
+        held, self.held = self.held or [], None
+        for call in held:
+            world.after(world.delay(), call)
+
+    @property
+    def text(self) -> bytes:
+        return self._text
+
+    @text.setter
+    def text(self, text: bytes) -> None:
+        is_cell = text.startswith(MARK)
+        self._text, self.cell = text, cell_from_bytes(text)[0] if is_cell else None
+
+
+class StoreBoard(Board):
+    """What the text of a key says, as it is written."""
+
+    def __init__(self, world: World, hosts: Sequence[str]) -> None:
+        super().__init__(world, None, hosts)
+        self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
+
+    def look(self) -> None:
+        """Notes what is written."""
+        raise NotImplementedError
+
+    def note(self, text: bytes) -> None:
+        before, record = self._record, state_of(text).record
+        self._record = record
+        if record is None:
+            return
+        if not record.is_same_term(before) and not (self.elections and record.is_same_term(self.elections[-1][1])):
+            self.elections.append((self._world.now, record))
+            if before is not None and before.verdict:
+                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
+        if record.verdict and self.closed_at is None:
+            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+
+
+class OneStore(StoreBoard):
+    """One store, on a host of agents or elsewhere.
+
+    Args:
+        world: where it stands.
+        hosts: with whose agent it comes and goes; none: it is no agent's.
+    """
+
+    def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
+        self.store = Store(hosts[0] if hosts else BOARD)
+        super().__init__(world, hosts)
+        self.store.is_down = bool(hosts)
+
+    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
+        return SimulatedKeyBoard(self, process)
+
+    @property
+    def is_up(self) -> bool:
+        return not self.store.is_down
+
+    @is_up.setter
+    def is_up(self, is_up: bool) -> None:
+        self.store.is_down = not is_up
+
+    @property
+    def is_silent(self) -> bool:
+        return self.store.held is not None
+
+    @is_silent.setter
+    def is_silent(self, is_silent: bool) -> None:
+        if is_silent:
+            self.store.freeze()
+        else:
+            self.store.thaw(self._world)
+
+    def wipe(self) -> None:
+        super().wipe()
+        self.store.text = b""
+
+    def look(self) -> None:
+        self.note(self.store.text)
+
+
+class Stores(StoreBoard):
     """What a majority of the stores says.
 
     Args:
@@ -41,9 +137,8 @@ class Stores(Board):
     asks_again_s = LIMIT_S / 2  # the last step of an operation that waits in vain
 
     def __init__(self, world: World, hosts: Sequence[str]) -> None:
-        super().__init__(world, None, hosts)
+        super().__init__(world, hosts)
         self.stores = [Store(host) for host in hosts]
-        self._clients = 0
         self._chosen: Vote | None = None  # the last that a majority had
         self._newest = b""
 
@@ -57,9 +152,8 @@ class Stores(Board):
         is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
-        self._clients += 1
-        return _Key(Writing(None, LEASE_S)), _AskingStores(self._world, self, process, f"{process} {self._clients}")
+    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
+        return SimulatedQuorum(process, self)
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -72,6 +166,9 @@ class Stores(Board):
         return not is_cut and not store.is_down and store.held is None and remembers
 
     # The stores.
+
+    def on(self, host: str) -> Store:
+        return next(store for store in self.stores if store.host == host)
 
     def _on(self, host: str) -> Store | None:
         return next((store for store in self.stores if store.host == host), None)
@@ -90,8 +187,8 @@ class Stores(Board):
             store.is_down = True
 
     def on_host_frozen(self, host: str) -> None:
-        if (store := self._on(host)) and store.held is None:
-            store.held = []
+        if store := self._on(host):
+            store.freeze()
 
     def go_down(self) -> None:
         for store in self._world.random.sample(self.stores, self._world.random.choice((1, 1, 2))):
@@ -99,9 +196,7 @@ class Stores(Board):
 
     def come_up(self) -> None:
         for store in self.stores:
-            held, store.held = store.held or [], None
-            for call in held:
-                self._world.after(self._world.delay(), call)
+            store.thaw(self._world)
 
     def wipe(self) -> None:
         self._forget(self._world.random.choice(self.stores))
@@ -113,132 +208,150 @@ class Stores(Board):
         may_forget = is_majority_up and quorum.may_forget(self.stores, self.stores.index(store), self._chosen)
         if may_forget:
             self._world.note(f"store of {store.host}", "forgets")
-            store.cell = None
+            store.text = b""
         return may_forget
 
-    def do(self, action: ev.Look | ev.Write) -> ev.Event:
-        store = self.stores[action.store]
-        if store.is_down:
-            return ev.Unanswered(action.step, action.store, "refused")
-        if isinstance(action, ev.Look):
-            return ev.Looked(action.step, action.store, store.cell)
-        is_done = store.cell == action.expected
-        if is_done:
-            store.cell = action.cell
-            self._look()
-        return ev.Written(action.step, action.store, is_done)
-
-    def _look(self) -> None:
+    def look(self) -> None:
         """Notes what a majority says, when it says something else than before."""
         chosen = quorum.chosen_by(self.stores)
         self._chosen = chosen or self._chosen
         if chosen is None or chosen.text == self._newest:
             return
-        self._newest, before = chosen.text, self._record
-        record = self._record = state_of(self._newest).record
-        if record is None:
-            return
-        if not record.is_same_term(before):
-            self.elections.append((self._world.now, record))
-            if before is not None and before.verdict:
-                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
-        if record.verdict and self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+        self._newest = chosen.text
+        self.note(self._newest)
 
 
-class _Ask:
-    """An operation of the register, for the coroutine that waits for it."""
+class Part:
+    """The store of one endpoint, as one process has it (`C10dBoard`)."""
 
-    def __init__(self, asked: ev.Asked) -> None:
-        self._asked = asked
+    def __init__(self, board: StoreBoard, store: Store, process: SimulatedProcess) -> None:
+        self._board, self._store, self._process, self._world = board, store, process, process.world
+        self._has_answered = False  # and has not been missed since
 
-    def __await__(self) -> Generator[ev.Asked, bytes, bytes]:
-        return (yield self._asked)
+    @property
+    def is_serving(self) -> bool:
+        return self._store.host == self._process.host
 
+    @property
+    def own_address(self) -> str:
+        return address_of(self._process.host)
 
-class _Key(KeyBoard):
-    name = _where = own_address = endpoint_host = "stores"
+    @property
+    def endpoint_host(self) -> str:
+        return self.own_address if self.is_serving else ""
 
-    async def _reach(self, *, may_serve: bool) -> None: ...
-    async def _check_run_id(self) -> None: ...
-    async def aclose(self) -> None: ...
+    async def get(self) -> bytes:
+        return await self._ask("read", lambda: self._store.text)
 
-    async def _get(self) -> bytes:
-        return await _Ask(ev.Asked())
+    async def compare_set(self, expected: bytes, text: bytes) -> bytes:
+        self._board.on_write(self._process)
 
-    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
-        return await _Ask(ev.Asked(expected, text))
+        def do() -> bytes:
+            if self._store.text == expected:
+                self._store.text = text
+                self._board.look()
+            return self._store.text
 
-    async def _insist(self, do: Callable[[], Any]) -> Any:
-        return await do()
+        return await self._ask("write", do)
 
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
 
-class _AskingStores(Asking):
-    """One process's way to the stores: a question is a coroutine, and each thing that it waits for goes to the register."""
-
-    _board: Stores
-
-    def __init__(self, world: World, board: Stores, process: SimulatedProcess, name: str) -> None:
-        super().__init__(world, board, process)
-        self._core = Register(len(board.stores), name, LIMIT_S)
-        self._shell = process.open_shell("register", self._core, self._carry_out_for_register, ev.DeadlinePassed())
-        self._running: Coroutine[ev.Asked, bytes, Any] | None = None
-
-    def _carry_out(self, question: Question) -> None:
-        self._running = question.do()
-        self._go_on(lambda running: running.send(None))  # type: ignore[arg-type]
-
-    def _go_on(self, resume: Callable[[Coroutine[ev.Asked, bytes, Any]], ev.Asked]) -> None:
-        assert self._running is not None and self._asked is not None
+    async def _ask(self, name: str, do: Callable[[], bytes]) -> bytes:
+        question = Question(name, do, asyncio.get_running_loop().create_future())
+        self._send(question)
         try:
-            asked = resume(self._running)
-        except StopIteration as end:
-            self._world.note(repr(self._process), f"{self._asked.name}: done", [end.value])
-            self._hear(self._asked, True, end.value)
-        except RendezvousConnectionError as error:
-            self._hear(self._asked, False, str(error))
-        else:
-            self._process.handle(self._shell, asked)
+            with anyio.fail_after(ANSWER_TIMEOUT_S):
+                text: bytes = await question.answer
+        except RefusedError:
+            is_seen = self._has_answered or self.is_serving
+            self._has_answered = False
+            if is_seen:  # the process that had the port has ended
+                raise GoneError("the store is gone", reason=REFUSED) from None
+            raise
+        except TimeoutError:
+            self._has_answered = False
+            raise RendezvousConnectionError("no answer in time", reason="no answer in time") from None
+        self._has_answered = True
+        return text
 
-    def _hear(self, question: Question, is_known: bool, value: Any) -> None:
-        if question is self._asked and self._running is not None:
-            running, self._running = self._running, None
-            running.close()
-            self._core.handle(ev.Dropped(), self._process.now)
-        super()._hear(question, is_known, value)
-
-    def _carry_out_for_register(self, action: ev.Action) -> None:
-        match action:
-            case ev.Done(text):
-                self._go_on(lambda running: running.send(text))
-            case ev.NoMajority(missing):
-                error = RendezvousConnectionError(f"no answer from {missing}")
-                self._go_on(lambda running: running.throw(error))
-            case ev.Look() | ev.Write():
-                self._send(action)
-
-    def _send(self, action: ev.Look | ev.Write) -> None:
-        world, faults, store = self._world, self._board.faults, self._board.stores[action.store]
-        chance, here = world.random.random(), self._process.host
-        fails = ev.Unanswered(action.step, action.store, "the connection broke")
-
-        def answer(event: ev.Event) -> None:
-            mail = lambda: self._process.mail(self._shell, event)  # noqa: E731
-            arrive = lambda: self._process.post(store, mail)  # noqa: E731
-            world.after(world.delay(), lambda: world.carry(store.host, here, arrive))
-
-        def do() -> None:
-            if store.held is not None:
-                store.held.append(do)
-            elif store.host not in world.dark:
-                event = self._board.do(action)
-                is_lost = world.random.random() < faults.answer_lost
-                for _ in range(1 + (world.random.random() < faults.late)):
-                    answer(fails if is_lost else event)
-
-        delay_s = world.delay()
+    def _send(self, question: Question) -> None:
+        world, faults = self._world, self._board.faults
+        chance, delay_s = world.random.random(), world.delay()
         if chance < faults.request_lost + faults.late:
-            world.after(world.random.uniform(0, 0.5), lambda: answer(fails))
+            world.after(world.random.uniform(0, 0.5), partial(self._answer, question, _broken()))
             delay_s = world.random.uniform(0, 8)
         if chance >= faults.request_lost:
-            world.after(delay_s, lambda: world.carry(here, store.host, do))
+            do = partial(self._do, question)
+            world.after(delay_s, lambda: world.carry(self._process.host, self._store.host, do))
+
+    def _do(self, question: Question) -> None:
+        store, world = self._store, self._world
+        if store.held is not None:
+            store.held.append(partial(self._do, question))
+        elif store.host not in world.dark:
+            refused = RefusedError("the store is down", reason=REFUSED)
+            result: Any = refused if store.is_down else question.do()
+            is_lost = world.random.random() < self._board.faults.answer_lost
+            self._answer(question, _broken() if is_lost else result)
+
+    def _answer(self, question: Question, result: Any) -> None:
+        arrive = partial(self._process.post, self._store, lambda: question.hear(result))
+        world = self._world
+        world.after(world.delay(), lambda: world.carry(self._store.host, self._process.host, arrive))
+
+
+def _broken() -> RendezvousConnectionError:
+    return LostError("the connection broke", reason="the connection broke")
+
+
+class SimulatedKeyBoard(KeyBoard):
+    """The board of one agent: the real one, but for what asks its store."""
+
+    name = _where = "the store"
+
+    def __init__(self, board: OneStore, process: SimulatedProcess) -> None:
+        super().__init__(Writing(None, LEASE_S))
+        self._board, self._process = board, process
+        self._part = Part(board, board.store, process)
+
+    async def _reach(self, *, may_serve: bool) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _get(self) -> bytes:
+        return await self._part.get()
+
+    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
+        return await self._part.compare_set(expected, text)
+
+    async def _check_run_id(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+        """As `TcpStore.insist`."""
+        try:
+            return await do()
+        except LostError:
+            await anyio.sleep(DEATH_S)
+            return await do()
+
+    async def aclose(self) -> None:
+        await self._part.aclose()
+
+    @property
+    def own_address(self) -> str:
+        return self._part.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        return self._part.endpoint_host
+
+
+class SimulatedQuorum(QuorumBoard):
+    """The board of one agent: the real one, but for what asks its stores."""
+
+    def __init__(self, process: Any, stores: Stores) -> None:
+        super().__init__(process.settings, "job", {})
+        hosts = [endpoint.partition(":")[0] for endpoint in self._endpoints]
+        parts: list[Any] = [Part(stores, stores.on(host), process) for host in hosts]
+        self._parts = parts

@@ -9,6 +9,7 @@ from typing import Any
 
 from aelastic.core.record import Record
 from aelastic.decisions import wording
+from aelastic.decisions.decision import Decision
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
@@ -18,9 +19,19 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
     match what:
         case LeaderRecord():
             renewals = "" if what.renewals is None else f", {what.renewals} renewals"
-            return f"epoch {what.epoch} of {what.candidate.token}{renewals}{', closed' if what.verdict else ''}"
+            closed = ", closed" if what.verdict else ""
+            return f"epoch {what.epoch} of {in_words(what.candidate)}{renewals}{closed}"
         case Candidate():
-            return f"candidate {what.token}"
+            return f"{what.node_id} ({what.token[:4]})"
+        case m.Seats():
+            closing = "" if what.closing is None else f", closing: {in_words(what.closing.verdict)}"
+            return f"Seats of round {what.round}: {', '.join(seat.node_id for seat in what.seats)}{closing}"
+        case m.Elected():
+            return f"epoch {what.epoch} of {what.node_id}"
+        case m.Seat():
+            return what.node_id
+        case Decision():
+            return repr(wording.text_of(what))
         case m.Node():
             return what.node_id
         case ProcessFailure():

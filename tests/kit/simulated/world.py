@@ -1,6 +1,6 @@
-"""A world for agents: virtual time, and a network like TCP; all of it obeys one seed.
+"""A world for processes: virtual time, and a network like TCP; all of it obeys one seed.
 
-- **Connections** carry messages in order, late at times.  Between two hosts the network may be cut, in one direction or
+- **Connections** carry bytes in order, late at times.  Between two hosts the network may be cut, in one direction or
   both: what was sent waits (the kernel sends it again) and comes when the cut is over.  A middlebox may reset what one
   host sends to another, and refuse connections in its name.  A connection that breaks
   loses what was on its way; a writer to an end that is gone gets an error.  A host that is switched off says nothing.
@@ -10,34 +10,73 @@
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, TypeAlias
 
 CONNECT_TIMEOUT_S = 2.5
-DELAY_S = 0.002  # of a message that is not late, at most
+DELAY_S = 0.002  # of what is not late, at most
+HERE_S = 1e-5  # the same on one machine
 # The kernel sends again what was not acknowledged, after longer and longer pauses.
 RESEND_MAX_S = 3.0
 # What a trace keeps; a seed that goes wrong is looked at from its end.
 TRACE_MAX = 4000
 
 FIN, RST = "FIN", "RST"
+LOOPBACK = "127.0.0.1"
 
 
 class Process(Protocol):
     """A process that can be frozen, and end."""
 
     host: str
+    ends: dict[End, None]
 
-    def post(self, source: object, call: Callable[[], None]) -> None:
+    def post(self, source: object, call: Callable[[], object]) -> None:
         """Something happens to it; in order for each source."""
 
 
+class Reader(Protocol):
+    """What takes from a connection what has come in."""
+
+    def is_reading(self) -> bool: ...
+
+    def on_item(self, item: Any) -> None:
+        """Bytes, `FIN` or `RST`."""
+
+
+_open: dict[int, World] = {}  # worlds with processes that have not been closed
+
+
+def close_all() -> None:
+    """Closes all worlds."""
+    for world in list(_open.values()):
+        world.close()
+
+
+Kernel: TypeAlias = Callable[["World"], AbstractContextManager[None]]
+
+
 class World:
-    def __init__(self, seed: int, *, slow: float = 0.0, slow_s: float = 0.0) -> None:
+    """What there is.
+
+    Args:
+        seed: decides everything.
+        slow: chance of a message to be late.
+        slow_s: how late, at most.
+        kernel: stands in for what processes ask the machine of the tests, while time passes.
+    """
+
+    def __init__(
+        self, seed: int, *, slow: float = 0.0, slow_s: float = 0.0, kernel: Kernel = lambda _: nullcontext()
+    ) -> None:
+        self.kernel = kernel
+        self.is_passing = False  # time: processes run then, and only then
         self.random = random.Random(seed)
         self.now = 0.0
         self.slow, self.slow_s = slow, slow_s
@@ -45,7 +84,7 @@ class World:
         self.ports: dict[tuple[str, int], Listener] = {}
         self.cut: set[tuple[str, str]] = set()  # from host, to host
         self.dark: set[str] = set()  # hosts that are switched off
-        self.voters: dict[int, Any] = {}  # agents by the port at which they are asked for votes
+        self._processes: list[Any] = []
         self.rejecting: set[tuple[str, str]] = set()  # from host, to host: a middlebox resets each connection
         self.behind_s: dict[str, float] = {}  # wall clocks of hosts
         self.step_s: tuple[float, float] | None = None  # how long a step of a worker takes; `None`: none take any
@@ -54,6 +93,9 @@ class World:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         self._held: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._ports = itertools.count(20_000)
+        self._bytes = random.Random(f"bytes {seed}")  # of `os.urandom`
+        self._error: BaseException | None = None
 
     # Time.
 
@@ -66,20 +108,48 @@ class World:
     def run(self, until: Callable[[], bool], limit: float) -> bool:
         """Lets time pass until something is so; `False` if it is not by then."""
         queue = self._queue
-        while not until():
-            if not queue or queue[0][0] > limit:
-                self.now = limit
-                return until()
-            self.step()
+        with self._passing():
+            while not until():
+                if not queue or queue[0][0] > limit:
+                    self.now = limit
+                    return until()
+                self._step()
         return True
 
     def step(self) -> bool:
         """The next event happens; `False` if there is none."""
         if not self._queue:
             return False
+        with self._passing():
+            self._step()
+        return True
+
+    @contextmanager
+    def _passing(self) -> Iterator[None]:
+        before, self.is_passing = self.is_passing, True
+        try:
+            with self.kernel(self):
+                yield
+        finally:
+            self.is_passing = before
+
+    def _step(self) -> None:
         self.now, _, call = heapq.heappop(self._queue)
         call()
-        return True
+        if self._error is not None:
+            raise self._error
+
+    def fail(self, error: BaseException) -> None:
+        """Something is wrong: whoever lets time pass gets the first such error."""
+        self._error = self._error or error
+
+    def close(self) -> None:
+        """Ends all processes: their tasks would be collected at any moment."""
+        _open.pop(id(self), None)
+        with self._passing():
+            for process in self._processes:
+                process.is_alive = False
+                process.loop.bury()
 
     def note(self, actor: str, what: Any, then: Any = ()) -> None:
         self.trace.append((self.now, actor, what, then))
@@ -106,120 +176,205 @@ class World:
         for call in self._held.pop((source, target), []):
             self.after(self.random.uniform(0, RESEND_MAX_S), call)
 
-    def connect(
-        self,
-        process: Process,
-        host: str,
-        port: int,
-        connected: Callable[[End], None],
-        failed: Callable[[bool, str], None],
+    # Machines.
+
+    def add(self, process: Any) -> None:
+        """A process begins."""
+        self._processes.append(process)
+        _open[id(self)] = self
+
+    def new_port(self) -> int:
+        return next(self._ports)
+
+    def urandom(self, size: int) -> bytes:
+        return self._bytes.randbytes(size)
+
+
+def address_of(host: str) -> str:
+    """The address of a host whose name ends in its number."""
+    number = int("".join(letter for letter in host if letter.isdigit()) or 0)
+    return f"10.0.{number // 250}.{number % 250 + 1}"
+
+
+def host_at(address: str) -> str:
+    """The host of an address, but for those of loopback."""
+    _, _, high, low = map(int, address.split("."))
+    return f"node{250 * high + low - 1}"
+
+
+class Attempt:
+    """An attempt to connect.
+
+    Args:
+        world: where.
+        process: that connects.
+        address: of the host that it connects to.
+        port: there.
+        answer: called with the connection, or with why there is none; not if it is given up before.
+    """
+
+    def __init__(
+        self, world: World, process: Process, address: str, port: int, answer: Callable[[End | OSError], None]
     ) -> None:
-        """Calls one of the two; `failed` with whether that host refuses."""
-        source = object()
-        gives_up = self.now + CONNECT_TIMEOUT_S
+        self._world, self._process, self._address, self._port, self._answer = world, process, address, port, answer
+        self._is_local = address in {LOOPBACK, "::1"}
+        self._host = process.host if self._is_local else host_at(address)
+        self._is_over = False
+        self._end: End | None = None
+        world.after(HERE_S if self._host == process.host else world.delay(), self._try)
 
-        def attempt() -> None:
-            listener = self.ports.get((host, port))
-            is_cut = process.host != host and (self.is_cut(process.host, host) or self.is_cut(host, process.host))
-            if is_cut or host in self.dark:
-                if self.now + 1.0 < gives_up:
-                    self.after(1.0, attempt)  # connect(2) sends its SYN again
-                else:
-                    self.at(gives_up, lambda: process.post(source, lambda: failed(False, "timed out")))
-            elif listener is None or (process.host, host) in self.rejecting:
-                if listener is not None:
-                    self.refused_at[process.host, host] = self.now
-                self.after(self.delay(), lambda: process.post(source, lambda: failed(True, "connection refused")))
-            else:
-                end = End(self, process)
-                end.peer = End(self, listener.process)
-                end.peer.peer = end
-                listener.take(end.peer)
-                self.after(self.delay(), lambda: process.post(source, lambda: connected(end)))
+    def give_up(self) -> None:
+        self._is_over = True
+        if self._end is not None:
+            self._end.reset()
 
-        self.after(self.delay(), attempt)
+    def _try(self) -> None:
+        world, here, there = self._world, self._process.host, self._host
+        if self._is_over:
+            return
+        if here != there and (world.is_cut(here, there) or world.is_cut(there, here) or there in world.dark):
+            world.after(1.0, self._try)  # connect(2) sends its SYN again
+            return
+        listener = world.ports.get((there, self._port))
+        if listener is not None and (here, there) not in world.rejecting:
+            own = self._address if self._is_local else address_of(here)
+            self._end = end = End(world, self._process, (own, world.new_port()), (self._address, self._port))
+            end.peer = End(world, listener.process, end.peer_address, end.own_address)
+            end.peer.peer = end
+            listener.take(end.peer)
+            self._tell(end)
+            return
+        if listener is not None:
+            world.refused_at[here, there] = world.now
+        self._tell(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"))
+
+    def _tell(self, result: End | OSError) -> None:
+        def tell() -> None:
+            if not self._is_over:
+                self._is_over = True
+                self._answer(result)
+
+        delay_s = HERE_S if self._host == self._process.host else self._world.delay()
+        self._world.after(delay_s, lambda: self._process.post(self, tell))
 
 
 class Listener:
-    """A listening socket."""
+    """A port that listens.
 
-    def __init__(self, world: World, process: Process, port: int) -> None:
+    Args:
+        world: where.
+        process: whose.
+        port: its number.
+        on_connection: called when one has come in.
+    """
+
+    def __init__(self, world: World, process: Process, port: int, on_connection: Callable[[], None]) -> None:
         self.process, self.port = process, port
-        self.backlog: list[End] = []
-        self._accept: Callable[[End], None] | None = None
+        self.backlog: deque[End] = deque()
+        self._on_connection = on_connection
         self._world = world
         world.ports[process.host, port] = self
 
-    def serve(self, accept: Callable[[End], None]) -> None:
-        self._accept = accept
-        backlog, self.backlog = self.backlog, []
-        for end in backlog:
-            self.take(end)
-
     def take(self, end: End) -> None:
-        accept = self._accept
-        if accept is None:
-            self.backlog.append(end)
-            return
-
-        def take() -> None:
-            accept(end)
-            end.hear_early()
-
-        end.process.post(end, take)
+        self.backlog.append(end)
+        self._on_connection()
 
     def close(self) -> None:
         self._world.ports.pop((self.process.host, self.port), None)
         for end in self.backlog:
-            end.break_off()
+            end.reset()
 
 
 class End:
-    """One end of a connection."""
+    """One end of a connection, as its kernel has it.
+
+    Args:
+        world: where.
+        process: whose.
+        own_address: of this end, with its port.
+        peer_address: of the other one.
+    """
 
     peer: End
 
-    def __init__(self, world: World, process: Process) -> None:
+    def __init__(
+        self, world: World, process: Process, own_address: tuple[str, int], peer_address: tuple[str, int]
+    ) -> None:
         self._world, self.process = world, process
-        self.is_open = True  # for the kernel
-        self.is_deaf = False  # its owner wants to hear no more
-        self.is_told = False  # its owner knows of its end
-        self.is_reset = False  # it was not closed in order
+        self.own_address, self.peer_address = own_address, peer_address
+        self.is_open = True  # its owner has not closed it, and nothing has reset it
+        self.has_sent_fin = False  # its owner sends no more
+        self.has_fin = False  # nor does the other end
+        self.is_reset = False
         self.is_broken = False  # nothing gets through, and a writer gets an error
-        self.on_message: Callable[[Any], None] | None = None
-        self.on_closed: Callable[[], None] | None = None
-        self._early: list[Callable[[], None]] = []  # what came before there was a reader
+        self.reader: Reader | None = None
+        self._inbox: deque[Any] = deque()  # what the process has not read
+        self._unread_bytes = 0
         self._wire: deque[Any] = deque()  # what is on its way to the other end
         self._arrives = 0.0
         self._held = 0
         self._serial = 0
+        process.ends[self] = None
 
     @property
     def host(self) -> str:
         return self.process.host
 
-    def send(self, item: Any) -> None:
-        if self.is_open:
-            self._transmit(item)
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(len(item) for item in self._wire) if self._held else 0
+
+    # What its owner does.
+
+    def send(self, data: bytes) -> None:
+        if self.is_open and not self.has_sent_fin:
+            self._transmit(data)
+
+    def shut_down(self) -> None:
+        """Sends what is unsent, and that nothing more comes."""
+        if self.is_open and not self.has_sent_fin:
+            self.has_sent_fin = True
+            self._transmit(FIN)
 
     def close(self) -> None:
-        """Sends what is unsent, and closes."""
-        self.is_deaf = True
+        """Sends what is unsent, and closes; with something unread the other end hears that it was reset."""
+        if not self.is_open:
+            return
+        if self._unread_bytes:
+            self.reset()
+        else:
+            self.shut_down()
+            self._close()
+
+    def reset(self) -> None:
         if self.is_open:
-            self.is_open = False
-            self._transmit(FIN)
-            self._world.after(0.0, lambda: self.process.post(self, self._tell_closed))
+            self._close()
+            self._transmit_reset()
 
     def end(self, how: str) -> None:
-        """Its process ends, and nothing here hears of it."""
-        self.is_deaf = self.is_told = True
+        """Its process ends; `dark`: its machine, which says nothing."""
         if how == "dark":
             self._drop_wire()
-        elif self.is_open:
-            if how == RST:
-                self._drop_wire()
-            self._transmit(how)
+            self._close()
+        elif how == RST:
+            self.reset()
+        else:
+            self.shut_down()
+            self._close()
+
+    def _close(self) -> None:
         self.is_open = False
+        self.process.ends.pop(self, None)
+
+    def pump(self) -> None:
+        """Hands out what has come in, as long as it is read."""
+        while self._inbox and self.reader is not None and self.reader.is_reading():
+            item = self._inbox.popleft()
+            if isinstance(item, bytes):
+                self._unread_bytes -= len(item)
+            self.reader.on_item(item)
+
+    # What happens on the way.
 
     def break_off(self, *, is_heard: bool | None = None) -> bool:
         """Something on the way breaks the connection; either end may hear of it only when it writes.
@@ -252,7 +407,7 @@ class End:
     def _transmit(self, item: Any) -> None:
         self._wire.append(item)
         is_here = self.host == self.peer.host
-        self._arrives = max(self._arrives, self._world.now + (1e-5 if is_here else self._world.delay()))
+        self._arrives = max(self._arrives, self._world.now + (HERE_S if is_here else self._world.delay()))
         serial = self._serial
         self._world.at(self._arrives, lambda: self._arrive(serial))
 
@@ -285,30 +440,20 @@ class End:
     def _take(self, item: Any) -> None:
         if self.host in self._world.dark:
             return
-        if item is FIN or item is RST:
+        if item is RST:
             if self.is_open:
-                self.is_open, self.is_reset = False, item is RST
+                self.is_reset = True
+                self._close()
                 self._drop_wire()
-                self.process.post(self, self._tell_closed)
-        elif self.is_open and not self.is_broken:
-            self.process.post(self, lambda: self._tell(item))
-        elif self.peer.is_open:
+                self.process.post(self, lambda: self._arrived(RST))
+        elif self.is_open and not self.is_broken and not self.has_fin:
+            self.has_fin = item is FIN
+            if item is not FIN:
+                self._unread_bytes += len(item)
+            self.process.post(self, lambda: self._arrived(item))
+        elif item is not FIN and self.peer.is_open:
             self._transmit_reset()
 
-    def hear_early(self) -> None:
-        early, self._early = self._early, []
-        for call in early:
-            call()
-
-    def _tell(self, item: Any) -> None:
-        if self.on_message is None:
-            self._early.append(lambda: self._tell(item))
-        elif not self.is_deaf:
-            self.on_message(item)
-
-    def _tell_closed(self) -> None:
-        if self.on_closed is None:
-            self._early.append(self._tell_closed)
-        elif not self.is_told:
-            self.is_told = self.is_deaf = True
-            self.on_closed()
+    def _arrived(self, item: Any) -> None:
+        self._inbox.append(item)
+        self.pump()

@@ -1,0 +1,249 @@
+"""What the checks and the faults know of the inside of an agent's rendezvous: the only module that looks there.
+
+What supervisors submit and hear says most; the rest is here, so that a change of the shells or of their cores is one here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aelastic.aio import Mailbox
+from aelastic.rdzv.agent_link import AgentLink
+from aelastic.rdzv.coordinator import session_events as c
+from aelastic.rdzv.coordinator.leader import Leader, Phase
+from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.member import member_events as m
+from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
+from aelastic.rdzv.protocol.messages import (
+    Failed,
+    Hello,
+    HungUp,
+    NodeMessage,
+    OptedIn,
+    Plan,
+    Prepared,
+    Seats,
+    Standing,
+    Status,
+    Succeeded,
+)
+from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
+from aelastic.rdzv.wire.stream import Stream
+from kit.reports import news
+from kit.simulated.world import End
+
+if TYPE_CHECKING:
+    from kit.simulated.agent import Agent
+
+# Shares of a lease: for so long a leader trusts the board's answer, and those that cannot reach it doubt it no sooner.
+TRUSTED, DOUBTED = TRUSTED_SHARE, DOUBTED_LEASES
+
+
+class Coordination:
+    """What is known of an agent's term as coordinator, beside what it says."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    @property
+    def token(self) -> str:
+        """Of its candidate, as the board has it."""
+        return self._leader.sessions.token
+
+    @property
+    def node_id(self) -> str:
+        return self._leader.coordinator.own_node_id
+
+    @property
+    def missing(self) -> set[str]:
+        """The nodes without which it begins no round: they may have elected another one."""
+        return {seat.node_id for seat in self._leader.sessions.missing}
+
+    @property
+    def waits_for_board(self) -> bool:
+        """Whether it has stood back, or has asked for a newer epoch: it begins no round before the answer."""
+        return self._leader.phase is Phase.RECLAIMING
+
+    @property
+    def is_confirmed_by_nodes(self) -> bool:
+        """Whether it decides by the word of most nodes rather than by that of the board."""
+        lease = self._leader.lease
+        return lease.nodes_until > lease.certain_until
+
+    @property
+    def is_on_board(self) -> bool:
+        """Whether the board has its record, as far as it knows."""
+        return self._leader.sessions.electorate.is_on_board
+
+    def round_of(self, node_id: str) -> int:
+        """The number of the round that a node takes part in now; 0: none."""
+        core = self._leader.coordinator
+        return core.round if core.runs_round and node_id in core.roster.participants else 0
+
+
+def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
+    """What a node tells its leader with a status; the first one repeats what it had told one before."""
+    node_id, past, told = status.node.node_id, status.past, list[NodeMessage]()
+    was = None if before is None else before.past
+    is_ready_anew = past.standing is Standing.READY and (before is None or status.ready_count != before.ready_count)
+    if is_ready_anew or (before is not None and status.prepared_count != before.prepared_count):
+        told.append(Prepared(node_id, status.node.starts))
+    if past.has_opted_in and (was is None or not was.has_opted_in or was.round != past.round):
+        told.append(OptedIn(node_id, past.round))
+    if past.standing is Standing.FINISHED and (was is None or was.standing is not Standing.FINISHED):
+        told.append(Succeeded(node_id, past.round))
+    if past.failure is not None and was is not None and was.failure is None:
+        told.append(Failed(node_id, past.round, past.failure, past.failure_age_s))
+    known = () if before is None else before.asks
+    return [*told, *(ask for ask in status.asks if before is not None and ask not in known)]
+
+
+class ObservedLink(AgentLink):
+    """Tells its agent what it hears and does."""
+
+    agent: Agent
+
+    def on_message(self, stream: Stream, message: Any) -> None:
+        if isinstance(message, Plan):
+            self.agent.welcomed_at = min(self.agent.welcomed_at, self.agent.world.now)
+        super().on_message(stream, message)
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        super().on_failure(stream, error)
+        self.agent.world.fail(error)  # no agent sends what another one cannot take
+
+    def _carry_out(self, action: m.Action, *args: Any) -> None:
+        if isinstance(action, m.Disconnect):
+            self.agent.watcher.hangs_up(self.agent)
+        super()._carry_out(action, *args)
+
+
+class ObservedServer(CoordinatorServer):
+    """Tells its agent what the coordinator says, and when the board has confirmed it."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        loop: Any = asyncio.get_running_loop()
+        self.agent: Agent = loop.process
+        self._hung_up: set[int] = set()  # connections whose nodes have said so
+        self._plans: dict[int, Plan] = {}  # the last on each connection
+        self._mailbox = _Heard(self.agent, self._leader)
+
+    def on_message(self, stream: Stream, message: Any) -> None:
+        if isinstance(message, HungUp):
+            self._hung_up.add(stream.conn)
+        super().on_message(stream, message)
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        super().on_failure(stream, error)
+        self.agent.world.fail(error)
+
+    def _carry_out(self, action: c.Action, *args: Any) -> None:
+        if isinstance(action, c.Say) and action.conn in self._streams:
+            node_id = getattr(_end(self._streams[action.conn]).peer.process, "node_id", "")
+            leader = Coordination(self._leader)
+            for said in self._news(action.conn, action.message):
+                if isinstance(said, str):
+                    self.agent.watcher.welcomes(leader, node_id)
+                else:
+                    self.agent.watcher.said(self.agent, leader, node_id, said)
+        super()._carry_out(action, *args)
+
+    def _news(self, conn: int, message: Any) -> list[Any]:
+        """What is said with a message: of a plan, what the one before it did not say."""
+        if not isinstance(message, Plan):
+            return [message]
+        before, self._plans[conn] = self._plans.get(conn), message
+        return news(before, message)
+
+    async def _renew(self, seats: Seats | None) -> None:
+        before, connected = self._record, self._connected()
+        await super()._renew(seats)
+        self._tell_renewed(before, connected)
+
+    async def _claim(self, seats: Seats | None) -> None:
+        before, connected = self._record, self._connected()
+        await super()._claim(seats)
+        self._tell_renewed(before, connected)
+
+    def _tell_renewed(self, before: Any, connected: set[str]) -> None:
+        if self._record is not before:
+            self.agent.watcher.renewed(self._record.candidate.token, connected)
+
+    def _connected(self) -> set[str]:
+        """The nodes that it has connections with."""
+        ends = [_end(stream) for conn, stream in self._streams.items() if conn not in self._hung_up]
+        return {getattr(end.peer.process, "node_id", "") for end in ends if end.is_open}
+
+
+class _Heard(Mailbox[c.Event]):
+    """Tells its agent what the coordinator hears, just before it does."""
+
+    def __init__(self, agent: Agent, leader: Leader) -> None:
+        super().__init__()
+        self._agent, self._leader = agent, leader
+        self._statuses: dict[int, Status] = {}  # the last on each connection
+
+    async def next(self, deadline: float | None) -> c.Event | None:
+        event = await super().next(deadline)
+        match event:
+            case c.Received(conn, Hello() as hello):
+                self._hear(conn, hello.status)
+            case c.Received(conn, Status() as status):
+                self._hear(conn, status)
+            case _:
+                pass
+        return event
+
+    def _hear(self, conn: int, status: Status) -> None:
+        before, self._statuses[conn] = self._statuses.get(conn), status
+        for message in _told_by(status, before):
+            self._agent.watcher.coordinator_hears(Coordination(self._leader), message)
+
+
+def _end(stream: Stream) -> End:
+    assert stream._transport is not None
+    end: End = stream._transport.get_extra_info("socket").end
+    return end
+
+
+def connection_of(agent: Agent) -> End | None:
+    """Its end of the connection with the coordinator that it follows, if there is one."""
+    stream = None if agent.link is None else agent.link._stream
+    return None if stream is None else _end(stream)
+
+
+def has_connection(node: Agent, to: Agent) -> bool:
+    """Whether a coordinator has a connection with a node, which may not have welcomed it yet, and keeps it."""
+    end, server = connection_of(node), None if to.link is None else to.link._server
+    if end is None or end.peer.process is not to or not (end.is_open and end.peer.is_open):
+        return False
+    streams = [] if server is None else server._streams.values()
+    return not any(stream.is_closing for stream in streams if _end(stream) is end.peer)
+
+
+def coordination_of(agent: Agent) -> Coordination | None:
+    """Of the coordinator in this agent, if there is one."""
+    server = None if agent.link is None else agent.link._server
+    return None if server is None else Coordination(server._leader)
+
+
+def phase_of(agent: Agent) -> m.Phase:
+    """Of its member."""
+    return m.Phase.IDLE if agent.link is None else agent.link._member.phase
+
+
+def is_member(agent: Agent) -> bool:
+    """Whether a coordinator has welcomed it, as far as it knows."""
+    return phase_of(agent) is m.Phase.MEMBER
+
+
+def epoch_of(agent: Agent) -> int:
+    """The newest that it knows of."""
+    return 0 if agent.link is None else agent.link._member.leader.epoch
+
+
+def restart_count_of(agent: Agent) -> int:
+    """The highest that it has heard of."""
+    return 0 if agent.link is None else agent.link._member.state.restart_count

@@ -1,0 +1,78 @@
+"""What a simulated process has in place of its machine's kernel, while time passes in its world.
+
+This is the one place where the product's own code is replaced: where it makes a socket that listens, asks for random
+bytes or for the wall clock, or whether an address is this machine's.  All else that it uses is the loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aelastic import aio
+from aelastic.core.machine import Machine
+from aelastic.group.worker_group import WorkerGroup
+from aelastic.rdzv import agent_link
+from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.member.member import Member
+from aelastic.rdzv.quorum.register import Register
+from aelastic.rdzv.survivors.election import Election
+from aelastic.rdzv.wire import stream
+from kit.simulated.insight import ObservedServer
+from kit.simulated.sockets import SimulatedPort
+from kit.simulated.world import LOOPBACK, World, address_of
+
+# The cores whose events and actions a story tells.
+TOLD = {WorkerGroup: "group", Member: "member", Election: "election", Leader: "leader", Register: "register"}
+
+
+@contextmanager
+def replaced_kernel(world: World) -> Iterator[None]:
+    """Inside, simulated processes may run."""
+    replaced: list[tuple[Any, str, Any]] = [
+        (agent_link, "HeldPort", SimulatedPort),
+        (agent_link, "CoordinatorServer", ObservedServer),
+        (stream, "_is_own", _is_own),
+        (aio, "wall_ms", _wall_ms),
+        (os, "urandom", world.urandom),
+        (Machine, "handle", _told(Machine.handle)),
+    ]
+    before = [(of, name, getattr(of, name)) for of, name, _ in replaced]
+    for of, name, new in replaced:
+        setattr(of, name, new)
+    try:
+        yield
+    finally:
+        for of, name, old in before:
+            setattr(of, name, old)
+
+
+def _process() -> Any:
+    loop: Any = asyncio.get_running_loop()
+    return loop.process
+
+
+def _is_own(address: str) -> bool:
+    return address in {LOOPBACK, "::1", address_of(_process().host)}
+
+
+def _wall_ms() -> int:
+    """Of the host, whose clock may be behind."""
+    process = _process()
+    return 1 + int(1000 * max(0.0, process.now - process.world.behind_s.get(process.host, 0.0)))
+
+
+def _told(handle: Callable[..., Any]) -> Callable[..., Any]:
+    """What a core does, for the story of the world."""
+
+    def handle_and_tell(core: Any, event: Any, now: float) -> Any:
+        actions = handle(core, event, now)
+        name = TOLD.get(type(core))
+        if name is not None and (process := _process()).is_alive:
+            process.world.note(f"{process} {name}", event, actions)
+        return actions
+
+    return handle_and_tell
