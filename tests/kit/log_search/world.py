@@ -672,7 +672,7 @@ def _check_founding(world: World, leader: Leader, entry: Entry) -> None:
     answered = leader.followers.keys()
     for name in answered:
         heard = leader.followers[name].status.committed
-        others = {*heard.voters} - {name, *answered} if isinstance(heard, Entry) else set()
+        others = {*heard.voters} - {leader.node.name, name, *answered} if isinstance(heard, Entry) else set()
         if living := sorted(others & world.agents.keys()):
             raise BrokenPromiseError(f"{told(entry)} begins a log, though {living} live in {told(heard)}")
 
