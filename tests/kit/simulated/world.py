@@ -126,12 +126,15 @@ class World:
 
     @contextmanager
     def _passing(self) -> Iterator[None]:
-        before, self.is_passing = self.is_passing, True
+        if self.is_passing:  # a condition that is waited for lets time pass itself
+            yield
+            return
+        self.is_passing = True
         try:
             with self.kernel(self):
                 yield
         finally:
-            self.is_passing = before
+            self.is_passing = False
 
     def _step(self) -> None:
         self.now, _, call = heapq.heappop(self._queue)
