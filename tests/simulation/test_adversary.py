@@ -187,7 +187,7 @@ def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_thoug
         (failed_at, Fault("fail", "node0")),
         (begins_again_at + 1.0, Fault("freeze", "node1", seconds=0.3)),
     )
-    path = Path(6, size, faults)
+    path = Path(2, size, faults)
     path.run()
     with pytest.raises(ForgottenError):
         path.played()

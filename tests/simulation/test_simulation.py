@@ -437,8 +437,9 @@ def test_most_nodes_of_a_round_go_on_without_endpoint_and_coordinator_and_take_t
     assert how != "cut off" or not story.agent("0").alive, "less than half of the nodes stop"
     bring_back(story, how)
     assert restart_count(story.until_run_by("012", 2 * LEASE_S + 2)) == 0
-    assert story.board.record is not None and story.board.record.candidate.node_id != story.agent("0").node_id
-    assert story.coordinator is not story.agent("0")
+    assert story.board.record is not None and story.board.record.candidate.node_id == story.coordinator.node_id
+    # As a host comes back that was switched off, a question to it may be on its way for seconds: then the new agent there asks first.
+    assert story.coordinator is not story.agent("0") or how == "dark"
 
 
 @pytest.mark.parametrize("how", ["cut off", "frozen"])
@@ -910,7 +911,8 @@ def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_jo
     story.until(lambda: away.ended or away.is_finishing, LEASE_S)
     # One that has read the board stays for a lease, so that others can read it there.
     story.until(lambda: not away.is_alive, LEASE_S + SOON_S)
-    story.until(lambda: not story.living, LEASE_S + RETURN_S)  # the coordinator, where that one has read the board
+    # The coordinator has heard that it ended, or has lost it, and it may live for two leases.
+    story.until(lambda: not story.living, 2 * LEASE_S + RETURN_S)
     assert {agent.ended for agent in story.agents} == {"FAILED" if ends == "fails" else "SUCCEEDED"}
 
 
