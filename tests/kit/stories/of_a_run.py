@@ -108,7 +108,8 @@ def _reported(event: ev.Reported, before: m.Status | None) -> str:
         return f"returns {past.standing.value}{_rank(event.node)}{_past(past)}"
     if status.ready_count != before.ready_count:
         return f"is ready{_rank(event.node)}"
-    is_newly = (past.standing, past.round) != (before.past.standing, before.past.round)  # a failure stays after its round
+    # A failure stays in a status after its round.
+    is_newly = (past.standing, past.round) != (before.past.standing, before.past.round)
     if past.failure is not None and past.standing is m.Standing.FAILED and is_newly:
         return f"fails round={past.round} how={_how(past.failure)}{_ago('age', past.failure_age_s)}"
     if past.standing is m.Standing.FINISHED and before.past.standing is not past.standing:
