@@ -346,15 +346,12 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _note_read(self, event: CoordinatorEvent) -> None:
         """What the coordinator has heard of a node: that it is gone, or has read answers."""
         plans = self.sessions.plans
-        match event:
-            case Lost(node_id):
-                plans.forget(node_id)
-            case Reported(_, m.Status(node) as status) if status.left is not None:
-                plans.forget(node.node_id)
-            case Reported(_, m.Status(node) as status):
-                plans.on_read(node.node_id, [each.ask_id for each in status.asks])
-            case _:
-                pass
+        if isinstance(event, Lost):
+            plans.forget(event.node_id)
+        elif isinstance(event, Reported) and event.status.left is not None:
+            plans.forget(event.node.node_id)
+        elif isinstance(event, Reported):
+            plans.on_read(event.node.node_id, [each.ask_id for each in event.status.asks])
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
