@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks

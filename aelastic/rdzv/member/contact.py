@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.survivors.election import CHOSEN_S
 
 # After a lease without a message.  A board that forgets a dead leader by itself does so within half a second more

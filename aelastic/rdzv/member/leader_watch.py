@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 
 # A coordinator is late with a heartbeat: the board is read.  It may have renewed since, and then its count must stand
 # still for a lease from when this node has seen that, which is to be soon.

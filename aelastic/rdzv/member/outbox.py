@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aelastic.decisions.cause import Cause
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import PROTOCOL

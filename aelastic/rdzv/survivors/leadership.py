@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 
 # The share of a lease that is trusted after the board has said that leadership is ours.  A board that forgets a leader
 # by itself counts from later than we do, and so do members that watch the renewals; the rest is for clocks that differ.

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as c
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member

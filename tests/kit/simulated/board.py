@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol.messages import Seats
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World

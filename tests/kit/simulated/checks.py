@@ -14,9 +14,9 @@ from typing import Any
 
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
-from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.leader import Phase as LeaderPhase
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.member.member_events import Phase as MemberPhase
 from aelastic.rdzv.protocol import messages as m

@@ -1,4 +1,4 @@
-"""The board of several endpoints, simulated: the real `KeyBoard` and `Register` of each agent, over stores on the agents' hosts.
+"""The board of several endpoints, simulated: the real `Board` and `Register` of each agent, over stores on the agents' hosts.
 
 A store comes and goes with the agent of its host, and forgets then.  It may freeze, be cut off, answer late, twice or
 never, and a request may reach it in a later life.  A majority of the stores is always up, and remembers.
@@ -10,13 +10,13 @@ from collections.abc import Callable, Coroutine, Generator, Sequence
 from typing import Any
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.boards.encoding import state_of
-from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.board import Board as RealBoard
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import Vote
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
+from aelastic.rdzv.record_text import state_of
 from aelastic.rdzv.settings import LEASE_S
+from aelastic.rdzv.stores.store import Store as RealStore
 from kit.simulated import quorum
 from kit.simulated.board import Asking, Board, Question
 from kit.simulated.process import SimulatedProcess
@@ -59,7 +59,9 @@ class Stores(Board):
 
     def reached_by(self, process: SimulatedProcess) -> tuple[Any, Asking]:
         self._clients += 1
-        return _Key(Writing(None, LEASE_S)), _AskingStores(self._world, self, process, f"{process} {self._clients}")
+        return RealBoard(_Cell(), None, LEASE_S), _AskingStores(
+            self._world, self, process, f"{process} {self._clients}"
+        )
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -156,21 +158,16 @@ class _Ask:
         return (yield self._asked)
 
 
-class _Key(KeyBoard):
-    name = _where = own_address = endpoint_host = "stores"
+class _Cell(RealStore):
+    name = "stores"
 
-    async def _reach(self, *, may_serve: bool) -> None: ...
-    async def _check_run_id(self) -> None: ...
-    async def aclose(self) -> None: ...
-
-    async def _get(self) -> bytes:
+    async def get(self) -> bytes:
         return await _Ask(ev.Asked())
 
-    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
-        return await _Ask(ev.Asked(expected, text))
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        return await _Ask(ev.Asked(expected, new))
 
-    async def _insist(self, do: Callable[[], Any]) -> Any:
-        return await do()
+    async def aclose(self) -> None: ...
 
 
 class _AskingStores(Asking):

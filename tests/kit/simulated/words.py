@@ -10,7 +10,7 @@ from typing import Any
 from aelastic.core.record import Record
 from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 
 

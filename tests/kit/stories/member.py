@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
