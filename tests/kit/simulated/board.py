@@ -39,14 +39,14 @@ class Board:
 
     Args:
         world: where it stands.
-        ttl_s: seconds after which it forgets a record that is not renewed; `None`: it counts renewals instead.
+        is_etcd: it keeps its text while it is away; else it is a TCPStore, and one that refuses is no more.
         hosts: with whose agents it comes and goes.
     """
 
     asks_again_s = 0.0  # a question whose answer a cut has swallowed is asked again so late, at most
 
-    def __init__(self, world: World, ttl_s: float | None, hosts: Sequence[str] = ()) -> None:
-        self._world, self._ttl_s, self.hosts = world, ttl_s, hosts
+    def __init__(self, world: World, *, is_etcd: bool = False, hosts: Sequence[str] = ()) -> None:
+        self._world, self._is_etcd, self.hosts = world, is_etcd, hosts
         self.faults = BoardFaults()
         self.is_up = True
         self.is_silent = False  # and no caller gets an answer
@@ -60,12 +60,9 @@ class Board:
         self._epoch = 0
         self._seats: Seats | None = None
         self._is_new = True
-        self._forgets_at = 0.0
 
     @property
     def record(self) -> LeaderRecord | None:
-        if self._ttl_s is not None and self._world.now >= self._forgets_at:
-            self._record = None
         return self._record
 
     @property
@@ -104,15 +101,14 @@ class Board:
 
     def go_down(self) -> None:
         """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
-        if self._ttl_s is not None:
+        if self._is_etcd:
             self.is_up = False
         else:
             self.is_silent = True
 
     def come_up(self) -> None:
         self.is_silent = False
-        if self._ttl_s is not None:
-            self.is_up = True
+        self.is_up |= self._is_etcd
 
     def wipe(self) -> None:
         self._record, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
@@ -129,8 +125,7 @@ class Board:
         if seen is not None and seen.verdict:
             self.usurper, self.usurped_at = candidate.node_id, self._world.now
         self._epoch = candidate.epoch_after(above, self._epoch)
-        renewals = 0 if self._ttl_s is None else None
-        self._write(LeaderRecord(self._epoch, candidate, renewals=renewals, seats=self._seats))
+        self._write(LeaderRecord(self._epoch, candidate, renewals=0, seats=self._seats))
         assert self._record is not None
         self.elections.append((self._world.now, self._record))
         return self._record
@@ -139,7 +134,7 @@ class Board:
         try:
             self._reach()
         except BoardDownError:
-            if self._ttl_s is None:
+            if not self._is_etcd:
                 return record.renewed()  # no agent can be elected on what does not exist
             raise
         now, held = self._mine(record), self._record
@@ -157,11 +152,9 @@ class Board:
         now = self._mine(record)
         if now is None:
             return False
-        forgets_at = self._forgets_at
         if self.closed_at is None:
             self.closed_at, self._closed_token = self._world.now, now.candidate.token
         self._write(LeaderRecord(now.epoch, now.candidate, now.renewals, verdict))
-        self._forgets_at = forgets_at
         return True
 
     def resign(self, record: LeaderRecord) -> None:
@@ -170,7 +163,7 @@ class Board:
             self._record, self._seats = None, record.seats
 
     def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
-        if self._is_new and self._ttl_s is None:
+        if self._is_new:
             return record.replace(
                 renewals=record.renewals or 0
             )  # the store is a new one, so no agent was elected there: this leader goes on
@@ -183,10 +176,6 @@ class Board:
     def _write(self, record: LeaderRecord) -> None:
         self._record, self._epoch, self._is_new = record, max(self._epoch, record.epoch), False
         self._seats = record.seats
-        if self._ttl_s is not None:  # etcd forgets with the next of its ticks
-            self._forgets_at = (
-                self._world.now + self._ttl_s + self._world.random.uniform(0, 0.5)
-            )  # it looks for them twice a second
 
 
 class Asking:

@@ -68,7 +68,7 @@ class Size:
     min_nodes: int = 1
     max_nodes: int = 3
     max_restarts: int = 3
-    is_leased: bool = False  # the board forgets dead coordinators
+    has_etcd: bool = False  # the board is an etcd, so that nodes do not elect
     is_board_on_node0: bool = False  # and lives and dies with the agent there
     endpoints: int = 1  # several are on as many of the hosts
     has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
@@ -87,7 +87,7 @@ class Simulation:
             self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
         else:
             hosts = ["node0"] if size.is_board_on_node0 else []
-            self.board = Board(self.world, LEASE_S if size.is_leased else None, hosts)
+            self.board = Board(self.world, is_etcd=size.has_etcd, hosts=hosts)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
@@ -130,7 +130,7 @@ class Simulation:
                 "join_timeout": str(size.join_timeout_s),
                 "last_call_timeout": str(size.last_call_timeout_s),
                 "lease": str(LEASE_S),
-                "survivor": "endpoint" if size.is_leased else size.survivor,
+                "survivor": "endpoint" if size.has_etcd else size.survivor,
             },
         )
         self._number += 1
@@ -527,14 +527,14 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
     dice = random.Random(f"job {seed}")
     nodes = max(dice.choice((2, 3, 3, 4, 4, 5, 6)), endpoints)
     min_nodes = dice.randint(1, nodes)
-    is_leased = dice.random() < 0.5 and endpoints == 1
+    has_etcd = dice.random() < 0.5 and endpoints == 1
     size = Size(
         nodes=nodes,
         min_nodes=min_nodes,
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((1, 3, 100)),
-        is_leased=is_leased,
-        is_board_on_node0=not is_leased and dice.random() < 0.4 and endpoints == 1,
+        has_etcd=has_etcd,
+        is_board_on_node0=not has_etcd and dice.random() < 0.4 and endpoints == 1,
         endpoints=endpoints,
         has_ranks=dice.random() < 0.4,
         works_s=dice.choice((None, None, None, 8.0, 25.0)),
@@ -559,7 +559,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         leaves=some(3),
         jumps=some(2),
         board_downs=some(2),
-        board_wipes=some(1) if not is_leased else 0,
+        board_wipes=some(1) if not has_etcd else 0,
         board=BoardFaults(chance(0.3), chance(0.3), chance(0.2)),
         slow=chance(0.5),
         slow_s=dice.choice((0.05, 0.5, 2.0)),

@@ -41,7 +41,7 @@ class Stores(Board):
     asks_again_s = LIMIT_S / 2  # the last step of an operation that waits in vain
 
     def __init__(self, world: World, hosts: Sequence[str]) -> None:
-        super().__init__(world, None, hosts)
+        super().__init__(world, hosts=hosts)
         self.stores = [Store(host) for host in hosts]
         self._clients = 0
         self._chosen: Vote | None = None  # the last that a majority had
