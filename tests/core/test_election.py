@@ -336,11 +336,6 @@ def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections()
     assert blocked(found, "") == ""
 
 
-def test_a_leader_of_a_board_that_counts_no_renewals_was_not_elected_by_nodes_however_high_its_epoch() -> None:
-    """etcd's revision, which its epochs follow, is in the millions where others use it, too: renewals were not asked for."""
-    assert not LeaderRecord(5_000, candidate("0")).is_elected
-
-
 def test_the_first_epoch_on_a_board_that_knows_nothing_is_the_wall_clock_s() -> None:
     new = candidate("0").replace(made_ms=1_700_000_000_000)
     assert new.epoch_after(0, 0) == 1_700_000_000_001
