@@ -32,7 +32,7 @@ from kit.warm.interpreters import Warm
 
 from aelastic.core.machine import check_invariants
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.etcd_v3 import EtcdV3
+from aelastic.rdzv.stores.etcd_v3 import EtcdV3
 from aelastic.tcpstore import child
 
 # Started in the background, a shell has these ignored, and what is ignored is handed on to all that tests start.

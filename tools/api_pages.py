@@ -18,7 +18,11 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("aelastic.training.frameworks.lightning", "Recovery in place with Lightning", ("InPlace",)),
     ("aelastic.training.frameworks.transformers", "Recovery in place with transformers", ("train_in_place",)),
     ("aelastic.observe.run_events", "Run events, which observers receive", ()),
-    ("aelastic.rdzv.board", "Your own board, which stores the record that names the leader", ()),
+    (
+        "aelastic.rdzv.stores.store",
+        "Your own store, which keeps the text that names the leader",
+        ("Store", "NoStoreForJob"),
+    ),
     ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("AgentContext", "register", "names")),
     (
         "aelastic.logs_specs",

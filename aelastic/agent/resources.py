@@ -302,7 +302,7 @@ async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -
     if store.is_on_loopback:
         return  # it is open
     # Most jobs are of one node.
-    from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, look_up_limit_s
+    from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, look_up_limit_s
 
     within_s = RESOLVE_TIMEOUT_S if spec.rdzv is None else look_up_limit_s(spec.rdzv.lease_s)
     addresses: list[str] = []

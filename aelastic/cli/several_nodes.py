@@ -74,7 +74,7 @@ def fields_of_nodes(chosen: Settings, environ: Mapping[str, str], fewest: int, m
             endpoint_from=chosen.by_dest["master_addr" if is_at_master else "rdzv_endpoint"].variable,
         )
         if backend in BACKENDS and backend.startswith("etcd"):
-            from aelastic.rdzv.boards.etcd_settings import etcd_settings
+            from aelastic.rdzv.stores.etcd_settings import etcd_settings
 
             etcd_settings(settings)  # refuses what cannot work before anything is started
     except InputError as error:

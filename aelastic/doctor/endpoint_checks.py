@@ -15,10 +15,10 @@ from aelastic.doctor.finding import Finding
 from aelastic.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.host.sockets import is_loopback, listen
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
-from aelastic.rdzv.boards.tcp_store import TcpStore, run_key
 from aelastic.rdzv.quorum.cells import MARK, cell_from_bytes
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
+from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 
 # How long what accepts a connection may take to say that it is a TCPStore.
 ANSWER_TIMEOUT_S = 10.0
@@ -127,9 +127,10 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
 
 
 async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
-    from aelastic.rdzv.boards.etcd import EtcdBoard
-    from aelastic.rdzv.boards.etcd_settings import etcd_settings
-    from aelastic.rdzv.boards.writing import NotTrustedError
+    from aelastic.rdzv.board import Board
+    from aelastic.rdzv.stores.etcd import etcd_store
+    from aelastic.rdzv.stores.etcd_settings import etcd_settings
+    from aelastic.rdzv.writing import NotTrustedError
 
     for each in etcd_settings(settings).endpoints:
         endpoint = Endpoint(each.host, each.port)
@@ -140,16 +141,17 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
             yield Finding("error", f"endpoint {endpoint}", words)
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
-    board = EtcdBoard(settings, run_id, secret_of(settings, run_id))
+    store = etcd_store(settings, run_id)
+    board = Board(store, secret_of(settings, run_id), settings.lease_s)
     try:
         with suppress(NotTrustedError):  # a line of its own says so
-            await board.open()
+            await board.read()
     except AelasticError as error:
         yield Finding("error", "etcd", str(error))
     else:
         yield Finding("ok", "etcd", f"{board.name} answers")
         if settings.max_nodes > 1:
-            async for finding in check_access(settings, run_id, await board.text()):
+            async for finding in check_access(settings, run_id, await store.get()):
                 yield finding
     finally:
         await board.aclose()

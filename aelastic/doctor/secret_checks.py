@@ -9,14 +9,14 @@ from contextlib import suppress
 from aelastic.doctor.finding import Finding
 from aelastic.host import names
 from aelastic.host.sockets import is_loopback
-from aelastic.rdzv.board import Candidate
-from aelastic.rdzv.boards.encoding import record_from_bytes
-from aelastic.rdzv.boards.endpoints import Endpoint
+from aelastic.rdzv.leader_record import Candidate
+from aelastic.rdzv.record_text import state_of
 from aelastic.rdzv.secret.handshake import UNPROVED_BYTES_MAX, ProofError
 from aelastic.rdzv.secret.keys import shown
 from aelastic.rdzv.secret.seals import ForeignError, claimed, verify
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoints import Endpoint
 from aelastic.rdzv.wire.listening import outward_addresses
 from aelastic.rdzv.wire.proofs import MEMBER, Proofs
 from aelastic.rdzv.wire.stream import PROOF_TIMEOUT_S
@@ -33,7 +33,7 @@ async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -
     """Findings of a job with several nodes.
 
     Args:
-        text: what the board has of the run; empty: nothing.
+        text: what the store has of the run; empty: nothing.
     """
     secret = secret_of(settings, run_id)
     if secret is None:
@@ -71,11 +71,11 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
         problem = f"the record of this run at the endpoint is ignored here: {error}"
     else:
         problem = ""
-    candidate = None
-    with suppress(ValueError):  # a text of a TCPStore begins with a count
-        body = claimed(text)
-        candidate = record_from_bytes(body[body.find(b"{") :]).candidate
-    if candidate is not None and secret is not None:
+    record = None
+    with suppress(ValueError):
+        record = state_of(claimed(text)).record
+    if record is not None and secret is not None:
+        candidate = record.candidate
         is_trusted, told = await _greet(candidate, secret)
         problem = problem or ("" if is_trusted else told)
         words = f"{Endpoint(next(iter(candidate.addresses), ''), candidate.port)}: {problem or told}"

@@ -18,12 +18,11 @@ from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.ballots import Ballots
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.endpoints import RefusedError, look_up_limit_s
-from aelastic.rdzv.boards.writing import NotTrustedError
+from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
@@ -36,6 +35,7 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoints import RefusedError, look_up_limit_s
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
 from aelastic.rdzv.term import begin_term
@@ -44,6 +44,7 @@ from aelastic.rdzv.wire.proofs import MEMBER as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
 from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.writing import NotTrustedError
 
 _log = logging.getLogger(__name__)
 
@@ -148,9 +149,8 @@ class AgentLink:
         with self._patience:
             if self._server is not None:
                 await self._server.tell_all()
-            if read is not None and read.verdict and read.renewals is not None:
-                # The coordinator is gone.  Others may have yet to read it, and such a board goes with agents that
-                # serve it.
+            if read is not None and read.verdict and self._board.is_served_here:
+                # The leader is gone.  Others may have yet to read this, and the board goes with this agent.
                 await anyio.sleep(self._settings.lease_s)
         if self._server is not None:
             await self._server.finish()

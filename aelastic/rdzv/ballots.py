@@ -16,10 +16,10 @@ from anyio.abc import TaskGroup
 from aelastic import aio
 from aelastic.aio import described
 from aelastic.host.sockets import HeldPort, is_address
-from aelastic.rdzv.boards.endpoints import look_up_limit_s
 from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
 from aelastic.rdzv.protocol.messages import Seat, Vote, Voted
 from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.stores.endpoints import look_up_limit_s
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.wire.incoming import Incoming

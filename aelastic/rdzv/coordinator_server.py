@@ -17,9 +17,10 @@ from anyio.abc import TaskGroup
 from aelastic import aio
 from aelastic.errors import InputError, RendezvousError
 from aelastic.host.sockets import HeldPort
-from aelastic.rdzv.board import Board, LeaderRecord
+from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.protocol.codec import UPWARD, OtherProtocolError, WireError, encode
 from aelastic.rdzv.protocol.messages import Seats
 from aelastic.rdzv.survivors.absent import awaited_s

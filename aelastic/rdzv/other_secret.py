@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from aelastic.errors import InputError
-from aelastic.rdzv.boards.writing import NotTrustedError
 from aelastic.rdzv.secret.handshake import OtherSecretError, ProofError
+from aelastic.rdzv.writing import NotTrustedError
 
 # While the secret of a job is changed, a node has the new file within this: a kubelet brings it in some 90 s.
 SECRET_CHANGE_S = 120.0

@@ -3,7 +3,7 @@
 A job of one node needs no connection: its coordinator is in the agent's own process.  All others go through
 `agent_link.py` or `torch_handler/handler_link.py`.  `open_link` chooses.
 
-A board of your own gets a name with `register`, and is chosen as `RendezvousSettings.backend`.  Names that are neither
+A store of your own gets a name with `register`, and is chosen as `RendezvousSettings.backend`.  Names that are neither
 here nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`; `torch:NAME` says so.
 """
 
@@ -22,8 +22,8 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
-    from aelastic.rdzv.board import Board
     from aelastic.rdzv.settings import RendezvousSettings
+    from aelastic.rdzv.stores.store import Store
     from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class InProcessLink:
 
 
 class AgentContext(Record):
-    """What a board factory gets from the agent.
+    """What a store factory gets from the agent.
 
     Args:
         run_id: the job's name.
@@ -92,54 +92,52 @@ class AgentContext(Record):
         store: host of the workers' store (`store.StoreHost`).
         on_endpoint: call it when one of several endpoints changes, with its name and the reason why it does not answer;
             empty if it answers.
-        secret: the job's `secret_file.SecretFile`, to sign what the board stores; `None` without a secret.
     """
 
     run_id: str
     env: Mapping[str, str]
     store: Any
     on_endpoint: Callable[[str, str], None] = lambda *_: None
-    secret: Any = None
 
 
-BoardFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Board]"
+StoreFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Store]"
 
 
-def _on_etcd(settings: RendezvousSettings, around: AgentContext) -> Board:
-    """A board on etcd.  Each board is imported when a job uses it: jobs on other boards do not pay for it."""
-    from aelastic.rdzv.boards.etcd import EtcdBoard
+def _on_etcd(settings: RendezvousSettings, around: AgentContext) -> Store:
+    """A store on etcd.  Each store is imported when a job uses it: jobs on other stores do not pay for it."""
+    from aelastic.rdzv.stores.etcd import etcd_store
 
-    return EtcdBoard(settings, around.run_id, around.secret)
+    return etcd_store(settings, around.run_id)
 
 
-def _on_tcp_stores(settings: RendezvousSettings, around: AgentContext) -> Board:
+def _on_tcp_stores(settings: RendezvousSettings, around: AgentContext) -> Store:
     if settings.has_several_endpoints:
-        from aelastic.rdzv.boards.quorum import QuorumBoard
+        from aelastic.rdzv.stores.quorum import QuorumStore
 
-        board = QuorumBoard(settings, around.run_id, around.env, around.on_endpoint, around.secret)
-        around.store.fork_from(board.fork)
-        return board
+        store = QuorumStore(settings, around.run_id, around.env, around.on_endpoint)
+        around.store.fork_from(store.fork)
+        return store
     if settings.backend == "static":
-        from aelastic.rdzv.boards.static import StaticBoard
+        from aelastic.rdzv.stores.static import static_store
 
-        return StaticBoard(settings, around.run_id, around.env, around.store, around.secret)
-    from aelastic.rdzv.boards.c10d import C10dBoard
+        return static_store(settings, around.run_id, around.env, around.store)
+    from aelastic.rdzv.stores.c10d import C10dStore
 
-    return C10dBoard(settings, around.run_id, around.env, secret=around.secret)
+    return C10dStore(settings, around.run_id, around.env)
 
 
-_FACTORIES: dict[str, BoardFactory] = {
+_FACTORIES: dict[str, StoreFactory] = {
     **dict.fromkeys(("c10d", "static"), _on_tcp_stores),
     **dict.fromkeys(("etcd", "etcd-v2", "etcd-v3"), _on_etcd),
 }
 
 
-def register(name: str, factory: BoardFactory) -> None:
-    """Registers a board under a name for `RendezvousSettings.backend` (torch: `rendezvous_handler_registry.register`).
+def register(name: str, factory: StoreFactory) -> None:
+    """Registers a store under a name for `RendezvousSettings.backend` (torch: `rendezvous_handler_registry.register`).
 
     Args:
         name: the new name.
-        factory: creates the board of one agent, from the settings and the agent's context.
+        factory: creates the store of one agent, from the settings and the agent's context.
 
     Raises:
         InputError: the name is taken.
@@ -162,18 +160,19 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     """
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
-        # No board has an epoch: the clock's makes the number of a round rise over all starts of the job.
+        # No store has an epoch: the clock's makes the number of a round rise over all starts of the job.
         return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
+        from aelastic.rdzv.board import Board
         from aelastic.rdzv.secret.secret_file import SecretFile
         from aelastic.workers.requirements import files_for_connections
 
         path = settings.secret_path
-        around = around.replace(secret=None if path is None else SecretFile(path, around.run_id))
-        board = _FACTORIES[settings.backend](settings, around)
+        secret = None if path is None else SecretFile(path, around.run_id)
+        board = Board(_FACTORIES[settings.backend](settings, around), secret, settings.lease_s)
         policy, files_max = policy_of(spec), files_for_connections(spec)
-        return AgentLink(board, settings, around.run_id, node_id, policy, files_max, around.secret)
+        return AgentLink(board, settings, around.run_id, node_id, policy, files_max, secret)
     from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
     from aelastic.rdzv.torch_handler.lent import lent
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors.electorate import Electorate
 from aelastic.rdzv.survivors.leadership import LeaderLease

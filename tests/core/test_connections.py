@@ -33,14 +33,14 @@ from kit.stories.leader_terms import (
 from aelastic.core.machine import InvalidTransition, check_invariants
 from aelastic.decisions.cause import CauseKind
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import record_to_bytes
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.verdict import PUBLISH_TIMEOUT_S
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import from_text
+from aelastic.rdzv.record_text import record_to_bytes
 from aelastic.rdzv.survivors import electorate
 from aelastic.rdzv.survivors.absent import RETURN_S
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
@@ -334,11 +334,6 @@ def test_a_round_of_too_many_nodes_or_of_nodes_without_a_port_has_no_elections()
     portless = [node.replace(ballot_port=0) for node in nodes("012")]
     assert found.begin(m.Assigned(2, 0, RANKS, "", 0, epoch=1), SECRET, portless, bool) is None
     assert blocked(found, "") == ""
-
-
-def test_a_leader_of_a_board_that_counts_no_renewals_was_not_elected_by_nodes_however_high_its_epoch() -> None:
-    """etcd's revision, which its epochs follow, is in the millions where others use it, too: renewals were not asked for."""
-    assert not LeaderRecord(5_000, candidate("0")).is_elected
 
 
 def test_the_first_epoch_on_a_board_that_knows_nothing_is_the_wall_clock_s() -> None:

@@ -12,10 +12,17 @@ from kit.servers.etcd_boards import board_of, settings_of
 from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
-from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.encoding import MAX_BYTES, record_from_bytes, record_to_bytes, state_of, text_without_leader
-from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol.messages import ROUND_MAX, Seat, Seats, fence_of
+from aelastic.rdzv.record_text import (
+    MAX_BYTES,
+    OlderVersionError,
+    record_from_bytes,
+    record_to_bytes,
+    state_of,
+    text_without_leader,
+)
+from aelastic.rdzv.stores.etcd_settings import Endpoint, etcd_settings
 
 # --- what the user chose
 
@@ -133,6 +140,14 @@ def test_the_round_that_a_coordinator_leaves_behind_is_read_as_it_was(
 def test_a_text_of_a_key_that_no_agent_wrote_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match=r" is missing|^no JSON"):
         state_of(text)
+
+
+def test_what_an_older_version_left_on_etcd_is_told_from_what_no_agent_wrote() -> None:
+    with pytest.raises(OlderVersionError):
+        state_of(json.dumps(GOOD).encode())
+    with pytest.raises(ValueError, match="is missing") as caught:
+        state_of(json.dumps({**GOOD, "epoch": "1"}).encode())
+    assert not isinstance(caught.value, OlderVersionError)
 
 
 def test_a_round_whose_hosts_names_are_too_long_for_a_board_is_left_out() -> None:

@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#([\w-]+))?\)")
 MODULE = re.compile(r"`((?:[\w.]+/)*[\w]+\.py)(?::(\w+)(?:\.(\w+))?)?`")
 FOLDER = re.compile(r"`((?:aelastic|tests|docs|benchmarks|examples|tools|\.github)/[\w/-]*)`")
 VERB = re.compile(r"`make ([a-z][a-z-]*)")
-SCRIPTS = {"train.py", "worker.py", "program.py", "aelastic/rdzv/boards/file.py"}  # the user's, and an example
+SCRIPTS = {"train.py", "worker.py", "program.py", "aelastic/rdzv/stores/file.py"}  # the user's, and an example
 
 
 def each(pattern: re.Pattern[str]) -> list[tuple[str, tuple[str, ...]]]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.shared_board import InProcessBoard, SharedWorld
+from kit.shared_board import InProcessStore, SharedWorld
 
 from aelastic.errors import InputError
 from aelastic.rdzv import registry
@@ -54,12 +54,12 @@ def test_one_node_without_a_rendezvous_needs_none() -> None:
 
 
 @pytest.mark.usefixtures("names")
-async def test_a_board_of_your_own_is_opened_by_its_name() -> None:
+async def test_a_store_of_your_own_is_opened_by_its_name() -> None:
     asked = []
 
     def factory(settings: RendezvousSettings, around: registry.AgentContext) -> Any:
         asked.append((settings.endpoint, around.run_id))
-        return InProcessBoard(around.run_id, SharedWorld())
+        return InProcessStore(around.run_id, SharedWorld())
 
     registry.register("zookeeper", factory)
     assert "zookeeper" in registry.names()

@@ -1,4 +1,4 @@
-"""The boards that the conformance suite (`test_boards.py`) runs on: a line for each.
+"""The stores that the conformance suite of boards (`test_boards.py`) runs on: a line for each.
 
 A kit opens a fresh world, and makes boards in it, one for each agent and run id.
 """
@@ -15,11 +15,11 @@ from functools import cache
 from typing import Any
 
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.c10d import C10dBoard
-from aelastic.rdzv.boards.etcd import EtcdBoard
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.c10d import C10dStore
+from aelastic.rdzv.stores.etcd import etcd_store
 from kit.agents import LONG_LEASE_S
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
@@ -32,7 +32,7 @@ MakeBoard = Callable[[str], Board]
 
 @dataclass(frozen=True)
 class Kit:
-    """One kind of board.
+    """One kind of store.
 
     Args:
         name: of the test.
@@ -47,11 +47,6 @@ class Kit:
     server: str = ""
     is_of_one_job: bool = False
     is_quick: bool = False
-
-    @property
-    def forgets(self) -> bool:
-        """Whether a leader that does not renew vanishes; else its count of renewals stands still."""
-        return bool(self.server)
 
     @asynccontextmanager
     async def boards(self, servers: EtcdServers, lease_s: float = LONG_LEASE_S) -> AsyncIterator[MakeBoard]:
@@ -68,9 +63,9 @@ class Kit:
 
 
 def board_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | None = None) -> Board:
-    if settings.backend == "c10d":
-        return C10dBoard(settings, run_id, os.environ, secret=secret)
-    return EtcdBoard(settings, run_id, secret)
+    is_tcp_store = settings.backend == "c10d"
+    store = C10dStore(settings, run_id, os.environ) if is_tcp_store else etcd_store(settings, run_id)
+    return Board(store, secret, settings.lease_s)
 
 
 def settings_at(backend: str, endpoint: str = "", lease_s: float = LONG_LEASE_S) -> RendezvousSettings:

@@ -1,60 +1,50 @@
-"""A board in this process, for several agents of a test that share one: that of the simulation, which counts renewals."""
+"""A store in this process, for several agents of a test that share one, and the board over it."""
 
 from __future__ import annotations
 
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from kit.simulated import board as simulated
-from kit.simulated.world import World
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.settings import LEASE_S
+from aelastic.rdzv.stores.store import Store
 
 
 class SharedWorld:
-    """What the boards of one process share: a store that is always consistent, and answers unless told not to."""
+    """What the stores of one process share: cells that are always consistent, and answer unless told not to."""
 
     def __init__(self) -> None:
-        self.boards: dict[str, simulated.Board] = {}
+        self.texts: dict[str, bytes] = {}
         self.is_down = False
 
 
-class InProcessBoard(Board):
+class InProcessStore(Store):
     """One run id in a shared world, as one agent uses it."""
 
-    name = "a board in this process"
+    name = "a store in this process"
     own_address = endpoint_host = "127.0.0.1"  # for all agents that share it
 
     def __init__(self, run_id: str, world: SharedWorld) -> None:
-        self._world = world
-        self._board = world.boards.setdefault(run_id, simulated.Board(World(0), None))
+        self._run_id, self._world = run_id, world
 
-    async def open(self) -> None:
-        await self._reach()
+    async def get(self) -> bytes:
+        await anyio.lowlevel.checkpoint()
+        if self._world.is_down:
+            raise RendezvousConnectionError("the store in this process is down")
+        return self._world.texts.get(self._run_id, b"")
 
-    async def read(self) -> LeaderRecord | None:
-        await self._reach()
-        return self._board.read()
-
-    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        await self._reach()
-        return self._board.campaign(candidate, seen, above)
-
-    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        await self._reach()
-        return self._board.renew(record)
-
-    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        await self._reach()
-        return self._board.publish(record, verdict)
-
-    async def resign(self, record: LeaderRecord) -> None:
-        await self._reach()
-        self._board.resign(record)
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        text = await self.get()
+        if text == expected:
+            self._world.texts[self._run_id] = text = new
+        return text
 
     async def aclose(self) -> None:
         """Nothing to release: the world belongs to its maker."""
 
-    async def _reach(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        if self._world.is_down:
-            raise RendezvousConnectionError("the board in this process is down")
+
+class InProcessBoard(Board):
+    """The board over such a store."""
+
+    def __init__(self, run_id: str, world: SharedWorld) -> None:
+        super().__init__(InProcessStore(run_id, world), None, LEASE_S)

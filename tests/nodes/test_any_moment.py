@@ -29,10 +29,11 @@ import pathlib
 
 import anyio
 
-from aelastic.rdzv.boards.quorum import QuorumBoard
+from aelastic.rdzv.board import Board
 from aelastic.rdzv.quorum.register_events import Write
+from aelastic.rdzv.stores.quorum import QuorumStore
 
-campaign, carry_out, hold = QuorumBoard.campaign, QuorumBoard._carry_out, pathlib.Path(os.environ["HOLD"])
+campaign, carry_out, hold = Board.campaign, QuorumStore._carry_out, pathlib.Path(os.environ["HOLD"])
 writes = []
 
 
@@ -54,7 +55,7 @@ async def carry_out_held(self, request):
     return await carry_out(self, request)
 
 
-QuorumBoard.campaign, QuorumBoard._carry_out = campaign_noted, carry_out_held
+Board.campaign, QuorumStore._carry_out = campaign_noted, carry_out_held
 """
 
 

@@ -1,23 +1,20 @@
-"""Every board keeps the same promises: `aelastic/rdzv/board.py` says which, `board_kits.py` which boards there are."""
+"""Every board keeps the same promises: `aelastic/rdzv/board.py` says which, `board_kits.py` on which stores."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 
 import anyio
 import pytest
 from kit.board_kits import KITS, Kit, MakeBoard
 from kit.effort import REPETITIONS
-from kit.servers.etcd_boards import elected, until
+from kit.servers.etcd_boards import elected
 from kit.servers.etcd_servers import EtcdServers
 
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards import etcd_http
-
-# Of the one test that waits until it is over; etcd's are whole seconds.
-LEASE_S = 2.0
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.stores import etcd_http
 
 
 def candidate_of(node: str) -> Candidate:
@@ -29,8 +26,6 @@ def candidate_of(node: str) -> Candidate:
 pytestmark = pytest.mark.usefixtures("kind_to_etcd", "warm_stores")
 
 EVERY = [pytest.param(kit, id=kit.name, marks=() if kit.is_quick else pytest.mark.all) for kit in KITS]
-# The boards that do not forget: there the others see by its renewals whether a coordinator lives.
-counting = pytest.mark.parametrize("kit", [each for kit, each in zip(KITS, EVERY, strict=True) if not kit.forgets])
 
 A, B, C = candidate_of("a"), candidate_of("b"), candidate_of("c")
 
@@ -101,45 +96,6 @@ async def test_of_many_concurrent_candidates_one_wins_and_all_learn_which(boards
     assert answers[0] is not None and answers[0] == await agents[0].read()
 
 
-@pytest.mark.parametrize("server", ["debian", pytest.param("distro", marks=[pytest.mark.all, pytest.mark.ci])])
-async def test_a_leader_that_renews_stays_and_one_that_does_not_is_forgotten(server: str, etcds: EtcdServers) -> None:
-    """All boards with leases at once: it takes some."""
-    async with AsyncExitStack() as stack, anyio.create_task_group() as group:
-        for kit in (kit for kit in KITS if kit.server == server):
-            make = await stack.enter_async_context(kit.boards(etcds, LEASE_S))
-            group.start_soon(_renew_and_forget, await opened(make), await opened(make))
-
-
-async def _renew_and_forget(a: Board, b: Board) -> None:
-    record = None
-    while record is None:
-        record = await _reign_of_more_than_a_lease(a, b)
-
-    async def has_vanished() -> bool:
-        return await b.read() is None
-
-    await until("the board forgets", has_vanished)
-    assert not await a.renew(record)
-    assert not await a.publish(record, "ended")
-    assert (await elected(b, B, above=record.epoch)).epoch > record.epoch
-
-
-async def _reign_of_more_than_a_lease(a: Board, b: Board) -> LeaderRecord | None:
-    """It is renewed again and again; none where this process was too slow to do so within a lease."""
-    record = await elected(a, A)
-    began = renewed = anyio.current_time()
-    while renewed < began + 1.2 * LEASE_S:
-        lives, seen = await a.renew(record), await b.read()
-        if anyio.current_time() - renewed > LEASE_S / 2:
-            await a.resign(record)
-            return None
-        assert lives and seen == record
-        renewed = anyio.current_time()
-        await anyio.sleep(LEASE_S / 10)
-    return record
-
-
-@counting
 async def test_renewals_rise_while_the_leader_renews_and_then_stand_still(boards: MakeBoard) -> None:
     a, b = await opened(boards), await opened(boards)
     record = await elected(a, A)

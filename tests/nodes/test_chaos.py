@@ -86,8 +86,7 @@ EVERY = [
 ]
 # A fault is told on each board where it shows something of its own.  What ends workers and what cuts connections is
 # the same on all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where
-# its host has the only one, by a store that still names it, or by etcd, which forgets it after its lease and may be
-# told sooner.
+# its host has the only one, or by a store elsewhere, a TCPStore or etcd, that still names it.
 SINGLES = {
     "c10d on three": EVERY,
     "c10d": [  # and killed: below, with gloo

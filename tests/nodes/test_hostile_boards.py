@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.agents import FAIL, c10d, team_of
-from kit.board_kits import settings_at
+from kit.board_kits import board_at, settings_at
 from kit.effort import HOSTILE_MOMENTS
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, hostile, mutated
 from kit.launching import Launcher
@@ -23,11 +23,12 @@ from kit.servers.etcd_values import PUT
 from kit.servers.stores import external_store
 
 from aelastic.errors import InputError, RendezvousError
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.c10d import C10dBoard
-from aelastic.rdzv.boards.encoding import MAX_BYTES, record_to_bytes, text_of, text_without_leader
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.record_text import MAX_BYTES, record_to_bytes, text_of, text_without_leader
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.c10d import C10dStore
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),
@@ -56,10 +57,10 @@ def as_bytes(said: Any) -> bytes:
     return said if isinstance(said, bytes) else json.dumps(said).encode()
 
 
-OF_ETCD = st.sampled_from(RECORDS).flatmap(mutated).map(as_bytes) | GARBAGE
+OF_RECORD = st.sampled_from(RECORDS).flatmap(mutated).map(as_bytes) | GARBAGE
 COUNTS = st.sampled_from([b"0", b"7", b"-1", b"9" * 19, b"quorum 1", b"", "\N{ARABIC-INDIC DIGIT THREE}".encode()])
 OF_STORE = (
-    st.tuples(COUNTS, OF_ETCD).map(b"\n".join)
+    st.tuples(COUNTS, OF_RECORD).map(b"\n".join)
     | st.sampled_from([text_of(OWN), text_of(OTHERS), text_without_leader(OTHERS)])
     | GARBAGE
 )
@@ -77,7 +78,7 @@ ORDERS = st.lists(st.integers(0, len(OPERATIONS) - 1), min_size=1, max_size=3)
 def test_a_store_may_hold_anything() -> None:
     with external_store() as endpoint, asyncio.Runner() as runner:
         settings = settings_at("c10d", endpoint)
-        board, writer = (C10dBoard(settings, "job", os.environ) for _ in range(2))
+        board, writer = board_at(settings, "job"), C10dStore(settings, "job", os.environ)
 
         async def put_and_try(text: bytes, order: list[int]) -> None:
             await writer.compare_set(await writer.get(), text[:MAX_BYTES])  # an agent's client writes no more
@@ -111,7 +112,7 @@ def test_an_etcd_may_hold_anything(backend: str, etcds: EtcdServers, kind_to_etc
         board = runner.run(make())
 
         @hostile
-        @given(OF_ETCD, ORDERS, st.booleans())
+        @given(OF_STORE | OF_RECORD, ORDERS, st.booleans())
         def bear(text: bytes, order: list[int], has_lease: bool) -> None:
             PUT[backend](server, f"/aelastic/{run_id}/coordinator", text, lease=has_lease)
             runner.run(try_all(board, order))
@@ -131,13 +132,13 @@ def test_a_job_bears_what_stands_where_its_coordinator_should(launch: Launcher) 
         agents = team.start_many(2)
         first = team.wait_round(agents)
         settings = RendezvousSettings("c10d", team.meeting.endpoint, config={"is_host": "false"})
-        board = C10dBoard(settings, team.run_id, os.environ)
+        store = C10dStore(settings, team.run_id, os.environ)
 
         async def stand(text: bytes) -> None:
             loop = asyncio.get_running_loop()
             until = loop.time() + 1.5 * lease_s
             while loop.time() < until:
-                await board.compare_set(await board.get(), text)
+                await store.compare_set(await store.get(), text)
                 await asyncio.sleep(0.05)
 
         try:
@@ -146,7 +147,7 @@ def test_a_job_bears_what_stands_where_its_coordinator_should(launch: Launcher) 
                 assert not [agent for agent in agents if agent.is_over], team.story
                 team.assert_untouched(first)
         finally:
-            runner.run(board.aclose())
+            runner.run(store.aclose())
         assert [len(agent.starts) for agent in agents] == [1, 1], team.story
         first.tell(FAIL, 0)
         team.finish(team.wait_round(agents, first))

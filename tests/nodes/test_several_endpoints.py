@@ -20,9 +20,9 @@ from kit.waiting import DEADLINE_S
 
 from aelastic.errors import EXIT_INPUT, InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.boards import c10d
-from aelastic.rdzv.boards.quorum import QuorumBoard
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores import c10d
+from aelastic.rdzv.stores.quorum import QuorumStore
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -103,26 +103,26 @@ def test_the_hosts_of_a_name_with_several_addresses_keep_the_board_and_static_ra
 async def test_an_endpoint_that_is_another_program_is_named() -> None:
     with answering(b"SSH-2.0-OpenSSH_9.2\r\n") as port:
         names = [f"127.0.0.1:{port}", *endpoints(2)]
-        error = await error_of_board(names)
+        error = await error_of_store(names)
     assert isinstance(error, RendezvousStateError)
     assert f"{names[0]} is not a torch TCPStore" in str(error)
 
 
-async def error_of_board(names: list[str]) -> Exception:
-    board = QuorumBoard(RendezvousSettings("c10d", ",".join(names), 3, 3), "job", os.environ)
+async def error_of_store(names: list[str]) -> Exception:
+    store = QuorumStore(RendezvousSettings("c10d", ",".join(names), 3, 3), "job", os.environ)
 
     async def read() -> None:
         with anyio.fail_after(2 * DEADLINE_S):
             while True:
                 with suppress(RendezvousConnectionError):
-                    await board.read()
+                    await store.get()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(board.run)
+        tasks.start_soon(store.run)
         with pytest.raises((InputError, RendezvousStateError)) as caught:
             await read()
         tasks.cancel_scope.cancel()
-    await board.aclose()
+    await store.aclose()
     return caught.value
 
 
@@ -134,7 +134,7 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
     monkeypatch.setattr(c10d, "listen", refuse)
     names = ["127.0.0.1:80", "203.0.113.1:80", "203.0.113.2:80"]
     said = f"the rendezvous endpoint {names[0]} cannot be served (Permission denied): choose another port"
-    error = await error_of_board(names)
+    error = await error_of_store(names)
     assert isinstance(error, InputError) and str(error) == said
 
 
@@ -143,32 +143,32 @@ async def test_a_host_that_cannot_bind_its_endpoint_ends_with_a_line(monkeypatch
 )
 async def test_endpoints_have_children_that_are_forked_from_one_process_and_do_without_it(signum: int) -> None:
     settings = RendezvousSettings("c10d", ",".join(endpoints()), 3, 3)
-    boards = [QuorumBoard(settings, "job", os.environ) for _ in range(3)]
+    stores = [QuorumStore(settings, "job", os.environ) for _ in range(3)]
     async with anyio.create_task_group() as tasks:
-        for board in boards:
-            tasks.start_soon(board.run)
-        forked = await children_of(*boards)
+        for store in stores:
+            tasks.start_soon(store.run)
+        forked = await children_of(*stores)
         (template,) = {os.getsid(pid) for pid in forked}
         assert template not in forked
         os.kill(template, signum)
         for pid in forked:
             os.kill(pid, signal.SIGKILL)
-        assert not {template, *forked} & {os.getsid(pid) for pid in await children_of(*boards, before=forked)}
+        assert not {template, *forked} & {os.getsid(pid) for pid in await children_of(*stores, before=forked)}
         tasks.cancel_scope.cancel()
-    for board in boards:
-        await board.aclose()
+    for store in stores:
+        await store.aclose()
     assert not [pid for pid in (template, *forked) if proc_table.is_alive(pid)]
 
 
-async def children_of(*boards: QuorumBoard, before: Collection[int] = ()) -> list[int]:
-    """The last board's children, one for each endpoint, none as before, once all boards can be read."""
+async def children_of(*stores: QuorumStore, before: Collection[int] = ()) -> list[int]:
+    """The last board's children, one for each endpoint, none as before, once all stores can be read."""
     with anyio.fail_after(2 * DEADLINE_S):
         while True:
-            for board in boards:
+            for store in stores:
                 with suppress(RendezvousConnectionError):
-                    await board.read()
-            found = [part._store._process.pid for part in boards[-1]._parts]
+                    await store.get()
+            found = [part._client._process.pid for part in stores[-1]._parts]
             pids = [pid for pid in found if pid and pid not in before]
-            if len(pids) == len(boards[-1]._parts):
+            if len(pids) == len(stores[-1]._parts):
                 return pids
             await anyio.sleep(0.05)

@@ -27,8 +27,8 @@ from kit.workers import entrypoints
 from aelastic import InputError, RunResult, Std, Supervisor, WorkerSpec, WorkerState
 from aelastic.logs_specs import DefaultLogsSpecs
 from aelastic.rdzv import registry
-from aelastic.rdzv.board import Board
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.store import Store
 
 T = TypeVar("T")
 
@@ -123,11 +123,11 @@ def test_a_run_changes_nothing_around_it_while_it_lasts_or_after(loop: str, tmp_
 @on_each_loop
 @pytest.mark.usefixtures("all_given_back")
 def test_a_refused_run_gives_everything_back(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Board:
-        raise InputError("no such board here")
+    def refuse(*_: Any) -> Store:
+        raise InputError("no such store here")
 
     monkeypatch.setitem(registry._FACTORIES, "refused", refuse)
-    with pytest.raises(InputError, match="no such board here"):
+    with pytest.raises(InputError, match="no such store here"):
         run(loop, Supervisor(python("", rdzv=RendezvousSettings("refused", "nowhere"))).run())
 
 

@@ -23,7 +23,7 @@ PARSE_AUTO = (
 # What one interpreter imports, step by step, and what must not be there after each step.
 STAGES = (
     ("import aelastic", rf"{HEAVY}|aelastic\."),  # a program pays for the names that it takes
-    ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.boards\."),  # each back end is imported by its users
+    ("import aelastic.rdzv.registry", rf"{HEAVY}|.*\.stores\."),  # each back end is imported by its users
     ("import aelastic.cli.main, aelastic.supervisor", rf"{HEAVY}|{OF_A_FAILURE}"),
 )
 

@@ -15,9 +15,9 @@ from aelastic.core.machine import InvalidTransition
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.restart_policy import RestartPolicy

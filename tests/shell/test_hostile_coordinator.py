@@ -12,13 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import decided
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, frames, hostile
+from kit.shared_board import InProcessStore, SharedWorld
 from kit.stories.member import NODE, assigned, interrupted
 from kit.waiting import DEADLINE_S
 
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
+from aelastic.rdzv.board import Board
 from aelastic.rdzv.coordinator.plans import changed
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import leader_watch, search
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -49,13 +51,9 @@ DOWN: list[Any] = [
 class FixedBoard(Board):
     """Names one port, of a new coordinator each time that the last one was heard."""
 
-    name = "a board of the test"
-    own_address = endpoint_host = "127.0.0.1"
-
     def __init__(self) -> None:
+        super().__init__(InProcessStore("job", SharedWorld()), None, LEASE_S)
         self.port, self.term = 0, 4
-
-    async def open(self) -> None: ...
 
     async def read(self) -> LeaderRecord | None:
         candidate = Candidate("boss", ("a..b", "127.0.0.1"), self.port, f"t{self.term}")
@@ -70,10 +68,6 @@ class FixedBoard(Board):
 
     async def publish(self, record: LeaderRecord, verdict: str) -> bool:
         return False
-
-    async def resign(self, record: LeaderRecord) -> None: ...
-
-    async def aclose(self) -> None: ...
 
 
 class Scene:

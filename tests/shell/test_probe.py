@@ -13,8 +13,8 @@ from anyio.abc import SocketStream
 from kit.launching import LOOPS, run
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.boards import endpoints
-from aelastic.rdzv.boards.endpoints import Endpoint, RefusedError, first_words, probe
+from aelastic.rdzv.stores import endpoints
+from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, first_words, probe
 
 
 @pytest.mark.parametrize("loop", LOOPS)

@@ -18,10 +18,10 @@ from kit.waiting import DEADLINE_S
 
 from aelastic import aio
 from aelastic.host.sockets import HeldPort
-from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode
 from aelastic.rdzv.restart_policy import RestartPolicy

@@ -12,9 +12,9 @@ from kit.shared_board import InProcessBoard, SharedWorld
 from aelastic.host import names
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.ballots import Ballots
-from aelastic.rdzv.boards import endpoints
 from aelastic.rdzv.protocol.messages import Seat, Seats
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores import endpoints
 from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.survivors.election_events import Seated
 from aelastic.rdzv.wire import listening

@@ -113,7 +113,7 @@ def test_a_leader_that_leaves_the_endpoint_to_a_new_job_is_found(monkeypatch: py
 
 
 def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of_a_break_beside_it() -> None:
-    size = Size(max_restarts=3, is_leased=True)
+    size = Size(max_restarts=3, has_etcd=True)
     failed_at, broke_at = 6.590706729040672, 6.594267521343865
     faults = (
         (1.317698336126417, Fault("board down", "node0", "node1", 7.0)),
@@ -124,14 +124,14 @@ def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of
 
 
 def test_a_failure_may_be_charged_where_its_coordinator_told_so_and_was_switched_off_unnoticed() -> None:
-    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, is_leased=True)
+    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, has_etcd=True)
     failed_at, off_at = 1.228540777345286, 1.2971757253767662
     faults = ((failed_at, Fault("fail", "node1")), (off_at, Fault("dark", "node0", seconds=0.3)))
     Path(46000198, size, faults).run()
 
 
 def test_a_failure_may_be_charged_where_its_coordinator_stood_still_as_another_node_left() -> None:
-    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, is_leased=True)
+    size = Size(nodes=2, min_nodes=2, max_nodes=2, max_restarts=1, has_etcd=True)
     failed_at, frozen_at, left_at = 2.611893489675947, 2.6177178593812513, 2.621439599619279
     faults = (
         (failed_at, Fault("fail", "node0")),
@@ -163,7 +163,7 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
         ),
         Path(
             50001441,
-            Size(nodes=2, max_nodes=2, max_restarts=0, is_leased=True),
+            Size(nodes=2, max_nodes=2, max_restarts=0, has_etcd=True),
             (
                 (2.720850625484418, Fault("isolate", "node0", "", 0.5)),
                 (10.717656062083355, Fault("reset", "node0", "node1", 12.0)),
@@ -171,7 +171,7 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
             ),
         ),
     ],
-    ids=["three endpoints", "leased"],
+    ids=["three endpoints", "etcd"],
 )
 def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job_ended(path: Path) -> None:
     end(path.played())
@@ -179,7 +179,7 @@ def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job
 
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
     """Two sides of a cut, each with a round of its own: one's job fails, and its leader knows of nobody who should read that."""
-    size = Size(nodes=2, min_nodes=1, max_nodes=2, max_restarts=0, is_leased=True)
+    size = Size(nodes=2, min_nodes=1, max_nodes=2, max_restarts=0, has_etcd=True)
     failed_at, begins_again_at = 11.28, 11.56
     faults = (
         (1.98, Fault("cut", "node0", "node1", 12.0)),
@@ -194,7 +194,7 @@ def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_thoug
 
 
 def test_an_attack_can_be_played_again_and_shrunk() -> None:
-    path = attack(3, "counting")
+    path = attack(3, "c10d")
     path.run()  # as it came about
     assert eval(repr(path)) == path and len(path.faults) >= 2
 
@@ -232,7 +232,7 @@ def test_a_bug_is_found_shrunk_and_told_as_a_story(tmp_path: FilePath, monkeypat
 
     monkeypatch.setattr(Forming, "_settle", forget_to_charge)
     with pytest.raises(AssertionError) as caught:
-        attack(7, "leased")
+        attack(7, "etcd")
     (note,) = caught.value.__notes__
     text, _, path = note.partition("\n\n")
     story = story_in(tmp_path, text)
@@ -248,7 +248,7 @@ def test_a_promise_that_breaks_in_a_copy_is_found_and_told_with_its_path(monkeyp
 
     monkeypatch.setattr("kit.simulated.adversary.end", crash)
     with pytest.raises(AssertionError, match="it does not agree") as caught:
-        attack(0, "leased")
+        attack(0, "etcd")
     (note,) = caught.value.__notes__
     assert note.splitlines()[-1].startswith("replay: PYTHONPATH=tests python -m kit.simulated.adversary --replay '{")
     _, _, is_kept = next(iter(everywhere(Size(nodes=2, max_nodes=2), of_two(), 0.1)))

@@ -13,11 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.survivors.election import CHOSEN_S
 
-# After a lease without a message.  A board that forgets a dead leader by itself does so within half a second more
-# (etcd looks for leases that have ended twice a second).
+# After a lease without a message.
 MARGIN_S = 0.7
 # A renewal may have been the last thing that the leader did before its host fell silent; it renews three times a lease.
 RENEWALS_OF_A_LIVING_LEADER = 2
@@ -78,11 +77,10 @@ class Contact:
         """
         if (record.epoch, record.candidate.token) != self._term:
             self.begin(record, record.renewals or 0, now)
-        if record.renewals is not None:  # nodes have elected the leader, and the board counts from when it knew of that
-            self._renewals = min(self._renewals, record.renewals)
-        if now < self.given_up_at:
-            return None
-        if record.renewals is not None and record.renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
+        renewals = record.renewals or 0
+        # Where nodes have elected the leader, the board counts from when it knew of that.
+        self._renewals = min(self._renewals, renewals)
+        if now < self.given_up_at or renewals < self._renewals + RENEWALS_OF_A_LIVING_LEADER:
             return None
         return Cause(CauseKind.REMOVED, within_s=now - self.since)
 

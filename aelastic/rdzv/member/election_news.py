@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aelastic.rdzv.board import Candidate
+from aelastic.rdzv.leader_record import Candidate
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.survivors import election_events as ev

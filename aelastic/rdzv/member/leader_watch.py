@@ -26,7 +26,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum, auto
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 
 # A coordinator is late with a heartbeat: the board is read.  It may have renewed since, and then its count must stand
 # still for a lease from when this node has seen that, which is to be soon.
@@ -230,7 +230,7 @@ class LeaderWatch:
             return found is not None and found.epoch > self.epoch
         if found is None or found.candidate.token != record.candidate.token or self.is_gone(found, now):
             return True
-        if found.renewals is not None:  # looks again when its count has stood still for too long
+        if not found.is_elected:  # looks again when its count has stood still for too long
             self.check_at = min(self.check_at, self._still_since(found, now) + self.lease_s)
         return False
 
@@ -239,8 +239,8 @@ class LeaderWatch:
         is_last = record.candidate.token == self._token  # that this node followed
         if is_last and self.is_dead:
             return True
-        if record.renewals is None:
-            return False  # the board itself forgets a dead coordinator
+        if record.is_elected:
+            return False  # no store counts its renewals
         leases = DOUBTED_LEASES if is_last and self._is_refused else 1
         return now - self._still_since(record, now) >= self.lease_s * leases
 

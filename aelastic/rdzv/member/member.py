@@ -20,7 +20,7 @@ from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.contact import Contact
 from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase

@@ -7,7 +7,7 @@ a coordinator that contradicts this agent is not followed, and what it said is v
 
 from __future__ import annotations
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.survivors import election_events as ev
 from aelastic.rdzv.survivors.election_events import Action, Event, Phase

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol.messages import Seat, Seats, Vote, Voted
 
 

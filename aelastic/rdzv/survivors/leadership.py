@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 
-# The share of a lease that is trusted after the board has said that leadership is ours.  A board that forgets a leader
-# by itself counts from later than we do, and so do members that watch the renewals; the rest is for clocks that differ.
+# The share of a lease that is trusted after the board has said that leadership is ours.  Members
+# that watch the renewals count from later than we do; the rest is for clocks that differ.
 TRUSTED_SHARE = 0.9
 # For so long a coordinator that hears no other node stands back.  The others find it silent up to a third of a lease
 # later than it finds them, and then look at the board four times a second (`contact.py`); the rest is for their clocks.

@@ -9,8 +9,8 @@ from contextlib import suppress
 from aelastic.errors import InputError, RendezvousError
 from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
 from aelastic.rdzv.board import Board
-from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
 
 # Addresses that others are told beside a name; messages have a limit.
 BESIDE_MAX = 8

@@ -1,4 +1,4 @@
-"""What the tests of etcd's boards share."""
+"""What the tests of boards on etcd share."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import anyio
 import pytest
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board, Candidate, LeaderRecord
-from aelastic.rdzv.boards.etcd import EtcdBoard
+from aelastic.rdzv.board import Board
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.etcd import etcd_store
 from kit.waiting import DEADLINE_S
 
 T = TypeVar("T")
@@ -29,8 +30,9 @@ def settings_of(endpoint: str, backend: str = "etcd", **config: str) -> Rendezvo
     return RendezvousSettings(backend=backend, endpoint=endpoint, config={"lease": "10", **config})
 
 
-def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> EtcdBoard:
-    return EtcdBoard(settings_of(endpoint, backend, **config), run_id)
+def board_of(backend: str, endpoint: str, run_id: str = "job", **config: str) -> Board:
+    settings = settings_of(endpoint, backend, **config)
+    return Board(etcd_store(settings, run_id), None, settings.lease_s)
 
 
 async def elected(board: Board, candidate: Candidate, seen: LeaderRecord | None = None, above: int = 0) -> LeaderRecord:

@@ -6,7 +6,7 @@ import json
 import urllib.parse
 from base64 import b64encode
 
-from aelastic.rdzv.boards.encoding import MAX_BYTES
+from aelastic.rdzv.record_text import MAX_BYTES
 from kit.servers.etcd_servers import EtcdServer
 
 GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}

@@ -213,13 +213,13 @@ def size_of(dice: random.Random, kind: str) -> Size:
         min_nodes=least,
         max_nodes=max(nodes, least),
         max_restarts=dice.choice((0, 1, 3)),
-        is_leased=kind == "leased",
+        has_etcd=kind == "etcd",
         is_board_on_node0=kind == "node0",
         endpoints=3 if kind == "three endpoints" else 1,
     )
 
 
-BOARDS = ("counting", "leased", "node0", "three endpoints")
+BOARDS = ("c10d", "etcd", "node0", "three endpoints")
 
 
 def any_fault(dice: random.Random, hosts: Sequence[str]) -> Fault:

@@ -206,12 +206,12 @@ def babble_of(seed: int) -> Babble:
     """The job and the faults that a seed stands for."""
     dice = random.Random(f"babble {seed}")
     nodes = dice.choice((1, 2, 3))
-    is_leased, endpoints = dice.random() < 0.3, dice.choice((1, 1, 1, 3))
+    has_etcd, endpoints = dice.random() < 0.3, dice.choice((1, 1, 1, 3))
     size = Size(
         nodes=max(nodes, endpoints),
         max_nodes=max(nodes, endpoints),
         max_restarts=dice.choice((3, 100)),
-        is_leased=is_leased and endpoints == 1,
+        has_etcd=has_etcd and endpoints == 1,
         endpoints=endpoints,
         has_ranks=dice.random() < 0.3,
     )

@@ -1,8 +1,7 @@
-"""The board of the simulation that forgets, as etcd does, and whatever may go wrong on the way to it.
+"""What the checks of a simulated job know of its board: what is written there, and what may go wrong on the way to it.
 
-Those that count renewals are real, over simulated stores (`stores.py`); this one counts them too, for tests whose agents share
-one process.  It does one thing at a time.  Request and answer may be late or lost, each by itself: a campaign whose answer is lost has
-been made.
+Each agent has the real board, over simulated stores (`stores.py`).  Request and answer may be late or lost, each by itself: a
+campaign whose answer is lost has been made.
 """
 
 from __future__ import annotations
@@ -10,19 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import anyio.lowlevel
-
 from aelastic.core.record import Record
-from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board as BoardOfAgent
-from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards.endpoints import REFUSED, RefusedError
-from aelastic.rdzv.protocol.messages import Seats
+from aelastic.rdzv.board import Board as RealBoard
+from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.record_text import state_of
 from kit.simulated.process import SimulatedProcess
-from kit.simulated.world import World, address_of
+from kit.simulated.world import World
 
 BOARD = "board"  # its host
 
@@ -39,42 +33,29 @@ class BoardFaults(Record):
         return bool(self.request_lost or self.answer_lost or self.late)
 
 
-class BoardDownError(Exception): ...
-
-
 class Board:
     """What the board says of the one run id there is.
 
     Args:
         world: where it stands.
-        ttl_s: seconds after which it forgets a record that is not renewed; `None`: it counts renewals instead.
         hosts: with whose agents it comes and goes.
     """
 
+    is_up = True
+    is_silent = False  # and no caller gets an answer
     asks_again_s = 0.0  # a question whose answer a cut has swallowed is asked again so late, at most
 
-    def __init__(self, world: World, ttl_s: float | None, hosts: Sequence[str] = ()) -> None:
-        self._world, self._ttl_s, self.hosts = world, ttl_s, hosts
+    def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
+        self._world, self.hosts = world, hosts
         self.faults = BoardFaults()
-        self.is_up = True
-        self.is_silent = False  # and no caller gets an answer
+        self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
         self.wiped_at = -1.0
         self.elections: list[tuple[float, LeaderRecord]] = []  # when each was made
         self.closed_at: float | None = None  # when it was told how the job ended
         self._closed_token = ""
         self.usurper = ""  # the agent that campaigned against a record that said so
         self.usurped_at = 0.0
-        self._record: LeaderRecord | None = None
-        self._epoch = 0
-        self._seats: Seats | None = None
-        self._is_new = True
-        self._forgets_at = 0.0
-
-    @property
-    def record(self) -> LeaderRecord | None:
-        if self._ttl_s is not None and self._world.now >= self._forgets_at:
-            self._record = None
-        return self._record
+        self.record: LeaderRecord | None = None
 
     @property
     def has_forgotten(self) -> bool:
@@ -86,194 +67,39 @@ class Board:
         """Without an agent on each of them the job cannot go on."""
         return self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
+    def reached_by(self, process: SimulatedProcess) -> RealBoard:
         """The board, as one process has it."""
-        return BoardClient(self._world, self, process)
+        raise NotImplementedError
+
+    def look(self) -> None:
+        """Notes what is written."""
+        raise NotImplementedError
+
+    def note(self, text: bytes) -> None:
+        before, record = self.record, state_of(text).record
+        self.record = record
+        if record is None:
+            return
+        if not record.is_same_term(before) and not (self.elections and record.is_same_term(self.elections[-1][1])):
+            self.elections.append((self._world.now, record))
+            if before is not None and before.verdict:
+                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
+        if record.verdict and self.closed_at is None:
+            self.closed_at, self._closed_token = self._world.now, record.candidate.token
 
     def is_deaf(self, host: str) -> bool:
         """Whether a host may get no answer."""
-        cut = self._world.cut
-        is_cut = (host, BOARD) in cut or (BOARD, host) in cut
-        return is_cut or not self.is_up or self.is_silent or self.faults.any
+        raise NotImplementedError
 
     def is_served_by(self, host: str) -> bool:
-        return host in self.hosts and self.is_up
+        raise NotImplementedError
 
-    def on_host_up(self, host: str) -> None:
-        self.is_up |= host in self.hosts
-
-    def on_host_gone(self, host: str) -> None:
-        self._world.note(BOARD, f"is gone with {host}")
-        self.is_up = False
-        self.wipe()
-
-    def on_host_frozen(self, host: str) -> None:
-        self.is_silent |= host in self.hosts
-
-    def go_down(self) -> None:
-        """An etcd refuses and keeps what it knew; a TCPStore that refuses is no more, so this one is silent."""
-        if self._ttl_s is not None:
-            self.is_up = False
-        else:
-            self.is_silent = True
-
-    def come_up(self) -> None:
-        self.is_silent = False
-        if self._ttl_s is not None:
-            self.is_up = True
-
-    def wipe(self) -> None:
-        self._record, self._epoch, self._is_new, self.wiped_at = None, 0, True, self._world.now
-        self._seats = None
-
-    def read(self) -> LeaderRecord | None:
-        self._reach()
-        return self.record
-
-    def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        self._reach()
-        if self.record != seen:
-            return self.record
-        if seen is not None and seen.verdict:
-            self.usurper, self.usurped_at = candidate.node_id, self._world.now
-        self._epoch = candidate.epoch_after(above, self._epoch)
-        renewals = 0 if self._ttl_s is None else None
-        self._write(LeaderRecord(self._epoch, candidate, renewals=renewals, seats=self._seats))
-        assert self._record is not None
-        self.elections.append((self._world.now, self._record))
-        return self._record
-
-    def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        try:
-            self._reach()
-        except BoardDownError:
-            if self._ttl_s is None:
-                return record.renewed()  # no agent can be elected on what does not exist
-            raise
-        now, held = self._mine(record), self._record
-        if now is None and record.is_elected and held is not None and held.is_first and held.epoch > record.epoch:
-            return held
-        if now is None and record.is_elected and record.epoch > self._epoch:
-            self.elections.append((self._world.now, record))  # it was elected by the nodes of its round
-            now = record.replace(renewals=0)
-        if now is not None:
-            self._write(now.renewed().replace(seats=record.seats))
-        return None if now is None else self._record
-
-    def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        self._reach()
-        now = self._mine(record)
-        if now is None:
-            return False
-        forgets_at = self._forgets_at
-        if self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, now.candidate.token
-        self._write(LeaderRecord(now.epoch, now.candidate, now.renewals, verdict))
-        self._forgets_at = forgets_at
-        return True
-
-    def resign(self, record: LeaderRecord) -> None:
-        self._reach()
-        if record.is_same_term(self.record):
-            self._record, self._seats = None, record.seats
-
-    def _mine(self, record: LeaderRecord) -> LeaderRecord | None:
-        if self._is_new and self._ttl_s is None:
-            return record.replace(
-                renewals=record.renewals or 0
-            )  # the store is a new one, so no agent was elected there: this leader goes on
-        return self.record if record.is_same_term(self.record) else None
-
-    def _reach(self) -> None:
-        if not self.is_up:
-            raise BoardDownError
-
-    def _write(self, record: LeaderRecord) -> None:
-        self._record, self._epoch, self._is_new = record, max(self._epoch, record.epoch), False
-        self._seats = record.seats
-        if self._ttl_s is not None:  # etcd forgets with the next of its ticks
-            self._forgets_at = (
-                self._world.now + self._ttl_s + self._world.random.uniform(0, 0.5)
-            )  # it looks for them twice a second
-
-
-class BoardClient(BoardOfAgent):
-    """One process's way to the board."""
-
-    name = "the board"
-
-    def __init__(self, world: World, board: Board, process: SimulatedProcess) -> None:
-        self._world, self._board, self._process = world, board, process
-
-    @property
-    def own_address(self) -> str:
-        return address_of(self._process.host)
-
-    @property
-    def endpoint_host(self) -> str:
-        return self.own_address if self._board.is_served_by(self._process.host) else ""
-
-    async def open(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def read(self) -> LeaderRecord | None:
-        return await self._ask("read", self._board.read)  # type: ignore[no-any-return]
-
-    async def campaign(self, candidate: Candidate, seen: LeaderRecord | None, above: int) -> LeaderRecord | None:
-        campaign = partial(self._board.campaign, candidate, seen, above)
-        return await self._ask("campaign", campaign)  # type: ignore[no-any-return]
-
-    async def renew(self, record: LeaderRecord) -> LeaderRecord | None:
-        return await self._ask("renew", partial(self._board.renew, record))  # type: ignore[no-any-return]
-
-    async def publish(self, record: LeaderRecord, verdict: str) -> bool:
-        return await self._ask("publish", partial(self._board.publish, record, verdict))  # type: ignore[no-any-return]
-
-    async def resign(self, record: LeaderRecord) -> None:
-        await self._ask("resign", partial(self._board.resign, record))
-
-    async def aclose(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def _ask(self, name: str, do: Callable[[], Any]) -> Any:
-        """Has something done on the board.
-
-        Raises:
-            RendezvousConnectionError: it is not known whether it was done.
-        """
-        answer = asyncio.get_running_loop().create_future()
-        question = Question(name, do, answer)
-        host, faults, chance = self._process.host, self._board.faults, self._world.random.random()
-        if chance < faults.request_lost:
-            self._fail_soon(question)
-        elif chance < faults.request_lost + faults.late:
-            self._fail_soon(question)
-            self._world.after(self._world.random.uniform(0, 8), lambda: self._do(question))
-        else:
-            self._world.after(self._world.delay(), lambda: self._world.carry(host, BOARD, lambda: self._do(question)))
-        return await answer
-
-    def _fail_soon(self, question: Question) -> None:
-        error = RendezvousConnectionError("the connection to the board broke")
-        self._world.after(self._world.random.uniform(0, 0.5), lambda: self._answer(question, error))
-
-    def _do(self, question: Question) -> None:
-        if self._board.is_silent:
-            return
-        result: Any
-        try:
-            result = question.do()
-        except BoardDownError:
-            result = RefusedError("the board is down", reason=REFUSED)
-        self._world.note(BOARD, f"{question.name} of {self._process}", [result])
-        if self._world.random.random() < self._board.faults.answer_lost:
-            self._fail_soon(question)
-            return
-        answer = partial(self._answer, question, result)
-        self._world.after(self._world.delay(), lambda: self._world.carry(BOARD, self._process.host, answer))
-
-    def _answer(self, question: Question, result: Any) -> None:
-        self._process.post(self, lambda: question.hear(result))
+    def on_host_up(self, host: str) -> None: ...
+    def on_host_gone(self, host: str) -> None: ...
+    def on_host_frozen(self, host: str) -> None: ...
+    def go_down(self) -> None: ...
+    def come_up(self) -> None: ...
+    def wipe(self) -> None: ...
 
 
 @dataclass

@@ -18,8 +18,8 @@ from kit.simulated.world import CONNECT_TIMEOUT_S, RESEND_MAX_S
 SOON_S = 3.5
 # A worker that ignores SIGTERM; one that leaves processes behind.
 KILLED_AFTER_S, CLEARED_AFTER_S = 8.0, 3.0
-# A board that forgets looks twice a second; spares find a new coordinator.
-FORGETS_S, SPARES_S = 0.5, 1.0
+# Spares find a new coordinator.
+SPARES_S = 1.0
 # A node that comes back is a newcomer, and may have to leave a young round alone for so long (`docs/adr/0022`).
 NEWCOMER_S = 10.0
 # What is older has no consequences any more.
@@ -66,5 +66,5 @@ def bound_s(
     within_s += max([noticed_s(fault, lease_s) for fault in recent] + [lease_s * is_slow])
     beside = [NEWCOMER_S if recent or comes_back else 0.0]
     if is_slow or not is_led or comes_back or any(map(takes_coordinator, recent)):
-        beside.append(lease_s + FORGETS_S + lease_s + SPARES_S)  # an election, and a takeover
+        beside.append(lease_s + lease_s + SPARES_S)  # an election, and a takeover
     return within_s + max(beside)

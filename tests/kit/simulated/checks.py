@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from aelastic.decisions.cause import CauseKind
 from aelastic.decisions.decision import DecisionKind
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from kit.simulated.agent import Agent

@@ -144,14 +144,14 @@ def in_place_simulation_of(seed: int) -> InPlaceSimulation:
     dice = random.Random(f"in place {seed}")
     nodes = dice.choice((1, 2, 2, 3, 3, 4))
     min_nodes = dice.randint(1, nodes)
-    is_leased = dice.random() < 0.5
+    has_etcd = dice.random() < 0.5
     size = Size(
         nodes=nodes,
         min_nodes=min_nodes,
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((3, 100, 100)),
-        is_leased=is_leased,
-        is_board_on_node0=not is_leased and dice.random() < 0.3,
+        has_etcd=has_etcd,
+        is_board_on_node0=not has_etcd and dice.random() < 0.3,
         works_s=dice.choice((None, None, 8.0, 20.0)),
     )
     busy = dice.choice((0.1, 0.3, 0.6))

@@ -70,7 +70,7 @@ class Size:
     min_nodes: int = 1
     max_nodes: int = 3
     max_restarts: int = 3
-    is_leased: bool = False  # the board forgets dead coordinators
+    has_etcd: bool = False  # the board is an etcd, so that nodes do not elect
     is_board_on_node0: bool = False  # and lives and dies with the agent there
     endpoints: int = 1  # several are on as many of the hosts
     has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
@@ -87,10 +87,9 @@ class Simulation:
         self.random = self.world.random
         if size.endpoints > 1:
             self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
-        elif size.is_leased:
-            self.board = Board(self.world, LEASE_S)
         else:
-            self.board = OneStore(self.world, ["node0"] if size.is_board_on_node0 else [])
+            hosts = ["node0"] if size.is_board_on_node0 else []
+            self.board = OneStore(self.world, hosts, is_etcd=size.has_etcd)
         self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
@@ -133,7 +132,7 @@ class Simulation:
                 "join_timeout": str(size.join_timeout_s),
                 "last_call_timeout": str(size.last_call_timeout_s),
                 "lease": str(LEASE_S),
-                "survivor": "endpoint" if size.is_leased else size.survivor,
+                "survivor": "endpoint" if size.has_etcd else size.survivor,
             },
         )
         self._number += 1
@@ -536,14 +535,14 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
     dice = random.Random(f"job {seed}")
     nodes = max(dice.choice((2, 3, 3, 4, 4, 5, 6)), endpoints)
     min_nodes = dice.randint(1, nodes)
-    is_leased = dice.random() < 0.5 and endpoints == 1
+    has_etcd = dice.random() < 0.5 and endpoints == 1
     size = Size(
         nodes=nodes,
         min_nodes=min_nodes,
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((1, 3, 100)),
-        is_leased=is_leased,
-        is_board_on_node0=not is_leased and dice.random() < 0.4 and endpoints == 1,
+        has_etcd=has_etcd,
+        is_board_on_node0=not has_etcd and dice.random() < 0.4 and endpoints == 1,
         endpoints=endpoints,
         has_ranks=dice.random() < 0.4,
         works_s=dice.choice((None, None, None, 8.0, 25.0)),
@@ -568,7 +567,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         leaves=some(3),
         jumps=some(2),
         board_downs=some(2),
-        board_wipes=some(1) if not is_leased else 0,
+        board_wipes=some(1) if not has_etcd else 0,
         board=BoardFaults(chance(0.3), chance(0.3), chance(0.2)),
         slow=chance(0.5),
         slow_s=dice.choice((0.05, 0.5, 2.0)),

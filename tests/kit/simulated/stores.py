@@ -1,4 +1,4 @@
-"""Boards of stores, simulated: the real `KeyBoard` of each agent over one store, or its real `QuorumBoard` over several.
+"""Stores, simulated, under the real board of each agent: one, or several under its real `QuorumStore`.
 
 A store on an agent's host comes and goes with that agent, and forgets then.  It may freeze, be cut off, answer late or
 never, and a request may reach it in a later life.  Of several stores a majority is always up, and remembers.
@@ -9,28 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board as BoardOfAgent
-from aelastic.rdzv.boards.encoding import state_of
-from aelastic.rdzv.boards.endpoints import REFUSED, GoneError, RefusedError
-from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.quorum import QuorumBoard
-from aelastic.rdzv.boards.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
-from aelastic.rdzv.boards.writing import Writing
+from aelastic.rdzv.board import Board as RealBoard
 from aelastic.rdzv.quorum.cells import MARK, Vote, cell_from_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S
 from aelastic.rdzv.settings import LEASE_S
+from aelastic.rdzv.stores.endpoints import REFUSED, GoneError, RefusedError
+from aelastic.rdzv.stores.quorum import QuorumStore
+from aelastic.rdzv.stores.store import Store as RealStore
+from aelastic.rdzv.stores.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
 from kit.simulated import quorum
 from kit.simulated.board import BOARD, Board, Question
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World, address_of
-
-T = TypeVar("T")
 
 
 class Store(quorum.Store):
@@ -59,45 +55,22 @@ class Store(quorum.Store):
         self._text, self.cell = text, cell_from_bytes(text)[0] if is_cell else None
 
 
-class StoreBoard(Board):
-    """What the text of a key says, as it is written."""
-
-    def __init__(self, world: World, hosts: Sequence[str]) -> None:
-        super().__init__(world, None, hosts)
-        self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
-
-    def look(self) -> None:
-        """Notes what is written."""
-        raise NotImplementedError
-
-    def note(self, text: bytes) -> None:
-        before, record = self._record, state_of(text).record
-        self._record = record
-        if record is None:
-            return
-        if not record.is_same_term(before) and not (self.elections and record.is_same_term(self.elections[-1][1])):
-            self.elections.append((self._world.now, record))
-            if before is not None and before.verdict:
-                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
-        if record.verdict and self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, record.candidate.token
-
-
-class OneStore(StoreBoard):
+class OneStore(Board):
     """One store, on a host of agents or elsewhere.
 
     Args:
         world: where it stands.
         hosts: with whose agent it comes and goes; none: it is no agent's.
+        is_etcd: it keeps its text while it is away; a TCPStore that refuses is no more.
     """
 
-    def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
-        self.store = Store(hosts[0] if hosts else BOARD)
+    def __init__(self, world: World, hosts: Sequence[str] = (), *, is_etcd: bool = False) -> None:
         super().__init__(world, hosts)
+        self.store, self._is_etcd = Store(hosts[0] if hosts else BOARD), is_etcd
         self.store.is_down = bool(hosts)
 
-    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
-        return SimulatedKeyBoard(self, process)
+    def reached_by(self, process: SimulatedProcess) -> RealBoard:
+        return RealBoard(Part(self, self.store, process, is_etcd=self._is_etcd), None, LEASE_S)
 
     @property
     def is_up(self) -> bool:
@@ -118,15 +91,43 @@ class OneStore(StoreBoard):
         else:
             self.store.thaw(self._world)
 
+    def is_deaf(self, host: str) -> bool:
+        cut = self._world.cut
+        is_cut = (host, BOARD) in cut or (BOARD, host) in cut
+        return is_cut or not self.is_up or self.is_silent or self.faults.any
+
+    def is_served_by(self, host: str) -> bool:
+        return host in self.hosts and self.is_up
+
+    def on_host_up(self, host: str) -> None:
+        self.is_up |= host in self.hosts
+
+    def on_host_gone(self, host: str) -> None:
+        self._world.note(BOARD, f"is gone with {host}")
+        self.is_up = False
+        self.wipe()
+
+    def on_host_frozen(self, host: str) -> None:
+        self.is_silent |= host in self.hosts
+
+    def go_down(self) -> None:
+        if self._is_etcd:
+            self.is_up = False
+        else:
+            self.is_silent = True
+
+    def come_up(self) -> None:
+        self.is_silent = False
+        self.is_up |= self._is_etcd
+
     def wipe(self) -> None:
-        super().wipe()
-        self.store.text = b""
+        self.record, self.wiped_at, self.store.text = None, self._world.now, b""
 
     def look(self) -> None:
         self.note(self.store.text)
 
 
-class Stores(StoreBoard):
+class Stores(Board):
     """What a majority of the stores says.
 
     Args:
@@ -152,8 +153,8 @@ class Stores(StoreBoard):
         is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> BoardOfAgent:
-        return SimulatedQuorum(process, self)
+    def reached_by(self, process: SimulatedProcess) -> RealBoard:
+        return RealBoard(SimulatedQuorum(process, self), None, LEASE_S)
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -221,34 +222,42 @@ class Stores(StoreBoard):
         self.note(self._newest)
 
 
-class Part:
-    """The store of one endpoint, as one process has it (`C10dBoard`)."""
+class Part(RealStore):
+    """A store, as one process has it (`C10dStore`, or an etcd's)."""
 
-    def __init__(self, board: StoreBoard, store: Store, process: SimulatedProcess) -> None:
-        self._board, self._store, self._process, self._world = board, store, process, process.world
+    name = "the store"
+
+    def __init__(self, board: Board, where: Store, process: SimulatedProcess, *, is_etcd: bool = False) -> None:
+        self._board, self._store, self._process, self._world = board, where, process, process.world
+        self._is_etcd = is_etcd
         self._has_answered = False  # and has not been missed since
 
-    @property
-    def is_serving(self) -> bool:
-        return self._store.host == self._process.host
-
-    @property
-    def own_address(self) -> str:
-        return address_of(self._process.host)
-
-    @property
-    def endpoint_host(self) -> str:
-        return self.own_address if self.is_serving else ""
+    async def open(self) -> None:
+        await anyio.lowlevel.checkpoint()
 
     async def get(self) -> bytes:
+        return await self._insist(self.get_once)
+
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        return await self._insist(partial(self.compare_set_once, expected, new))
+
+    async def _insist(self, do: Callable[[], Awaitable[bytes]]) -> bytes:
+        """As `TcpStore.insist`."""
+        try:
+            return await do()
+        except LostError:
+            await anyio.sleep(DEATH_S)
+            return await do()
+
+    async def get_once(self) -> bytes:
         return await self._ask("read", lambda: self._store.text)
 
-    async def compare_set(self, expected: bytes, text: bytes) -> bytes:
+    async def compare_set_once(self, expected: bytes, new: bytes) -> bytes:
         self._board.on_write(self._process)
 
         def do() -> bytes:
             if self._store.text == expected:
-                self._store.text = text
+                self._store.text = new
                 self._board.look()
             return self._store.text
 
@@ -257,6 +266,18 @@ class Part:
     async def aclose(self) -> None:
         await anyio.lowlevel.checkpoint()
 
+    @property
+    def own_address(self) -> str:
+        return address_of(self._process.host)
+
+    @property
+    def endpoint_host(self) -> str:
+        return self.own_address if self.is_served_here else ""
+
+    @property
+    def is_served_here(self) -> bool:
+        return self._store.host == self._process.host
+
     async def _ask(self, name: str, do: Callable[[], bytes]) -> bytes:
         question = Question(name, do, asyncio.get_running_loop().create_future())
         self._send(question)
@@ -264,9 +285,9 @@ class Part:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
                 text: bytes = await question.answer
         except RefusedError:
-            is_seen = self._has_answered or self.is_serving
+            is_seen = self._has_answered or self.is_served_here
             self._has_answered = False
-            if is_seen:  # the process that had the port has ended
+            if is_seen and not self._is_etcd:  # the process that had the port has ended
                 raise GoneError("the store is gone", reason=REFUSED) from None
             raise
         except TimeoutError:
@@ -305,50 +326,8 @@ def _broken() -> RendezvousConnectionError:
     return LostError("the connection broke", reason="the connection broke")
 
 
-class SimulatedKeyBoard(KeyBoard):
-    """The board of one agent: the real one, but for what asks its store."""
-
-    name = _where = "the store"
-
-    def __init__(self, board: OneStore, process: SimulatedProcess) -> None:
-        super().__init__(Writing(None, LEASE_S))
-        self._board, self._process = board, process
-        self._part = Part(board, board.store, process)
-
-    async def _reach(self, *, may_serve: bool) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def _get(self) -> bytes:
-        return await self._part.get()
-
-    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
-        return await self._part.compare_set(expected, text)
-
-    async def _check_run_id(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        """As `TcpStore.insist`."""
-        try:
-            return await do()
-        except LostError:
-            await anyio.sleep(DEATH_S)
-            return await do()
-
-    async def aclose(self) -> None:
-        await self._part.aclose()
-
-    @property
-    def own_address(self) -> str:
-        return self._part.own_address
-
-    @property
-    def endpoint_host(self) -> str:
-        return self._part.endpoint_host
-
-
-class SimulatedQuorum(QuorumBoard):
-    """The board of one agent: the real one, but for what asks its stores."""
+class SimulatedQuorum(QuorumStore):
+    """The stores of one agent: what asks them is real."""
 
     def __init__(self, process: Any, stores: Stores) -> None:
         super().__init__(process.settings, "job", {})

@@ -11,7 +11,7 @@ from aelastic.core.record import Record
 from aelastic.decisions import wording
 from aelastic.decisions.decision import Decision
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 
 

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from aelastic.rdzv.board import LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import from_text
 from kit.stories import coordinator, files

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL

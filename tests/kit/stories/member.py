@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.board import Candidate, LeaderRecord
 from aelastic.rdzv.coordinator.plans import changed
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.rdzv.board import LeaderRecord
+from aelastic.rdzv.leader_record import LeaderRecord
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m

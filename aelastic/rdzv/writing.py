@@ -1,8 +1,8 @@
-"""What agents of one job write on a board, and what others have written there.
+"""Which texts in a store were written by agents of this job.
 
-With a secret each text is proved (`rdzv/secret/seals.py`).  What is not counts as nothing: a coordinator writes over it
-at once, a candidate once it has stood unchanged for a lease, since it may be the record of agents that were given
-another secret by mistake, and whose coordinator renews it.
+With a secret, each text carries a proof (`rdzv/secret/seals.py`).  A text without a valid one is ignored: a leader
+overwrites it at once, a candidate once it has stood unchanged for a lease, because it may be the record of agents that
+were given another secret by mistake, and whose leader renews it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from contextlib import suppress
 
 from aelastic import aio
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate
+from aelastic.rdzv.record_text import state_of
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 from aelastic.rdzv.secret.secret_file import SecretFile
@@ -26,7 +27,7 @@ TELL_INTERVAL_S = 60.0
 
 
 class NotTrustedError(RendezvousConnectionError):
-    """What is on the board counts as nothing.
+    """The text in the store was not written by an agent of this job.
 
     Attributes:
         candidate: that it names, if any.
@@ -38,7 +39,7 @@ class NotTrustedError(RendezvousConnectionError):
 
 
 class Writing:
-    """The words of one agent's board.
+    """Signs what one agent writes, and verifies what it reads.
 
     Args:
         secret: of the job, if it has one.
@@ -79,14 +80,13 @@ class Writing:
                 )
             return None
 
-    def stand_by(self, text: bytes, where: str, read: Callable[[bytes], LeaderRecord | None]) -> None:
-        """Leaves a text that counts as nothing alone for a lease.
+    def has_stood_still(self, text: bytes) -> bool:
+        """Whether a text that counts as nothing is as it was a lease ago."""
+        return text == self._foreign and aio.now() - self._since >= self._lease_s
 
-        Raises:
-            NotTrustedError: it has not stood for so long.
-        """
-        if text == self._foreign and aio.now() - self._since < self._lease_s:
-            error = NotTrustedError(f"{where} was not written with this agent's secret")
-            with suppress(ValueError):
-                error.candidate = record.candidate if (record := read(claimed(text))) else None
-            raise error
+    def distrust(self, text: bytes, where: str) -> NotTrustedError:
+        """The error to raise for a text that counts as nothing, and may be that of a living leader."""
+        error = NotTrustedError(f"{where} was not written with this agent's secret")
+        with suppress(ValueError):
+            error.candidate = record.candidate if (record := state_of(claimed(text)).record) else None
+        return error

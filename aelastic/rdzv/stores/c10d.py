@@ -1,9 +1,8 @@
-"""The board `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by any other process.
+"""The store `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by any other process.
 
 Binding decides, not names alone: of the agents on the host with that address one gets the port and serves the store,
 in a child process; the others, there and elsewhere, are its clients.  When the one that serves dies, so does the
-store, and the agent that binds the port next serves an empty one.  The coordinator, if it lives, finds that out by its
-next `renew`, and writes its record there again.
+store, and the agent that binds the port next serves an empty one.
 """
 
 from __future__ import annotations
@@ -16,26 +15,28 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
-from aelastic.rdzv.boards.encoding import KeyState
-from aelastic.rdzv.boards.endpoints import (
+from aelastic.rdzv.quorum.cells import cell_from_bytes
+from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
+from aelastic.rdzv.stores.endpoints import (
     Endpoint,
     GoneError,
     RefusedError,
+    first_of,
     local_addresses_of,
+    look_up_limit_s,
     other_hosts_of,
     told_elsewhere,
+    useful_elsewhere,
 )
-from aelastic.rdzv.boards.key_board import OneStoreBoard
-from aelastic.rdzv.quorum.cells import cell_from_bytes
-from aelastic.rdzv.secret.secret_file import SecretFile
-from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
+from aelastic.rdzv.stores.store import Store
+from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 from aelastic.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 
 
-class C10dBoard(OneStoreBoard):
-    """One run id in a TCPStore (torch: `C10dRendezvousBackend`).
+class C10dStore(Store):
+    """The cell of one run id in a TCPStore (torch: `C10dRendezvousBackend`).
 
     Args:
         settings: `endpoint` is `host:port`, by default this machine; port 0 picks a free one, and tells which.
@@ -46,7 +47,6 @@ class C10dBoard(OneStoreBoard):
         is_one_of_many: serve at a loopback address alone: another agent here may serve the same port of another.
         may_serve: whether this agent is to serve the store if it can, looked at each time.
         fork: as `StoreProcess` takes it.
-        secret: of the job, if it has one.
 
     Raises:
         InputError: a value that cannot work.
@@ -61,10 +61,14 @@ class C10dBoard(OneStoreBoard):
         is_one_of_many: bool = False,
         may_serve: Callable[[], bool] = lambda: True,
         fork: Fork | None = None,
-        secret: SecretFile | None = None,
     ) -> None:
         endpoint = Endpoint(*split_endpoint(settings.endpoint or "localhost", C10D_PORT))
-        super().__init__(endpoint, settings, run_id, env, secret, fork)
+        self._backend = settings.backend
+        self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
+        self._look_up_s = look_up_limit_s(settings.lease_s)
+        self._client = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork, self._look_up_s)
+        self._key = run_key(run_id, "leader")
+        self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
         self._is_host = _switch(settings, "is_host")
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
         if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
@@ -79,74 +83,117 @@ class C10dBoard(OneStoreBoard):
 
     def is_at(self, endpoint: Endpoint) -> None:
         """Takes an endpoint in place of the name that was given, before the first operation."""
-        self._store.endpoint = endpoint
+        self._client.endpoint = endpoint
+
+    async def open(self) -> None:
+        """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
+        await self._reach(may_serve=True)
 
     async def get(self) -> bytes:
-        """The text, of a store that this agent serves if it can and may; `quorum` keeps another in it."""
+        return self._own(await self._client.insist(self.get_once))
+
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        return self._own(await self._client.insist(lambda: self.compare_set_once(expected, new)))
+
+    # As above, but not again if the connection is lost, whatever is there: several endpoints have others to ask.
+
+    async def get_once(self) -> bytes:
         await self._reach(may_serve=True)
-        return await self._get()
+        text = await self._client.get(self._key) or b""
+        if not text:  # the agent that serves another job's store may have said too late that it is that job's
+            await self._client.check_run_id()
+        return text
 
-    async def compare_set(self, expected: bytes, text: bytes) -> bytes:
-        """As `TcpStore.compare_set`."""
+    async def compare_set_once(self, expected: bytes, new: bytes) -> bytes:
         await self._reach(may_serve=False)
-        return await self._compare_set(expected, text)
+        if not expected:
+            await self._client.check_run_id()
+        return await self._client.compare_set(self._key, expected, new)
 
-    def _state_of(self, text: bytes) -> KeyState:
+    def _own(self, text: bytes) -> bytes:
+        """The text, unless agents with several endpoints have written it."""
         try:
-            endpoints = cell_from_bytes(text)[1]
+            others = cell_from_bytes(text)[1]
         except ValueError:
-            return super()._state_of(text)
-        raise other_list([str(self._store.endpoint)], endpoints)
+            return text
+        raise other_list([str(self._client.endpoint)], others)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
 
     @property
-    def is_serving(self) -> bool:
+    def name(self) -> str:
+        return f"{self._backend} at {self._client.endpoint}"
+
+    @property
+    def where(self) -> str:
+        return f"key {self._key} at {self._client.endpoint}"
+
+    @property
+    def own_address(self) -> str:
+        if self._client.is_serving:
+            return useful_elsewhere(self._local_address or "")
+        return self._client.own_address
+
+    @property
+    def endpoint_host(self) -> str:
+        is_here = self._client.is_serving or self._local_address is not None
+        return self._client.endpoint.host if is_here else ""
+
+    @property
+    def is_served_here(self) -> bool:
         """Whether this agent serves the store, or is about to."""
-        return self._store.is_serving or self._store.is_about_to_serve
+        return self._client.is_serving or self._client.is_about_to_serve
+
+    @property
+    def _local_address(self) -> str | None:
+        return first_of(self._local_addresses)
 
     async def _reach(self, *, may_serve: bool) -> None:
-        if self._store.is_connected:
+        if self._client.is_connected:
             return
-        if self._store.is_about_to_serve:
-            await self._store.serve()
+        if self._client.is_about_to_serve:
+            await self._client.serve()
             return
         try:
-            self._local_addresses = await local_addresses_of(self._store.endpoint, self._look_up_s)
+            self._local_addresses = await local_addresses_of(self._client.endpoint, self._look_up_s)
         except RendezvousConnectionError:
             if not self._is_host:
                 raise
         may_serve &= self._is_host or (self._is_host is None and self._local_address is not None)
+        may_serve = may_serve and self._may_serve()
         if may_serve and not self._is_host and not self._has_looked_around:
             await self._look_around()
-        if may_serve and self._may_serve() and (listeners := self._listen()):
-            await self._store.serve(listeners)
+        if may_serve and (listeners := self._listen()):
+            await self._client.serve(listeners)
             return
-        if self._store.endpoint.port == 0:
+        if self._client.endpoint.port == 0:
             raise InputError(
-                f"rendezvous endpoint {self._store.endpoint}: port 0 is for an endpoint on this host: use a fixed port"
+                f"rendezvous endpoint {self._client.endpoint}: port 0 is for an endpoint on this host: use a fixed port"
             )
         try:
-            await self._store.connect()
+            await self._client.connect()
         except RefusedError as error:
             # Proof that the store is gone on this machine, or after the store hung up.  Else something in between may
             # refuse in its name: others reach it, see our renewals stand still, and elect another leader.
-            if self._local_address is None and not self._store.has_hung_up:
+            if self._local_address is None and not self._client.has_hung_up:
                 raise
             raise GoneError(*error.args, reason=error.reason) from None
 
     async def _look_around(self) -> None:
         """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""
-        others = await other_hosts_of(self._store.endpoint, self._look_up_s)
+        others = await other_hosts_of(self._client.endpoint, self._look_up_s)
         self._has_looked_around = True
         if others:
             _log.warning(
                 "the rendezvous endpoint %s is this host and others (%s), whose agents would form separate jobs: list "
                 "one endpoint for each host, separated by commas, or use --rdzv-conf endpoints=N",
-                self._store.endpoint, ", ".join(others), extra={"topic": "the-endpoint-name-belongs-to-several-hosts"},
+                self._client.endpoint, ", ".join(others), extra={"topic": "the-endpoint-name-belongs-to-several-hosts"},
             )  # fmt: skip
 
     def _listen(self) -> list[socket.socket] | None:
         """The port, open; `None` if another process on this machine has it."""
-        endpoint, local = self._store.endpoint, self._local_address or ""
+        endpoint, local = self._client.endpoint, self._local_address or ""
         try:
             if self._is_on_loopback:
                 listeners = [listen(endpoint.port, loopback_address(endpoint.host))]
@@ -167,9 +214,9 @@ class C10dBoard(OneStoreBoard):
             where = f"it is {local} here" if local else "it is not an address of this host"
             _log.info("the rendezvous endpoint %s listens at all addresses of this host: %s", endpoint, where)
         if endpoint.port == 0:
-            self._store.endpoint = Endpoint(endpoint.host, listeners[0].getsockname()[1])
+            self._client.endpoint = Endpoint(endpoint.host, listeners[0].getsockname()[1])
             # The user must give it to the other agents.
-            _log.warning("the rendezvous endpoint is %s", self._store.endpoint)
+            _log.warning("the rendezvous endpoint is %s", self._client.endpoint)
         return listeners
 
 

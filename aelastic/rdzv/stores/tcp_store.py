@@ -1,4 +1,4 @@
-"""torch's TCPStore as the boards use it: a child process that serves one at an endpoint, or is a client of it.
+"""torch's TCPStore as the stores use it: a child process that serves one at an endpoint, or is a client of it.
 
 torch's own client makes all requests.  It has no limits, though: it waits without end for an answer, and repeats what
 cannot work.  So the endpoint is first tried by a connection of our own, which also shows this agent's address, and a
@@ -21,7 +21,8 @@ from urllib.parse import quote, unquote
 import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.boards.endpoints import RESOLVE_TIMEOUT_S, Endpoint, RefusedError, first_words, probe
+from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, RefusedError, first_words, probe
+from aelastic.rdzv.stores.store import NoStoreForJob
 from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ _NOT_UNDERSTOOD = "Ping failed"
 _CLOSED = "got 0 bytes"
 
 
-class NoStoreError(RendezvousStateError):
+class NoStoreError(NoStoreForJob, RendezvousStateError):
     """What answers at the endpoint is no TCPStore."""
 
     topic = "another-program-answers-at-the-endpoint"
@@ -54,7 +55,7 @@ class LostError(RendezvousConnectionError):
     """The connection to the store was lost."""
 
 
-class OtherJobError(InputError):
+class OtherJobError(NoStoreForJob, InputError):
     """The store at the endpoint is served for another run id."""
 
     topic = "the-endpoint-serves-another-job"

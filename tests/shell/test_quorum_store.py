@@ -1,4 +1,4 @@
-"""The board of several endpoints, without a store: what it makes of endpoints that come up one after the other."""
+"""The store of several endpoints, without TCPStores: what it makes of endpoints that come up one after the other."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError
-from aelastic.rdzv.board import Candidate, LeaderRecord
-from aelastic.rdzv.boards import endpoints
-from aelastic.rdzv.boards.c10d import C10dBoard
-from aelastic.rdzv.boards.encoding import text_of
-from aelastic.rdzv.boards.endpoints import REFUSED, Endpoint, RefusedError, endpoints_of
-from aelastic.rdzv.boards.quorum import QuorumBoard
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.record_text import text_of
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores import endpoints
+from aelastic.rdzv.stores.c10d import C10dStore
+from aelastic.rdzv.stores.endpoints import REFUSED, Endpoint, RefusedError, endpoints_of
+from aelastic.rdzv.stores.quorum import QuorumStore
 
 SETTINGS = RendezvousSettings("c10d", "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", 3, 3)
 
@@ -26,21 +26,21 @@ SETTINGS = RendezvousSettings("c10d", "127.0.0.1:1,127.0.0.2:1,127.0.0.3:1", 3, 
 class Part:
     """An endpoint that is up from a moment on; one that an agent serves answers then, others refuse until then."""
 
-    is_serving = False
+    is_served_here = False
     own_address = endpoint_host = ""
 
-    def __init__(self, is_up: anyio.Event, *, is_served_here: bool) -> None:
-        self._is_up, self._is_served_here = is_up, is_served_here
+    def __init__(self, is_up: anyio.Event, *, is_ours: bool) -> None:
+        self._is_up, self._is_ours = is_up, is_ours
         self._text = b""
 
-    async def get(self) -> bytes:
-        if self._is_served_here:
+    async def get_once(self) -> bytes:
+        if self._is_ours:
             await self._is_up.wait()
         elif not self._is_up.is_set():
             raise RefusedError("cannot connect to the rendezvous endpoint n0:1: Connection refused", reason=REFUSED)
         return self._text
 
-    async def compare_set(self, expected: bytes, text: bytes) -> bytes:
+    async def compare_set_once(self, expected: bytes, text: bytes) -> bytes:
         if self._text == expected:
             self._text = text
         return self._text
@@ -57,24 +57,24 @@ async def test_endpoints_that_came_up_with_our_own_are_asked_again_at_once(monke
         if len(refused) == 2:
             is_up.set()
 
-    board = QuorumBoard(SETTINGS, "job", {}, on_endpoint)
-    monkeypatch.setattr(board, "_parts", [Part(is_up, is_served_here=number == 0) for number in range(3)])
+    store = QuorumStore(SETTINGS, "job", {}, on_endpoint)
+    monkeypatch.setattr(store, "_parts", [Part(is_up, is_ours=number == 0) for number in range(3)])
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(board.run)
+        tasks.start_soon(store.run)
         with anyio.fail_after(20):
-            assert await board.read() is None
+            assert await store.get() == b""
         tasks.cancel_scope.cancel()
 
 
 async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    board = QuorumBoard(SETTINGS, "job", {})
-    monkeypatch.setattr(board, "_parts", [Part(anyio.Event(), is_served_here=False) for _ in range(3)])
+    store = QuorumStore(SETTINGS, "job", {})
+    monkeypatch.setattr(store, "_parts", [Part(anyio.Event(), is_ours=False) for _ in range(3)])
     names = [f"127.0.0.{number}:1 (connection refused)" for number in (1, 2, 3)]
     missing = re.escape(f"3 of 3 rendezvous endpoints are missing, and 2 are needed: {', '.join(names)}")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(board.run)
+        tasks.start_soon(store.run)
         with pytest.raises(RendezvousConnectionError, match=missing):
-            await board.read()
+            await store.get()
         tasks.cancel_scope.cancel()
 
 
@@ -89,23 +89,23 @@ async def test_without_one_that_came_up_the_first_answer_counts(monkeypatch: pyt
     ],
 )
 def test_what_cannot_be_is_refused(names: str, config: dict[str, str], said: str) -> None:
-    board, nodes = QuorumBoard if "," in names else C10dBoard, len(names.split(","))
+    store, nodes = QuorumStore if "," in names else C10dStore, len(names.split(","))
     with pytest.raises(InputError, match=said):
-        board(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
+        store(RendezvousSettings("c10d", names, nodes, nodes, config=config), "job", {})
 
 
 def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    QuorumBoard(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
+    QuorumStore(RendezvousSettings("c10d", "n0:1,n1:1", 3, 3), "job", {})
     assert caplog.messages == ["2 rendezvous endpoints survive the loss of 0, no more than 1 do: use an odd number"]
 
 
 def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
-    board = QuorumBoard(SETTINGS, "job", {})
+    store = QuorumStore(SETTINGS, "job", {})
     leader = LeaderRecord(1, Candidate("n0", ("n0",), 1, "token"), renewals=0)
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
     told = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
     with pytest.raises(InputError, match=f"^{told}$"):
-        board._cell_of(text_of(leader), other)
+        store._cell_of(text_of(leader), other)
 
 
 # Endpoints that are the addresses of one name, which DNS gets to know one by one.
@@ -176,16 +176,16 @@ async def test_the_doctor_says_so_too(resolve_to: Resolver) -> None:
 
 
 async def test_a_board_is_at_the_addresses_once_all_are_known(resolve_to: Resolver) -> None:
-    board = QuorumBoard(NAMED, "job", {})
+    store = QuorumStore(NAMED, "job", {})
     for addresses in ("10.0.0.1", "10.0.0.3 10.0.0.1"):
         resolve_to(addresses)
         with pytest.raises(RendezvousConnectionError, match="of 3 IPv4 addresses"):
-            await board.open()
-        assert board.name == "c10d at pods:29400"
+            await store.open()
+        assert store.name == "c10d at pods:29400"
     resolve_to(V4)
-    await board.open()
+    await store.open()
     resolve_to("10.0.0.1 10.0.0.2 10.0.0.9")
-    await board.open()
-    assert board.name == "c10d at 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400"
-    assert [part.name for part in board._parts] == [f"c10d at 10.0.0.{host}:29400" for host in (1, 2, 3)]
-    await board.aclose()
+    await store.open()
+    assert store.name == "c10d at 10.0.0.1:29400,10.0.0.2:29400,10.0.0.3:29400"
+    assert [part.name for part in store._parts] == [f"c10d at 10.0.0.{host}:29400" for host in (1, 2, 3)]
+    await store.aclose()

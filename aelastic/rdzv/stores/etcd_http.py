@@ -1,21 +1,21 @@
-"""A client of an etcd cluster over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
+"""The cell in an etcd cluster, over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
 
-An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  A question may so
-be asked twice though its first answer was merely lost: the boards ask only what may be repeated.  Proxies
-that the environment names are not used: they would see the coordinator's address and token.
+    <prefix>/<run id>/coordinator   the text
+
+An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  So a question may be
+asked twice although only its first answer was lost: a write that took effect finds its own text then.  Proxies that the
+environment names are not used: they would see the leader's address and token.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import socket
 import ssl
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -25,8 +25,9 @@ import anyio
 from aelastic.core.record import Record
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import names
-from aelastic.rdzv.boards.etcd_settings import Endpoint, etcd_settings
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.etcd_settings import Endpoint, etcd_settings
+from aelastic.rdzv.stores.store import Store
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,12 +63,11 @@ class Refusal(Exception):
     Args:
         code: of the API.
         message: in etcd's words.
-        index: at which it says so, in v2.
     """
 
-    def __init__(self, code: int, message: str, index: int = 0) -> None:
+    def __init__(self, code: int, message: str) -> None:
         super().__init__(code, message)
-        self.code, self.message, self.index = code, message, index
+        self.code, self.message = code, message
 
 
 class Question(Record):
@@ -96,20 +96,18 @@ class Answer(Record):
 
 
 class Entry(Record):
-    """What etcd has under a key, at one revision."""
+    """What etcd has under a key."""
 
-    revision: int  # of etcd
     value: bytes = b""
-    made: int = 0  # the revision at which the key was made
-    modified: int = 0  # that of the last write to it; 0: there is no such key
-    lease: str = ""  # with which it goes; empty: it stays
+    modified: int = 0  # the revision (v2: index) of the last write to it; 0: there is no such key
 
 
-class EtcdClient(ABC):
-    """One client of an etcd cluster, which has keys that go with a lease.  One question at a time.
+class EtcdStore(Store):
+    """The cell of one run id in an etcd cluster.  One question at a time.
 
     Args:
         settings: `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
+        run_id: any text.
 
     Raises:
         InputError: a setting that cannot work.
@@ -118,46 +116,44 @@ class EtcdClient(ABC):
     backend: ClassVar[str]  # as the user calls it
     without_api: ClassVar[str]  # what to do where an etcd does not know the paths that are asked for
 
-    def __init__(self, settings: RendezvousSettings) -> None:
+    def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
         self.settings = etcd_settings(settings)
         self.at = ",".join(map(str, self.settings.endpoints))
-        self.name = f"{self.backend} at {self.at}"
-        self._lease_s = settings.lease_s
-        self._ttl_s = math.ceil(settings.lease_s)
+        self._key = self.settings.key(run_id)
+        self._seen: Entry | None = None  # under the key, as far as this agent knows
         # Each endpoint has its turn within a lease.
-        self._limit_s = min(ANSWER_LIMIT_S, self._lease_s / len(self.settings.endpoints))
+        self._limit_s = min(ANSWER_LIMIT_S, settings.lease_s / len(self.settings.endpoints))
         self._first = 0  # the endpoint that answered last
         self._asked = self.settings.endpoints[0]
         self._ends: dict[Endpoint, tuple[str, str]] = {}  # of the last connection to it: ours, its
         self._session: aiohttp.ClientSession | None = None
 
-    @abstractmethod
-    async def get(self, key: str) -> Entry:
-        """What is under the key."""
+    async def get(self) -> bytes:
+        self._seen = await self._look()
+        return self._seen.value
+
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        seen = self._seen
+        if seen is None or seen.value != expected:
+            seen = await self._look()
+        self._seen = await self._replace(seen, new) if seen.value == expected else seen
+        return self._seen.value
 
     @abstractmethod
-    async def claim(self, key: str, seen: Entry, value: bytes, floor: tuple[str, Entry, bytes | None]) -> Entry | None:
-        """Writes a value that goes with a new lease.
-
-        Args:
-            seen: what is replaced.
-            floor: a second key, what was seen there, and what is written there first, or at once; `None`: nothing.
-
-        Returns:
-            What is there now; `None` if another agent wrote since.
-        """
+    async def _look(self) -> Entry:
+        """Returns what is under the key."""
 
     @abstractmethod
-    async def amend(self, key: str, seen: Entry, value: bytes) -> bool:
-        """Writes another value, for as long as the lease goes on.  False if another agent wrote since."""
+    async def _replace(self, seen: Entry, new: bytes) -> Entry:
+        """Writes a value, unless another write came after the one that was seen; returns what is there then."""
 
-    @abstractmethod
-    async def keep(self, key: str, seen: Entry) -> bool:
-        """Begins the lease of a value anew.  False if that is over, or if another agent wrote since."""
+    @property
+    def name(self) -> str:
+        return f"{self.backend} at {self.at}"
 
-    @abstractmethod
-    async def forget(self, key: str, seen: Entry) -> bool:
-        """Deletes what was seen.  False if another agent wrote since."""
+    @property
+    def where(self) -> str:
+        return f"{self.name}: key {self._key}"
 
     @property
     def own_address(self) -> str:
@@ -176,23 +172,6 @@ class EtcdClient(ABC):
         if session is not None:
             with anyio.CancelScope(shield=True):
                 await session.close()
-
-    @contextmanager
-    def within_lease(self) -> Iterator[None]:
-        """Bounds an operation of several questions: a later answer is of no use.
-
-        Raises:
-            RendezvousConnectionError: it took longer.
-        """
-        _import_aiohttp()
-        try:
-            with anyio.fail_after(self._lease_s):
-                yield
-        except TimeoutError:
-            raise RendezvousConnectionError(
-                f"{self.name} did not finish an operation within the lease ({self._lease_s:g} s)",
-                topic="etcd-does-not-answer",
-            ) from None
 
     async def _ask(self, question: Question, understand: Callable[[Answer], T]) -> T:
         """Asks one endpoint after the other until one answers, and gives what `understand` makes of it.

@@ -1,4 +1,4 @@
-"""The board of several endpoints: one text in as many TCPStores, that holds while a majority of them answers.
+"""The store of several endpoints: one cell in as many TCPStores, that holds while a majority of them answers.
 
 Each agent serves at most one of the endpoints, if it is on the host of one that is free, and is a client of all others.
 The endpoints are asked side by side, each by a task of its own (`run`), which goes on with one that hangs while the
@@ -10,45 +10,38 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import anyio
-import anyio.lowlevel
 
 from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.boards.c10d import C10dBoard, other_list
-from aelastic.rdzv.boards.endpoints import Endpoint, GoneError, endpoints_of, look_up_limit_s
-from aelastic.rdzv.boards.key_board import KeyBoard
-from aelastic.rdzv.boards.writing import Writing
 from aelastic.rdzv.quorum import register_events as ev
 from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
-from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.c10d import C10dStore, other_list
+from aelastic.rdzv.stores.endpoints import Endpoint, GoneError, endpoints_of, look_up_limit_s
+from aelastic.rdzv.stores.store import Store
 from aelastic.tcpstore.template import StoreTemplate
 
 _log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 SILENT = "no answer"
 EMPTY = "came back empty"
 
 
-class QuorumBoard(KeyBoard):
-    """One run id in several TCPStores.
+class QuorumStore(Store):
+    """The cell of one run id in several TCPStores.
 
     Args:
-        settings: `endpoint` is a list; the rest is as for `C10dBoard`.
+        settings: `endpoint` is a list; the rest is as for `C10dStore`.
         run_id: the job's name.
         env: the environment of the child processes.
         on_endpoint: takes an endpoint whose state has changed, and why it is missing, or "" if it answers.
-        secret: of the job, if it has one.
 
     Raises:
         InputError: a value that cannot work.
@@ -60,16 +53,14 @@ class QuorumBoard(KeyBoard):
         run_id: str,
         env: Mapping[str, str],
         on_endpoint: Callable[[str, str], None] = lambda *_: None,
-        secret: SecretFile | None = None,
     ) -> None:
-        super().__init__(Writing(secret, settings.lease_s))
         count = settings.endpoint_count
         self._settings = settings
-        self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `_reach`
+        self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `open`
         self._template = StoreTemplate(env)
         self.fork = self._template.fork  # of a process that has torch's store
         self._parts = [
-            C10dBoard(
+            C10dStore(
                 settings.replace(endpoint=name), run_id, env,
                 is_one_of_many=True, may_serve=partial(self._is_free_for, store), fork=self.fork,
             )
@@ -108,10 +99,9 @@ class QuorumBoard(KeyBoard):
             with suppress(RendezvousError, InputError):
                 await self._ask(ev.Asked())
 
-    # The key.
+    # The cell.
 
-    async def _reach(self, *, may_serve: bool) -> None:  # noqa: ARG002  each endpoint is reached by its task
-        await anyio.lowlevel.checkpoint()
+    async def open(self) -> None:
         if len(self._endpoints) < len(self._parts):
             endpoints = sorted(await endpoints_of(self._settings, look_up_limit_s(self._settings.lease_s)), key=str)
             for part, endpoint in zip(self._parts, endpoints, strict=True):
@@ -119,27 +109,22 @@ class QuorumBoard(KeyBoard):
             self._endpoints = [str(endpoint) for endpoint in endpoints]
             self._states = dict.fromkeys(self._endpoints, SILENT)
 
-    async def _get(self) -> bytes:
-        return await self._ask(ev.Asked())
+    async def get(self) -> bytes:
+        return await self._insist(ev.Asked())
 
-    async def _compare_set(self, expected: bytes, text: bytes) -> bytes:
-        return await self._ask(ev.Asked(expected, text))
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        return await self._insist(ev.Asked(expected, new))
 
-    async def _check_run_id(self) -> None:
-        await anyio.lowlevel.checkpoint()  # each endpoint is checked when a connection is made
-
-    async def _insist(self, do: Callable[[], Awaitable[T]]) -> T:
+    async def _insist(self, asked: ev.Asked) -> bytes:
+        await self.open()
         is_one_back = self._is_one_back
         try:
-            return await do()
+            return await self._ask(asked)
         except RendezvousConnectionError:
             if not is_one_back.is_set():
                 raise
-            return await do()  # others, which had refused before, may have come up as this one did meanwhile
-
-    @property
-    def _where(self) -> str:
-        return f"the record at {self.name}"
+            # Others, which had refused before, may have come up as this one did meanwhile.
+            return await self._ask(asked)
 
     async def _ask(self, asked: ev.Asked) -> bytes:
         async with self._lock:
@@ -212,15 +197,15 @@ class QuorumBoard(KeyBoard):
     async def _carry_out(self, request: ev.Look | ev.Write) -> ev.Event:
         part = self._parts[request.store]
         if isinstance(request, ev.Look):
-            cell = self._cell_of(await part.get(), self._endpoints[request.store])
+            cell = self._cell_of(await part.get_once(), self._endpoints[request.store])
             return ev.Looked(request.step, request.store, cell)
         expected = cell_to_bytes(request.expected, self._endpoints) if request.expected else b""
         new = cell_to_bytes(request.cell, self._endpoints)
-        return ev.Written(request.step, request.store, await part.compare_set(expected, new) == new)
+        return ev.Written(request.step, request.store, await part.compare_set_once(expected, new) == new)
 
     def _is_free_for(self, store: int) -> bool:
         """Whether this agent may serve an endpoint: with two they would go together."""
-        return not any(part.is_serving for other, part in enumerate(self._parts) if other != store)
+        return not any(part.is_served_here for other, part in enumerate(self._parts) if other != store)
 
     def _cell_of(self, data: bytes, endpoint: str) -> Cell | None:
         if not data:
@@ -254,8 +239,12 @@ class QuorumBoard(KeyBoard):
 
     @property
     def endpoint_host(self) -> str:
-        hosts = [part.endpoint_host for part in sorted(self._parts, key=lambda part: not part.is_serving)]
+        hosts = [part.endpoint_host for part in sorted(self._parts, key=lambda part: not part.is_served_here)]
         return next((host for host in hosts if host), "")
+
+    @property
+    def is_served_here(self) -> bool:
+        return any(part.is_served_here for part in self._parts)
 
 
 class _Slot:

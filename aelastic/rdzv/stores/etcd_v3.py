@@ -1,7 +1,7 @@
-"""etcd's v3 API, through the JSON gateway that every etcd since 3.4 serves: users, tokens, refusals.
+"""The store `etcd-v3`: etcd's v3 API, through the JSON gateway that every etcd since 3.4 serves.
 
-Of the gateway (all seen on 3.4 and 3.5): integers come as text, what is zero or empty is left out, keys
-and values are base64, a lost lease is kept alive with status 200 and no `TTL`, errors have a gRPC `code`.
+Of the gateway (all seen on 3.4 and 3.5): integers come as text, what is zero or empty is left out, keys and values are
+base64, errors have a gRPC `code`.
 
 Never ask for a transaction that only reads: a client that asks for one and is killed meanwhile ends the etcd server,
 before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
@@ -10,80 +10,63 @@ before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
 from __future__ import annotations
 
 import json
-import secrets
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from typing import Any
 
 from aelastic.errors import InputError, RendezvousStateError
-from aelastic.rdzv.boards.etcd_http import Answer, Elsewhere, Entry, EtcdClient, NotUnderstood, Question, Refusal
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.etcd_http import Answer, Elsewhere, Entry, EtcdStore, NotUnderstood, Question, Refusal
 
 # grpc/status: what went wrong.
-INVALID_ARGUMENT, NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 5, 7, 9, 16
+INVALID_ARGUMENT, PERMISSION_DENIED, FAILED_PRECONDITION, UNAUTHENTICATED = 3, 7, 9, 16
 # Unknown, deadline exceeded, resource exhausted, aborted, internal, unavailable: this member, now.
 PASSING = {2, 4, 8, 10, 13, 14}
 JsonObject = dict[str, Any]
 
 
-class EtcdV3(EtcdClient):
-    """A client that speaks v3."""
+class EtcdV3(EtcdStore):
+    """The cell of one run id, by v3."""
 
     backend = "etcd-v3"
     without_api = "does not serve its v3 API over HTTP: start it without --enable-grpc-gateway=false, or use etcd-v2"
 
-    def __init__(self, settings: RendezvousSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
+        super().__init__(settings, run_id)
         self._token: str | None = None  # of our user; empty where etcd asks for none
+        self._range = {"key": _base64(self._key.encode())}
 
-    async def get(self, key: str) -> Entry:
-        answer = await self._call("kv/range", {"key": _base64(key)}) or {}
+    async def _look(self) -> Entry:
+        return self._entry(await self._call("kv/range", self._range))
+
+    async def _replace(self, seen: Entry, new: bytes) -> Entry:
+        written = {"request_put": {**self._range, "value": _base64(new)}}
+        compare = {**self._range, "target": "MOD", "result": "EQUAL", "mod_revision": str(seen.modified)}
+        message = {"compare": [compare], "success": [written], "failure": [{"request_range": self._range}]}
+        answer = await self._call("kv/txn", message)
+        if answer.get("succeeded") is True:
+            return Entry(new, self._number(_part(answer, "header"), "revision"))
+        responses = answer.get("responses")
+        if not (isinstance(responses, list) and len(responses) == 1 and isinstance(responses[0], dict)):
+            raise self._unexpected("kv/txn")
+        return self._entry(_part(responses[0], "response_range"))
+
+    def _entry(self, answer: JsonObject) -> Entry:
+        """The key in the answer to a range."""
         kvs = answer.get("kvs") or [{}]
-        revision = self._number(_part(answer, "header"), "revision")
-        if not (revision and isinstance(kvs, list) and isinstance(kvs[0], dict)):
-            raise RendezvousStateError(
-                f"{self.name} gave an unexpected answer to kv/range; is this etcd?",
-                topic="something-other-than-etcd-answers",
-            )
-        kv = kvs[0]
+        # No answer without the store's revision, which is never 0, has an opinion about the key.
+        is_answer = self._number(_part(answer, "header"), "revision") and isinstance(kvs, list)
+        if not (is_answer and isinstance(kvs[0], dict)):
+            raise self._unexpected("kv/range")
         try:
-            value = b64decode(kv.get("value", ""))
+            return Entry(b64decode(kvs[0].get("value", "")), self._number(kvs[0], "mod_revision"))
         except (TypeError, ValueError):
-            value = b""  # which is none that an agent writes
-        made, modified, lease = (self._number(kv, name) for name in ("create_revision", "mod_revision", "lease"))
-        return Entry(revision, value, made, modified, str(lease or ""))
+            raise self._unexpected("kv/range") from None
 
-    async def claim(self, key: str, seen: Entry, value: bytes, floor: tuple[str, Entry, bytes | None]) -> Entry | None:
-        floor_key, floor_seen, raised = floor
-        lease = str(secrets.randbelow(2**63 - 1) + 1)  # ours to choose, so that asking twice makes one
-        # "Lease already exists" says that we were granted it, and the answer was lost.
-        await self._call("lease/grant", {"ID": lease, "TTL": str(self._ttl_s)}, or_no=FAILED_PRECONDITION)
-        puts = [_put(key, value, lease), *([] if raised is None else [_put(floor_key, raised)])]
-        if not (written := await self._write({key: seen, floor_key: floor_seen}, puts)):
-            return None
-        return Entry(revision=written, value=value, made=seen.made or written, modified=written, lease=lease)
-
-    async def amend(self, key: str, seen: Entry, value: bytes) -> bool:
-        return bool(await self._write({key: seen}, [_put(key, value, seen.lease)]))
-
-    async def keep(self, key: str, seen: Entry) -> bool:  # noqa: ARG002  the lease is its own
-        answer = await self._call("lease/keepalive", {"ID": seen.lease}, or_no=NOT_FOUND) or {}
-        return self._number(_part(answer, "result"), "TTL") > 0
-
-    async def forget(self, key: str, seen: Entry) -> bool:  # noqa: ARG002  as above
-        # The key goes with the lease; should it be another's by now, it is under another lease.
-        await self._call("lease/revoke", {"ID": seen.lease}, or_no=NOT_FOUND)
-        return True
-
-    async def _write(self, seen: Mapping[str, Entry], puts: list[JsonObject]) -> int:
-        """Writes if no other agent has since the read; gives the revision, 0 if one has."""
-        compare = [
-            {"key": _base64(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(entry.modified)}
-            for key, entry in seen.items()
-        ]
-        # Not found is a lease that has ended meanwhile.
-        answer = await self._call("kv/txn", {"compare": compare, "success": puts}, or_no=NOT_FOUND) or {}
-        return self._number(_part(answer, "header"), "revision") if answer.get("succeeded") is True else 0
+    def _unexpected(self, path: str) -> RendezvousStateError:
+        return RendezvousStateError(
+            f"{self.name} gave an unexpected answer to {path}; is this etcd?", topic="something-other-than-etcd-answers"
+        )
 
     def _number(self, message: Mapping[str, Any], name: str) -> int:
         """A 64-bit integer: text, and left out if it is zero."""
@@ -94,13 +77,12 @@ class EtcdV3(EtcdClient):
                 f"{self.name} returned a {name} that is not a number", topic="something-other-than-etcd-answers"
             ) from None
 
-    async def _call(self, path: str, message: JsonObject, or_no: int | None = None) -> JsonObject | None:
+    async def _call(self, path: str, message: JsonObject) -> JsonObject:
         """Calls a method of etcd's, with a new token for our user if the old one has expired.
 
         Args:
             path: below `/v3/`.
             message: in etcd's words.
-            or_no: with this code etcd says no, and we get `None`; any other is an error.
         """
         for attempt in (1, 2):
             if self._token is None:
@@ -109,8 +91,6 @@ class EtcdV3(EtcdClient):
             try:
                 return await self._ask(Question("POST", f"/v3/{path}", {"json": message}, headers), _understand)
             except Refusal as refusal:
-                if refusal.code == or_no:
-                    return None
                 if attempt == 2 or not self.settings.user or not _is_about_token(refusal):
                     raise self._error(refusal) from None
                 self._token = None
@@ -139,7 +119,7 @@ class EtcdV3(EtcdClient):
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
         user = self.settings.user
         remedy = (
-            f"user {user} may not access keys below {self.settings.prefix}, or the password is wrong"
+            f"user {user} may not read and write {self._key}, or the password is wrong"
             if user
             else "add the rendezvous setting user"
         )
@@ -155,10 +135,6 @@ def _is_about_token(refusal: Refusal) -> bool:
     return refusal.code == UNAUTHENTICATED or is_argument
 
 
-def _put(key: str, value: bytes, lease: str = "0") -> JsonObject:
-    return {"request_put": {"key": _base64(key), "value": b64encode(value).decode(), "lease": lease}}
-
-
 def _understand(answer: Answer) -> JsonObject:
     """The message in an answer.
 
@@ -172,12 +148,10 @@ def _understand(answer: Answer) -> JsonObject:
     except (ValueError, RecursionError):
         message = None
     if isinstance(message, dict):
-        if answer.status == 200 and ("header" in message or "result" in message):
+        if answer.status == 200 and "header" in message:
             return message
-        # Of a stream, which keeping a lease alive is, the error is one level down, under other names.
-        error = message["error"] if isinstance(message.get("error"), dict) else message
-        code = error.get("code", error.get("grpc_code"))
-        if isinstance(code, int) and isinstance(text := error.get("message"), str):
+        code, text = message.get("code"), message.get("message")
+        if isinstance(code, int) and isinstance(text, str):
             if code in PASSING:
                 raise Elsewhere(text)
             raise Refusal(code, text)
@@ -186,8 +160,8 @@ def _understand(answer: Answer) -> JsonObject:
     raise NotUnderstood
 
 
-def _base64(text: str) -> str:
-    return b64encode(text.encode()).decode()
+def _base64(text: bytes) -> str:
+    return b64encode(text).decode()
 
 
 def _part(message: JsonObject, name: str) -> JsonObject:

@@ -1,11 +1,11 @@
-"""The leader record as the bytes that a board keeps, and back.
+"""The leader record as the text that a store keeps, and back.
 
-JSON, so that people can read it with the board's own tools.  What is read may have been written by any program that can
-reach the board: every type is checked, and what no agent wrote is a `ValueError` that says why, never half a record.
+Two lines: the count of renewals, and the leader record; or, when no agent leads any more, the epoch of the last one, so
+that the next is above it, and the round that was left behind.  An empty text is a store without a record.
 
-On a TCPStore one key holds two lines: the count of renewals, and the leader record; or, when no agent leads any more,
-the epoch of the last one, so that the next is above it, and the round that was left behind.  A key that is not there is
-an empty text.
+The records are JSON, so that people can read them with the store's own tools.  What is read may have been written by
+any program that can reach the store: every type is checked, and what no agent wrote is a `ValueError` that says why,
+never half a record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Candidate, LeaderRecord
+from aelastic.rdzv.leader_record import Candidate, LeaderRecord
 from aelastic.rdzv.protocol.codec import WireError, from_text, to_text
 from aelastic.rdzv.protocol.messages import Seats
 
@@ -98,13 +98,17 @@ def _field(data: Any, name: str, kind: type) -> Any:
     return value
 
 
-# A key of a TCPStore.
+# The text of a cell.
 
 _DIGITS_MAX = 18  # less than 2^63
 
 
-class KeyState(Record):
-    """What the text of a key says."""
+class OlderVersionError(ValueError):
+    """An agent of an older version wrote it: on etcd, records had no count of renewals."""
+
+
+class CellState(Record):
+    """What the text of a cell says."""
 
     text: bytes
     epoch: int = 0  # the last one
@@ -113,17 +117,19 @@ class KeyState(Record):
     is_foreign: bool = False  # no agent of this job wrote it: it counts as nothing
 
 
-def state_of(text: bytes) -> KeyState:
+def state_of(text: bytes) -> CellState:
     """Reads a text.
 
     Raises:
+        OlderVersionError: an agent of an older version wrote it.
         ValueError: no agent wrote it.
     """
     if not text:
-        return KeyState(text)
+        return CellState(text)
+    if text.startswith(b"{"):
+        record_from_bytes(text)
+        raise OlderVersionError
     renewals, _, rest = text.partition(b"\n")
-    if renewals.startswith(b"quorum "):
-        raise ValueError("its agents have several endpoints: use the same list on every node")
     if not renewals.isdigit() or len(renewals) > _DIGITS_MAX:
         raise ValueError("the count of renewals is missing")
     try:
@@ -133,9 +139,9 @@ def state_of(text: bytes) -> KeyState:
     if isinstance(data, dict) and data.keys() - {"seats"} == {"epoch"}:
         if (epoch := _field(data, "epoch", int)) < 1:
             raise ValueError(f"epoch {epoch:.9g}")
-        return KeyState(text, epoch, seats=_seats_in(data))
+        return CellState(text, epoch, seats=_seats_in(data))
     record = record_from_bytes(rest)
-    return KeyState(text, record.epoch, record.replace(renewals=int(renewals)), record.seats)
+    return CellState(text, record.epoch, record.replace(renewals=int(renewals)), record.seats)
 
 
 def text_of(record: LeaderRecord) -> bytes:

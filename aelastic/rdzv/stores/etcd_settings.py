@@ -50,11 +50,6 @@ class EtcdSettings(Record):
             name = name.replace(".", "%2E") or "%"
         return f"{self.prefix}/{name}/coordinator"
 
-    @property
-    def floor_key(self) -> str:
-        """A key that no run id has: the highest epoch that was not etcd's own count."""
-        return f"{self.prefix}/+epoch"
-
 
 def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
     """Reads and checks what the user chose, and the files named there.

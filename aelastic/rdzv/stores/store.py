@@ -1,0 +1,89 @@
+"""A store: one cell for each run id, outside the agents, changed by compare-and-set.
+
+The cell holds the text in which the agents of a job say which of them leads (`board.py`).  A store knows nothing about
+that text: it has no opinion about elections.  The cell must be strongly consistent, and must stay when an agent goes.
+
+To keep the cell elsewhere, implement `get`, `compare_set`, `aclose` and `name`, and pass a factory to
+`registry.register`.  `MasterStore` in `static.py` is the smallest example, `etcd_v2.py` one on a server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+
+class NoStoreForJob(Exception):
+    """Mixed into an error after which no agent of this job can use the store, as long as it is raised.
+
+    A leader keeps leading then, because no other agent can be elected: the process that served the store has ended, or
+    what answers at its endpoint is not this job's store.
+    """
+
+
+class Store(ABC):
+    """The cell of one run id, as one agent uses it.  At most one operation runs at a time.
+
+    An operation takes a few round trips, connects first if it has to, and never waits for something to happen.  It may
+    be cancelled at any moment, and has taken effect then or not.
+
+    If the store cannot be reached now, an operation raises `RendezvousConnectionError`, and the caller tries again.  If
+    something else than such a store answers, it raises `RendezvousStateError`.  If the store belongs to another job, or
+    refuses the credentials, it raises `InputError`.
+    """
+
+    async def run(self) -> None:  # noqa: B027  most stores need nothing
+        """Does background work; operations wait for it.  Runs until cancelled, or returns at once."""
+
+    async def open(self) -> None:
+        """Connects to the store, or serves it if that is this agent's task.  Unlike the others it may take minutes.
+
+        Called first, and again after a failed operation.
+        """
+        await self.get()
+
+    @abstractmethod
+    async def get(self) -> bytes:
+        """Returns the text of the cell; empty if there is none."""
+
+    @abstractmethod
+    async def compare_set(self, expected: bytes, new: bytes) -> bytes:
+        """Replaces the text if it is the expected one.
+
+        Never begins to serve a store: a new one is empty.
+
+        Args:
+            expected: what the cell holds as far as the caller knows; empty if nothing.
+            new: never empty, and never a text that the cell had before.
+
+        Returns:
+            The text afterwards: `new` if it was written, also by an attempt whose answer was lost.
+        """
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Releases everything, including the store if this agent serves it."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Back end and endpoint, for messages: `c10d at node0:29400`."""
+
+    @property
+    def where(self) -> str:
+        """The cell, for messages."""
+        return f"the record at {self.name}"
+
+    @property
+    def own_address(self) -> str:
+        """This agent's address on its connection to the store, which other nodes may use; empty if unknown."""
+        return ""
+
+    @property
+    def endpoint_host(self) -> str:
+        """The host of the store, as the user wrote it, if it is this machine; otherwise empty."""
+        return ""
+
+    @property
+    def is_served_here(self) -> bool:
+        """Whether the cell is lost when this agent ends."""
+        return False
