@@ -180,12 +180,12 @@ def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
     """Two sides of a cut, each with a round of its own: one's job fails, and its leader knows of nobody who should read that."""
     size = Size(nodes=2, min_nodes=1, max_nodes=2, max_restarts=0, has_etcd=True)
-    failed_at, begins_again_at = 11.28, 11.56
+    failed_at, begins_again_at = 11.28, 14.3
     faults = (
         (1.98, Fault("cut", "node0", "node1", 12.0)),
         (3.25, Fault("crash", "node0", seconds=2.0)),
-        (failed_at, Fault("fail", "node0")),
-        (begins_again_at + 1.0, Fault("freeze", "node1", seconds=0.3)),
+        (failed_at, Fault("fail", "node1")),
+        (begins_again_at + 1.0, Fault("freeze", "node0", seconds=0.3)),
     )
     path = Path(2, size, faults)
     path.run()
