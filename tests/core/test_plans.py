@@ -80,6 +80,11 @@ def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stay
     assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
 
 
+def test_a_round_that_ends_before_a_node_has_read_that_it_began_is_told_with_its_end() -> None:
+    both = changed(changed(EMPTY, ASSIGNED), STOPPED)
+    assert both == EMPTY.replace(assigned=ASSIGNED, interrupted=STOPPED)
+
+
 def test_the_end_of_a_round_may_have_another_cause_after_all() -> None:
     free = m.Interrupted(1, LOST, 0)
     assert changed(WHOLE, free) == WHOLE.replace(interrupted=free), "what was said since stays"
