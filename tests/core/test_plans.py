@@ -27,7 +27,7 @@ DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
     (m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED), {"ended": m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)}),
     (m.Settled(1, LOST), {"settled": m.Settled(1, LOST)}),
     (m.Waiting("for others"), {"waiting": m.Waiting("for others")}),
-    (m.StartAhead(), {"starts_ahead": True}),
+    (m.StartAhead(3), {"starts_ahead": 3}),
     (m.Look(1, "x", 1), {"look": m.Look(1, "x", 1)}),
     (m.Compared(1, "x", (), False), {"compared": m.Compared(1, "x", (), False)}),
     (NOTICE, {"notice": NOTICE}),

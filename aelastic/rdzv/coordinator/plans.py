@@ -106,8 +106,8 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C9
             return plan.replace(settled=decision)
         case m.Waiting():
             return plan.replace(waiting=decision)
-        case m.StartAhead():
-            return plan.replace(starts_ahead=True)
+        case m.StartAhead(number):
+            return plan.replace(starts_ahead=number)
         case m.Look():
             return plan.replace(look=decision)
         case m.Compared():
