@@ -87,7 +87,7 @@ MESSAGES: list[Any] = [
         settled=m.Settled(7, decided.lost("n2", "silent for 5 s")),
         ended=m.Ended(m.Outcome.FAILED, decided.refused(3), FAILURE),
         waiting=m.Waiting("1 of 2 nodes are ready"),
-        starts_ahead=True,
+        starts_ahead=2,
         look=m.Look(7, "no output for 60 s", 3),
         compared=m.Compared(7, "hang: 7 of 8 ranks wait", (5,), True, number=3),
         notice=r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
@@ -477,7 +477,7 @@ def test_what_may_be_missing_is_null_or_left_out() -> None:
 
 def test_what_has_its_default_is_left_out_where_there_is_much_of_it() -> None:
     assert as_json(m.Plan(5, 5.0)) == ["Plan", {"epoch": 5, "lease_s": 5.0}]
-    assert as_json(m.Plan(5, 5.0, starts_ahead=True))[1].keys() == {"epoch", "lease_s", "starts_ahead"}
+    assert as_json(m.Plan(5, 5.0, starts_ahead=2))[1].keys() == {"epoch", "lease_s", "starts_ahead"}
     assert as_json(STATUS)[1].keys() == {"node", "past", "ready_count", "prepared_count"}
 
 

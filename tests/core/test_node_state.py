@@ -80,7 +80,7 @@ DRAIN = r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "spot")
 DECISIONS: list[tuple[Any, m.CoordinatorMessage]] = [
     (ready, assigned()),
     (ready, m.Waiting("1 of 2 nodes are ready")),
-    (ready, m.StartAhead()),
+    (ready, m.StartAhead(1)),
     (ready, r.Benched("row 3", 3600.0, 1)),
     (ready, m.Settled(0, decided.lost("n2", "silent for 5 s"))),
     (ready, m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)),
@@ -270,14 +270,41 @@ def test_nodes_that_have_departed_are_kept_for_the_next_leader() -> None:
 
 def test_a_node_that_is_to_start_workers_ahead_prepares_and_one_that_has_a_round_does_not() -> None:
     state = ready()
-    state.follow(EMPTY.replace(starts_ahead=True), 1.0)
+    state.follow(EMPTY.replace(starts_ahead=1), 1.0)
     assert state.status_at(1.0).node.starts is m.Starts.PREPARING
     state.submit(m.Prepared("me", m.Starts.READY), 2.0)
     status = state.status_at(2.0)
     assert (status.node.starts, status.prepared_count) == (m.Starts.READY, 1)
-    assert state.follow(EMPTY.replace(starts_ahead=True), 3.0) == []
+    assert state.follow(EMPTY.replace(starts_ahead=1), 3.0) == []
     assert state.status_at(3.0).node.starts is m.Starts.READY, "it has started them"
-    assert busy().follow(RUNS.replace(starts_ahead=True), 1.0) == []
+    assert busy().follow(RUNS.replace(starts_ahead=1), 1.0) == []
+
+
+def test_a_node_whose_workers_ended_that_were_started_ahead_starts_others_once_it_is_told_again() -> None:
+    state = ready()
+    state.follow(EMPTY.replace(starts_ahead=1), 1.0)
+    state.submit(m.Ready(NODE), 2.0)
+    assert state.follow(EMPTY.replace(starts_ahead=1, waiting=m.Waiting("x")), 3.0) == [m.Waiting("x")]
+    assert state.follow(EMPTY.replace(starts_ahead=2, waiting=m.Waiting("x")), 4.0) == [m.StartAhead(2)]
+    assert state.status_at(4.0).node.starts is m.Starts.PREPARING
+
+
+def test_a_node_that_could_not_start_workers_ahead_says_so_again_where_it_is_told_again() -> None:
+    """It has a new connection, or a new leader, which waits for its answer."""
+    state = ready()
+    state.follow(EMPTY.replace(starts_ahead=1), 1.0)
+    state.submit(m.Prepared("me", m.Starts.COLD), 2.0)
+    assert state.status_at(2.0).starts == 2
+    assert state.follow(EMPTY.replace(epoch=5, starts_ahead=1), 3.0) == []
+    assert state.follow(EMPTY.replace(epoch=5, starts_ahead=2), 4.0) == [m.StartAhead(2)]
+
+
+def test_a_node_reads_at_once_that_a_round_began_and_that_it_is_over() -> None:
+    state = ready()
+    both = plan(assigned()).replace(interrupted=STOPPED)
+    assert state.follow(both, 1.0) == [assigned(), STOPPED]
+    state.submit(m.Ready(NODE), 2.0)
+    assert state.follow(both, 3.0) == [], "it has done both"
 
 
 # The status.

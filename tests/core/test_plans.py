@@ -27,7 +27,7 @@ DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
     (m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED), {"ended": m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)}),
     (m.Settled(1, LOST), {"settled": m.Settled(1, LOST)}),
     (m.Waiting("for others"), {"waiting": m.Waiting("for others")}),
-    (m.StartAhead(), {"starts_ahead": True}),
+    (m.StartAhead(3), {"starts_ahead": 3}),
     (m.Look(1, "x", 1), {"look": m.Look(1, "x", 1)}),
     (m.Compared(1, "x", (), False), {"compared": m.Compared(1, "x", (), False)}),
     (NOTICE, {"notice": NOTICE}),
@@ -78,6 +78,11 @@ def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stay
     ended = STOPPED.replace(round=2)
     kept = {"notice": NOTICE, "answers": WHOLE.answers}
     assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
+
+
+def test_a_round_that_ends_before_a_node_has_read_that_it_began_is_told_with_its_end() -> None:
+    both = changed(changed(EMPTY, ASSIGNED), STOPPED)
+    assert both == EMPTY.replace(assigned=ASSIGNED, interrupted=STOPPED)
 
 
 def test_the_end_of_a_round_may_have_another_cause_after_all() -> None:

@@ -196,8 +196,8 @@ def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
         found.append(f"welcome to epoch {plan.epoch}")
     answered = {} if before is None else {each.ask_id: each for each in before.answers}
     found += [each for each in plan.answers if answered.get(each.ask_id) != each]
-    if plan.starts_ahead and not (before is not None and before.starts_ahead):
-        found.append(m.StartAhead())
+    if plan.starts_ahead and (before is None or plan.starts_ahead != before.starts_ahead):
+        found.append(m.StartAhead(plan.starts_ahead))
     for name in ("assigned", "interrupted", "settled", "waiting", "look", "compared", "notice", "benched", "ended"):
         value = getattr(plan, name)
         if value is not None and (before is None or value != getattr(before, name)):

@@ -75,8 +75,14 @@ def in_place_team(launch: Launcher, nnodes: str, **more: Any) -> Any:
 
 
 def started(team: Team, nodes: int) -> Round:
-    """All workers are in a round."""
-    return team.wait_round(team.start_many(nodes))
+    """All workers are in a round, and the leader knows of each node that they have opted in.
+
+    Workers begin before their agent tells so.  What the agent asks of others comes to the leader after that.
+    """
+    round_ = team.wait_round(team.start_many(nodes))
+    for agent in team.agents:
+        assert verb(agent.folder, "status").code == 0
+    return round_
 
 
 def test_the_others_keep_their_processes_when_a_worker_of_one_node_is_lost(launch: Launcher) -> None:

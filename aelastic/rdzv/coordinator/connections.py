@@ -16,13 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
+from functools import reduce
 from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.plans import Plans
+from aelastic.rdzv.coordinator.plans import Plans, changed
 from aelastic.rdzv.coordinator.roster import Roster, some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.coordinator.unheard import Unheard
@@ -103,7 +104,8 @@ class Connections:
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last one that came with it
-    _at_once: set[str] = field(default_factory=set[str])  # nodes that hear a decision before they are heard
+    # Decisions that nodes hear before they are heard on their present connection, since plans were sent.
+    _at_once: dict[str, list[m.CoordinatorMessage]] = field(default_factory=dict[str, list[m.CoordinatorMessage]])
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
@@ -433,20 +435,24 @@ class Connections:
 
     def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
         self.plans.change(node_id, decision, now)
-        self._at_once.add(node_id)
+        self._at_once.setdefault(node_id, []).append(decision)
 
     def send_plans(self, now: float) -> list[Action]:
         """Nodes are sent their plans, where these have changed.
 
-        What a node has said on its present connection is heard first; until then it reads that it has a leader.
+        What a node has said on its present connection is heard first; until then it reads that it has a leader, and
+        what is decided about it at once, not what was decided before: a leader that is in doubt begins no round.
         """
         actions: list[Action] = []
         for node_id in self.plans.take_changed():
             conn = self._conn_of.get(node_id)
             if conn is None:
                 continue
-            is_heard = node_id not in self.unheard.first_reports or node_id in self._at_once
-            actions.append(Say(conn, self.plans.of(node_id, now) if is_heard else self.plans.empty))
+            if node_id in self.unheard.first_reports:
+                plan = reduce(changed, self._at_once.get(node_id, ()), self.plans.empty)
+            else:
+                plan = self.plans.of(node_id, now)
+            actions.append(Say(conn, plan))
         self._at_once.clear()
         return actions
 

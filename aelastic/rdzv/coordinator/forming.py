@@ -125,7 +125,7 @@ class Newcomers:
         """What nodes read that wait, if the workers of the round will keep their processes when it takes them in."""
         if not self.roster.can_all_leave:
             return []
-        return [Send(node_id, m.StartAhead()) for node_id in self.roster.start_ahead(nodes)]
+        return self.roster.start_ahead(nodes)
 
     def tell(self, nodes: Iterable[str], deadline: float | None, now: float) -> list[Send]:
         """What nodes read that wait: there is no room in the round, or it is not interrupted soon."""
@@ -216,8 +216,8 @@ class Forming:
         waiting = roster.start_ahead(nodes) if may_others_wait else []
         if waiting:
             self.ahead_until = now + START_AHEAD_MAX_S
-        self.losses += sum(node_id in roster.participants for node_id in waiting)  # the round may begin without them
-        return [Send(node_id, m.StartAhead()) for node_id in waiting]
+        self.losses += sum(send.node_id in roster.participants for send in waiting)  # the round may begin without them
+        return waiting
 
     def _more_until(self, roster: Roster, *, is_first: bool, now: float) -> float | None:
         """How long the round waits for more nodes than it needs, or for workers that start ahead of it."""

@@ -96,16 +96,18 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C9
             return m.Plan(plan.epoch, plan.lease_s, assigned=decision, settled=plan.settled, answers=plan.answers)
         case m.Interrupted(round_) if plan.interrupted is not None and plan.interrupted.round == round_:
             return plan.replace(interrupted=decision)  # its cause is another one after all
-        case m.Interrupted():
-            return m.Plan(plan.epoch, plan.lease_s, interrupted=decision, notice=plan.notice, answers=plan.answers)
+        case m.Interrupted(round_):  # which the node may have yet to read of: a round may end as soon as it has begun
+            begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
+            ended = m.Plan(plan.epoch, plan.lease_s, assigned=begun, interrupted=decision)
+            return ended.replace(notice=plan.notice, answers=plan.answers)
         case m.Ended():
             return plan.replace(ended=decision)
         case m.Settled():
             return plan.replace(settled=decision)
         case m.Waiting():
             return plan.replace(waiting=decision)
-        case m.StartAhead():
-            return plan.replace(starts_ahead=True)
+        case m.StartAhead(number):
+            return plan.replace(starts_ahead=number)
         case m.Look():
             return plan.replace(look=decision)
         case m.Compared():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from aelastic.core.record import Record
 from aelastic.decisions.cause import Cause, CauseKind, first_of, listed
 from aelastic.decisions.decision import Decision, DecisionKind
+from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -211,12 +212,12 @@ class Roster:
         self._starts[member.kind] += 1
         return True
 
-    def start_ahead(self, nodes: Iterable[str]) -> list[str]:
-        """Nodes whose workers do not wait for the round yet prepare from now on; gives those of them that wait."""
+    def start_ahead(self, nodes: Iterable[str]) -> list[Send]:
+        """Nodes whose workers do not wait for the round yet prepare from now on; gives what those of them read."""
         waiting = [i for i in nodes if i in self.ready and self.ready[i].starts is not m.Starts.READY]
         for node_id in waiting:
             self.set_starts(node_id, m.Starts.PREPARING)
-        return waiting
+        return [Send(node_id, m.StartAhead(self.reported[node_id].starts)) for node_id in waiting]
 
     @property
     def has_finished(self) -> bool:

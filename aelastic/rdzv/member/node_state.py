@@ -17,7 +17,7 @@ ASKED_MAX = 32
 # A notice whose workers are killed earlier by less than this is the same.
 EARLIER_S = 0.5
 # Of a plan, what a supervisor is told when it changes.
-_NOTHING = dict.fromkeys(("settled", "waiting", "benched", "look", "compared", "notice")) | {"starts_ahead": False}
+_NOTHING = dict.fromkeys(("settled", "waiting", "benched", "look", "compared", "notice"))
 # A coordinator may be lost once it has answered, and before it is done.
 LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
@@ -213,8 +213,8 @@ class NodeState:
         is_other = plan.epoch != before.epoch  # it counts anew
         if plan.benched is not None and (is_other or plan.benched.number != (before.benched and before.benched.number)):
             news.append(plan.benched)
-        if plan.starts_ahead and not before.starts_ahead and self._on_start_ahead():
-            news.append(m.StartAhead())
+        if self._on_start_ahead(plan.starts_ahead):
+            news.append(m.StartAhead(plan.starts_ahead))
         if plan.look is not None and (is_other or plan.look != before.look) and plan.look.round == self.round:
             news.append(plan.look)
         if plan.compared is not None and plan.compared != before.compared and plan.compared.round == self.round:
@@ -236,10 +236,12 @@ class NodeState:
             self.frozen = self.saved = None
         return notice.round == self.round or notice.stage is r.Stage.LEAVE
 
-    def _on_start_ahead(self) -> bool:
+    def _on_start_ahead(self, number: int) -> bool:
         """No round waits for this node until its workers are ready, whoever coordinates then."""
-        if self.node is None or self.standing is not m.Standing.READY:
+        if self.node is None or self.standing is not m.Standing.READY or self.node.starts is m.Starts.PREPARING:
             return False
+        if number != self.ready_count + self.prepared_count:
+            return False  # it has been ready again since, or has answered: if need be, it is told anew
         self.node = self.node.replace(starts=m.Starts.PREPARING)
         return True
 

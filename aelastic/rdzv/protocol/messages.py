@@ -287,6 +287,11 @@ class Status(Record):
     places: Saw | None = None  # what its workers do, when the leader asked last
     left: Left | None = None
 
+    @property
+    def starts(self) -> int:
+        """How often its workers were to start, or have said how they will: what they are asked for counts once."""
+        return self.ready_count + self.prepared_count
+
 
 class Kept(Record):
     """What a node keeps for a leader that knows nothing of its round."""
@@ -378,7 +383,12 @@ class StartAhead(Record):
     """The round that runs can be left in place: start the workers before it takes this node in.
 
     Answered by `Prepared`, unless a round takes the node in before.
+
+    Args:
+        number: `Status.starts` of the node then: one that has been ready again, or has answered, is told anew.
     """
+
+    number: int = 0
 
 
 class Look(Record):
@@ -426,7 +436,7 @@ class Plan(Record):
         settled: what the end of the round before cost, if that is not what was said first.
         ended: the job is over, or this node's part in it.
         waiting: what this node waits for.
-        starts_ahead: start workers before a round takes this node in.
+        starts_ahead: start workers before a round takes this node in, if this is its `Status.starts`.
         look: say what the workers do; answered in `Status.places`.
         compared: what all workers of the round do.
         notice: an interruption is announced, or called off.
@@ -441,7 +451,7 @@ class Plan(Record):
     settled: Settled | None = None
     ended: Ended | None = None
     waiting: Waiting | None = None
-    starts_ahead: bool = False
+    starts_ahead: int = 0
     look: Look | None = None
     compared: Compared | None = None
     notice: Notice | None = None

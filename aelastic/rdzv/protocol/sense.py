@@ -117,7 +117,7 @@ _RULES: dict[str, Rule] = {
     "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
     "epoch": _EPOCH, "seen_epoch": _EPOCH, "closing_epoch": _EPOCH, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
-    "ready_count": _COUNT, "prepared_count": _COUNT, "number": _COUNT,
+    "ready_count": _COUNT, "prepared_count": _COUNT, "number": _COUNT, "starts_ahead": _COUNT,
     "restart_count": _COUNT, "max_restarts": _COUNT, "renewals": _COUNT, "min_nodes": _SIZE, "max_nodes": _SIZE,
     "preferred_rank": _RANK, "group_rank": _RANK, "coordinator_rank": _RANK_OR_NONE,
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
