@@ -156,8 +156,8 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_waiting(self, node: m.Node, past: m.Past, before: m.Status | None, now: float) -> list[Send]:
         """No worker of a node runs."""
         member = self.roster.members.get(node.node_id)
-        is_assigned = node.node_id in self.roster.participants and past.fence < self.roster.fence
-        if is_assigned and member is not None and (self.phase is Phase.RUNNING or before is not None):
+        is_assigned = member is not None and member.standing is Standing.BUSY and past.fence < self.roster.fence
+        if is_assigned and (self.phase is Phase.RUNNING or before is not None):
             return []  # it has yet to read that, or its plan is on its way again
         if before is not None and member is not None and not self._is_ready_again(node.node_id, before):
             return self._on_prepared(node, before, now)

@@ -353,7 +353,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         elif isinstance(event, Reported):
             plans.on_read(event.node.node_id, [each.ask_id for each in event.status.asks])
             if event.is_new:  # it may have read so far that it has a leader, and no more
-                plans.send_again(event.node.node_id)
+                is_waiting = event.node.node_id in self.coordinator.roster.ready
+                plans.send_again(event.node.node_id, is_waiting=is_waiting)
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []

@@ -69,8 +69,11 @@ class Plans:
             answers = tuple(each for each in plan.answers if each.ask_id in asks)
             self._plans[node_id] = plan.replace(answers=answers)
 
-    def send_again(self, node_id: str) -> None:
-        """A node has a new connection."""
+    def send_again(self, node_id: str, *, is_waiting: bool = False) -> None:
+        """A node has a new connection, or has been heard on it; one that waits is in no round."""
+        plan = self._plans.get(node_id)
+        if plan is not None and is_waiting:
+            self._plans[node_id] = plan.replace(assigned=None)
         self._changed[node_id] = None
 
     def forget(self, node_id: str) -> None:

@@ -130,7 +130,9 @@ class InPlaceChecks(Checks):
         known = {each: self._opted_in.get((token, each), (0, 0.0)) for each in alive}
         inside = [each for each in alive if self._books[each].last == round_.fence]
         can_leave = [known[each][0] == round_.number or self._were_ready(token, each) for each in inside]
-        if message.in_place and not all(can_leave) and self._is_connected_to(agent, alive):
+        agents = [each for each in self.agents if each.node_id in alive]
+        is_whole = all(leader.has(each.node_id) and self._is_connected(each, agent) for each in agents)
+        if message.in_place and not all(can_leave) and is_whole:
             self.fail(f"{round_} ends in place, and not all of its workers have opted in")
         are_long = all(self._has_long_opted_in(token, each, round_) for each in round_.heard)
         is_asked = self._asked_at >= round_.began_at  # by a person: that ends processes
@@ -152,11 +154,6 @@ class InPlaceChecks(Checks):
         known = [self._opted_in.get((each, node_id), (0, 0.0)) for each in tokens]
         by = min(self._world.now - KNOWN_S, self._failed_at.get((token, round_.number), math.inf))
         return any(number == round_.number and at < by for number, at in known)
-
-    def _is_connected_to(self, coordinator: Agent, nodes: list[str]) -> bool:
-        """Whether it has connections with all of these nodes."""
-        agents = [each for each in self.agents if each.node_id in nodes]
-        return all(self._is_connected(each, coordinator) for each in agents)
 
     def _check_charge(self, round_: Round, restart_count: int) -> None:
         """What a person asks for ends a round for free, and may be decided before a failure is heard."""

@@ -60,6 +60,10 @@ class Coordination:
         """The nodes without which it begins no round: they may have elected another one."""
         return {seat.node_id for seat in self._leader.sessions.missing}
 
+    def has(self, node_id: str) -> bool:
+        """Whether it has a connection with a node: it may have given one up, and have yet to say so."""
+        return self._leader.sessions.is_connected(node_id)
+
     @property
     def waits_for_board(self) -> bool:
         """Whether it has stood back, or has asked for a newer epoch: it begins no round before the answer."""
