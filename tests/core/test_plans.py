@@ -175,3 +175,25 @@ def test_another_epoch_is_in_all_plans() -> None:
     of.begin_epoch(9)
     assert of.of("a", 0.0) == EMPTY.replace(epoch=9, assigned=ASSIGNED) and of.of("b", 0.0).epoch == 9
     assert of.empty.epoch == 9
+
+
+def test_a_plan_says_which_round_has_ended_only_to_a_node_that_has_yet_to_read_of_it() -> None:
+    of = plans()
+    of.change("a", ASSIGNED, 1.0)
+    of.change("a", STOPPED, 1.0)
+    assert of.of("a", 1.0).assigned == ASSIGNED, "it ended as soon as it had begun"
+    of.on_sent("a")
+    of.change("a", ASSIGNED.replace(round=2), 2.0)
+    of.on_sent("a")
+    of.change("a", STOPPED.replace(round=2), 3.0)
+    assert of.of("a", 3.0).assigned is None
+
+
+def test_a_node_that_waits_is_in_no_round() -> None:
+    """It came back and knew nothing of the round that it had been assigned to: it would start workers for it."""
+    of = plans()
+    of.change("a", ASSIGNED, 1.0)
+    of.send_again("a")
+    assert of.of("a", 1.0).assigned == ASSIGNED
+    of.send_again("a", is_waiting=True)
+    assert of.of("a", 1.0).assigned is None

@@ -452,6 +452,7 @@ class Connections:
                 plan = reduce(changed, self._at_once.get(node_id, ()), self.plans.empty)
             else:
                 plan = self.plans.of(node_id, now)
+                self.plans.on_sent(node_id)
             actions.append(Say(conn, plan))
         self._at_once.clear()
         return actions

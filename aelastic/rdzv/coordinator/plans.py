@@ -32,6 +32,7 @@ class Plans:
     _notice_at: dict[str, float] = field(default_factory=dict[str, float])
     _benched_at: dict[str, float] = field(default_factory=dict[str, float])
     _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes whose plan has not been sent since
+    _unread: set[str] = field(default_factory=set[str])  # nodes that may have yet to read which round they have
 
     @property
     def empty(self) -> m.Plan:
@@ -53,6 +54,10 @@ class Plans:
         """A decision about a node is part of its plan from now on."""
         before = self._plans.get(node_id) or self.empty
         after = changed(before, decision)
+        if isinstance(decision, m.Assigned):
+            self._unread.add(node_id)
+        elif isinstance(decision, m.Interrupted) and node_id not in self._unread:
+            after = after.replace(assigned=None)  # it has read of that round
         if after == before:
             return
         self._plans[node_id] = after
@@ -75,11 +80,17 @@ class Plans:
         if plan is not None and is_waiting:
             self._plans[node_id] = plan.replace(assigned=None)
         self._changed[node_id] = None
+        self._unread.add(node_id)
+
+    def on_sent(self, node_id: str) -> None:
+        """A node reads its whole plan."""
+        self._unread.discard(node_id)
 
     def forget(self, node_id: str) -> None:
         """A node is gone: if it comes back, what it reports says what it is to do."""
         for book in (self._plans, self._notice_at, self._benched_at, self._changed):
             book.pop(node_id, None)
+        self._unread.discard(node_id)
 
     def begin_epoch(self, epoch: int) -> None:
         """The leader has a newer epoch."""
