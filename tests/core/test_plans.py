@@ -76,7 +76,8 @@ def test_with_a_round_all_that_was_said_of_the_one_before_is_void_but_answers_an
 
 def test_with_the_end_of_a_round_the_next_is_waited_for_and_an_interruption_stays_announced() -> None:
     ended = STOPPED.replace(round=2)
-    kept = {"notice": NOTICE, "answers": WHOLE.answers}
+    # A node that came back may have been told to start workers before it is told why that round had ended.
+    kept = {"notice": NOTICE, "answers": WHOLE.answers, "starts_ahead": WHOLE.starts_ahead}
     assert changed(WHOLE, ended) == EMPTY.replace(interrupted=ended, **kept)
 
 

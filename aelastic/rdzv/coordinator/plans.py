@@ -113,7 +113,7 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C9
         case m.Interrupted(round_):  # which the node may have yet to read of: a round may end as soon as it has begun
             begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
             ended = m.Plan(plan.epoch, plan.lease_s, assigned=begun, interrupted=decision)
-            return ended.replace(notice=plan.notice, answers=plan.answers)
+            return ended.replace(starts_ahead=plan.starts_ahead, notice=plan.notice, answers=plan.answers)
         case m.Ended():
             return plan.replace(ended=decision)
         case m.Settled():
