@@ -80,13 +80,18 @@ def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() ->
     assert heard(queue) == [connected("a", FAILED, **brought)]
 
 
-def test_a_node_that_reports_again_before_it_is_heard_was_silent_since_the_same_moment() -> None:
-    """The board is silent for long meanwhile: what ended the round is told by what was first."""
+def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_the_same_moments() -> None:
+    """The board is silent for long meanwhile: what ended the round is told by what was first.
+
+    A failure long after the node was back is beside no break of its connection.
+    """
     queue, ledger = Unheard(), Ledger().exclude("h", "x", 2.0)
     add(queue, connected("a", BUSY, kept=m.Kept(ledger), silent_s=3.0), 100.0)
     add(queue, reported("a", FAILED), 160.0)
     (event,) = heard(queue, 170.0)
-    assert isinstance(event, Reported) and 170.0 - event.age_s - event.silent_s == 97.0
+    assert isinstance(event, Reported)
+    back_at = 170.0 - event.age_s - event.back_s
+    assert (back_at, back_at - event.silent_s) == (100.0, 97.0)
     assert event.kept.ledger.turned(170.0 - event.age_s) == ledger.turned(100.0)
 
 

@@ -114,7 +114,8 @@ class Coordinator(Machine[ev.Event, Send]):
             if event.knew_another and not self.round:
                 self.forming.await_older_round(now)
             if self.takeover is None and is_here:
-                self.forming.end.on_back(node, since - event.silent_s, since)
+                back_at = since - event.back_s
+                self.forming.end.on_back(node, back_at - event.silent_s, back_at)
             if has_seat(past, self.rules.max_nodes) and (self._is_new or past.epoch != self.roster.epoch or is_here):
                 ledger, is_paid = event.kept.ledger.turned(since), past.fence > self.roster.fence
                 self.forming.on_past(past, ledger, is_paid=is_paid)

@@ -32,7 +32,8 @@ class Reported(Record):
         kept: what the node keeps for a leader that knows nothing of its round; with the first status only.
         knew_another: a coordinator before this one has taken it in.
         age_s: since it came.
-        silent_s: before that, on the connection that this one replaces.
+        back_s: before that, for so long the node had been connected; with the first status only.
+        silent_s: before it was connected, on the connection that this one replaces.
     """
 
     node: m.Node
@@ -41,6 +42,7 @@ class Reported(Record):
     kept: m.Kept = m.Kept()
     knew_another: bool = False
     age_s: float = 0.0
+    back_s: float = 0.0
     silent_s: float = 0.0
 
 

@@ -68,8 +68,8 @@ class Unheard:
             if earlier.is_new:  # what came with it is as old as it is
                 waited_s = now - since
                 kept = earlier.kept.replace(ledger=earlier.kept.ledger.aged(waited_s))
-                silent_s = earlier.silent_s + waited_s
-                event = earlier.replace(node=event.node, status=event.status, kept=kept, silent_s=silent_s)
+                back_s = earlier.back_s + waited_s
+                event = earlier.replace(node=event.node, status=event.status, kept=kept, back_s=back_s)
                 self._first_reports[node_id] = event
             self._queue[number] = node_id, event, now
             return True
