@@ -335,9 +335,9 @@ class Forming:
         """Restarts of the round to come, as nodes have heard."""
         return max(self.restart_count, self.end.restart_count + self.is_charged)
 
-    def on_inbox(self, *, is_empty: bool) -> None:
-        """Whether nodes have said more than the coordinator has heard yet."""
-        self.is_behind = not is_empty
+    def on_heard(self, *, is_all: bool) -> None:
+        """Whether the coordinator has heard all that nodes have said."""
+        self.is_behind = not is_all
 
     def on_confirmed(self, losses: int) -> None:
         """The board was asked after so many losses, and this agent leads."""

@@ -234,7 +234,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares), heard_after)
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
-        self.coordinator.forming.on_inbox(is_empty=self.phase is not Phase.LEADING or self.sessions.unheard.is_empty)
+        self.coordinator.forming.on_heard(is_all=self.phase is not Phase.LEADING or self.sessions.unheard.is_empty)
         return self._deliver(self.coordinator.handle(event, now), now)
 
     def _reclaim_if_needed(self, now: float, newest: int = 0) -> list[ev.Action]:
@@ -315,13 +315,13 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
-        inbox, core = self.sessions.unheard, self.coordinator
+        unheard, core = self.sessions.unheard, self.coordinator
         actions = self._ask_nodes(now)
         # Others may go on, without this side: its round is over.
         if self.phase is Phase.DOUBTFUL and self._has_round and self.is_blocked:
             actions += self._cut_off(CutOff(), now)
         while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
-            if (event := inbox.pop(now)) is not None:
+            if (event := unheard.pop(now)) is not None:
                 actions += self._tell_coordinator(event, now)
                 self._note_read(event)
             elif ended := ended_in_vain(core, self.sessions.unaccounted, now):

@@ -1,6 +1,6 @@
 """What agents tell each other.
 
-- `messages`: facts and decisions, greetings and signs of life
+- `messages`: the status of a node, its plan, and signs of life
 - `codec`: their bytes
 - `sense`: which values of their fields make sense
 - `ranks`: which node gets which rank
