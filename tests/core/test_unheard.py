@@ -80,6 +80,28 @@ def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() ->
     assert heard(queue) == [connected("a", FAILED, **brought)]
 
 
+def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_told_then() -> None:
+    """The break, which came later, would be what ended the round, and nothing would be charged."""
+    others = FAILED.replace(failure=failure("a", exitcode=3))
+    for before, failed_s in [(FAILED, 7.0), (BUSY, None), (others, None), (FAILED.replace(round=4), None)]:
+        queue = Unheard()
+        add(queue, reported("a", before.replace(failure_age_s=2.0)), 100.0)
+        add(queue, Broken("a"), 101.0)
+        add(queue, connected("a", FAILED), 105.0)
+        assert heard(queue, 105.0) == [connected("a", FAILED, failed_s=failed_s)]
+
+
+def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reconnects() -> None:
+    queue = Unheard()
+    add(queue, reported("a", FAILED.replace(failure_age_s=2.0)), 100.0)
+    for now in (105.0, 106.0):
+        add(queue, connected("a", FAILED.replace(failure_age_s=50.0)), now)
+    add(queue, reported("a", FAILED.replace(standing=m.Standing.READY)), 108.0)
+    (event,) = heard(queue, 110.0)
+    assert isinstance(event, Reported) and event.failed_s is not None
+    assert 110.0 - event.age_s - event.failed_s == 98.0
+
+
 def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_the_same_moments() -> None:
     """The board is silent for long meanwhile: what ended the round is told by what was first.
 

@@ -120,7 +120,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 ledger, is_paid = event.kept.ledger.turned(since), past.fence > self.roster.fence
                 self.forming.on_past(past, ledger, is_paid=is_paid)
         if self.takeover is None and is_here and is_own_round:
-            self.forming.end.on_past(node.node_id, past, since)
+            failed_at = None if event.failed_s is None else since - event.failed_s
+            self.forming.end.on_past(node.node_id, past, since, failed_at=failed_at)
             if node.unfit and past.standing is Standing.READY:
                 self.forming.end.unfit.add(node.host)
         return sends

@@ -31,6 +31,7 @@ class Reported(Record):
         is_new: it is the first on this connection.
         kept: what the node keeps for a leader that knows nothing of its round; with the first status only.
         knew_another: a coordinator before this one has taken it in.
+        failed_s: so long before this the node had failed, as it had told on an earlier connection, which was not heard.
         age_s: since it came.
         back_s: before that, for so long the node had been connected; with the first status only.
         silent_s: before it was connected, on the connection that this one replaces.
@@ -41,6 +42,7 @@ class Reported(Record):
     is_new: bool = False
     kept: m.Kept = m.Kept()
     knew_another: bool = False
+    failed_s: float | None = None
     age_s: float = 0.0
     back_s: float = 0.0
     silent_s: float = 0.0

@@ -165,13 +165,21 @@ class RoundEnd:
             self._ending, self._excuse = self._weighed()
         self.on_past(node_id, past, now)
 
-    def on_past(self, node_id: str, past: m.Past, now: float) -> None:
-        """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile."""
+    def on_past(self, node_id: str, past: m.Past, now: float, *, failed_at: float | None = None) -> None:
+        """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile.
+
+        Args:
+            node_id: of the node.
+            past: its part.
+            now: when it said so.
+            failed_at: when it failed, if it had said so before it was lost.
+        """
         loss = self.losses.get(node_id)
         self.on_reached(node_id, past.reached)
         if past.failure is not None:
             at = now - max(0.0, past.failure_age_s)
-            self.on_failed(node_id, past.failure, at if loss is None else max(at, loss.at))
+            at = at if loss is None else max(at, loss.at)
+            self.on_failed(node_id, past.failure, at if failed_at is None else failed_at)
         elif past.ended is not None and loss is not None:  # without contact it stopped its workers by itself
             self.heard.add(node_id)
             self._note(loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True))

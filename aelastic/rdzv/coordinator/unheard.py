@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.protocol import requests as r
@@ -48,8 +49,9 @@ class Unheard:
         if isinstance(event, Reported):
             before = self._first_reports.get(node_id)
             if event.is_new:
-                for number in [*self._numbers_of.get(node_id, ())]:
-                    self._drop(number)
+                outdated = [self._drop(number) for number in [*self._numbers_of.get(node_id, ())]]
+                failed_at = [_failed_at(each, since) for _, each, since in outdated if _is_of_failure(each, event)]
+                event = event.replace(failed_s=now - failed_at[0] if failed_at else None)
                 self._first_reports[node_id] = event
             elif self._replace_report(node_id, event, now):
                 return
@@ -68,8 +70,10 @@ class Unheard:
             if earlier.is_new:  # what came with it is as old as it is
                 waited_s = now - since
                 kept = earlier.kept.replace(ledger=earlier.kept.ledger.aged(waited_s))
-                back_s = earlier.back_s + waited_s
-                event = earlier.replace(node=event.node, status=event.status, kept=kept, back_s=back_s)
+                failed_s = None if earlier.failed_s is None else earlier.failed_s + waited_s
+                event = earlier.replace(
+                    node=event.node, status=event.status, kept=kept, back_s=earlier.back_s + waited_s, failed_s=failed_s
+                )
                 self._first_reports[node_id] = event
             self._queue[number] = node_id, event, now
             return True
@@ -99,3 +103,19 @@ class Unheard:
         assert numbers_of == self._numbers_of, "each event is found by its node"
         first = [node_id for node_id, event, _ in self._queue.values() if isinstance(event, Reported) and event.is_new]
         assert sorted(first) == sorted(self._first_reports), "a node has one first status in the queue at most"
+
+
+def _is_of_failure(earlier: Event, report: Reported) -> TypeGuard[Reported]:
+    """Whether a node had told of the failure that it reports.
+
+    The story behind it: a node failed, and then its connection broke: the break is not what ended the round.
+    """
+    if not isinstance(earlier, Reported):
+        return False
+    before, past = earlier.status.past, report.status.past
+    return past.failure is not None and (before.failure, before.fence) == (past.failure, past.fence)
+
+
+def _failed_at(report: Reported, since: float) -> float:
+    """When a node failed, by the first that it has told of that."""
+    return since - (report.status.past.failure_age_s if report.failed_s is None else report.failed_s)
