@@ -160,6 +160,8 @@ class Coordinator(Machine[ev.Event, Send]):
         member = self.roster.members.get(node.node_id)
         is_assigned = member is not None and member.standing is Standing.BUSY and past.fence < self.roster.fence
         if is_assigned and (self.phase is Phase.RUNNING or before is not None):
+            if node.starts is not m.Starts.READY:  # workers that had been started ahead have ended since
+                self.roster.opted_in.discard(node.node_id)
             return []  # it has yet to read that, or its plan is on its way again
         if before is not None and member is not None and not self._is_ready_again(node.node_id, before):
             return self._on_prepared(node, before, now)
