@@ -148,6 +148,14 @@ class EtcdStore(Store):
         """Writes a value, unless another write came after the one that was seen; returns what is there then."""
 
     @property
+    def _remedy(self) -> str:
+        """What to do where etcd refuses the credentials."""
+        user = self.settings.user
+        if not user:
+            return "add the rendezvous setting user"
+        return f"user {user} may not read and write {self._key}, or the password is wrong"
+
+    @property
     def name(self) -> str:
         return f"{self.backend} at {self.at}"
 

@@ -52,13 +52,7 @@ class EtcdV2(EtcdStore):
     def _error(self, refusal: Refusal) -> Exception:
         if refusal.code != UNAUTHORIZED:
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
-        user = self.settings.user
-        remedy = (
-            f"user {user} may not read and write {self._key}, or the password is wrong"
-            if user
-            else "add the rendezvous setting user"
-        )
-        return InputError(f"{self.name} refused the credentials: {remedy}", topic="etcd-refuses-the-credentials")
+        return InputError(f"{self.name} refused the credentials: {self._remedy}", topic="etcd-refuses-the-credentials")
 
 
 def _understand(answer: Answer) -> Entry:

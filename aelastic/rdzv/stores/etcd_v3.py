@@ -117,14 +117,9 @@ class EtcdV3(EtcdStore):
     def _error(self, refusal: Refusal) -> Exception:
         if refusal.code != PERMISSION_DENIED and not _is_about_token(refusal):
             return RendezvousStateError(f"{self.name} refuses: {refusal.message}")
-        user = self.settings.user
-        remedy = (
-            f"user {user} may not read and write {self._key}, or the password is wrong"
-            if user
-            else "add the rendezvous setting user"
-        )
         return InputError(
-            f"{self.name} refused the credentials ({refusal.message}): {remedy}", topic="etcd-refuses-the-credentials"
+            f"{self.name} refused the credentials ({refusal.message}): {self._remedy}",
+            topic="etcd-refuses-the-credentials",
         )
 
 
