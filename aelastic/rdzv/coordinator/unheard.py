@@ -47,7 +47,6 @@ class Unheard:
         status, of before it was told.  And while a board stays away, the queue would grow with each connection.
         """
         if isinstance(event, Reported):
-            before = self._first_reports.get(node_id)
             if event.is_new:
                 outdated = [self._drop(number) for number in [*self._numbers_of.get(node_id, ())]]
                 failed_at = [_failed_at(each, since) for _, each, since in outdated if _is_of_failure(each, event)]
@@ -55,8 +54,6 @@ class Unheard:
                 self._first_reports[node_id] = event
             elif self._replace_report(node_id, event, now):
                 return
-            elif before is not None:
-                raise AssertionError("a first status in the queue is replaced by the next")
         self._number += 1
         self._queue[self._number] = node_id, event, now
         self._numbers_of.setdefault(node_id, []).append(self._number)
