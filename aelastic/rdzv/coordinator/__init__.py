@@ -2,8 +2,8 @@
 
 `leader` is one agent's term as coordinator, with `survivors.leadership` (until when it may decide).  It composes
 
-- `connections`, and the nodes behind them; `unheard`: what these have reported and is not decided yet; `plans`: what
-  each of them is to do, whole
+- `connections`, and the nodes behind them; `unheard`: reports that are not decided yet; `plans`: the whole plan of each
+  node
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `takeover` (nodes that bring a past along) and
   `inquiry` (what all workers do, when one hangs); `bench` (what is remembered, and nodes that have no seat by it);

@@ -8,7 +8,7 @@
 - An agent that knows a **newer epoch** than ours, and each that comes after it, is taken in once we have a newer one:
   a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
-Nothing but `Refused` is said on a connection before its first `Plan`.
+`Refused` is the only message that a leader sends on a connection before the first `Plan`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stage(StrEnum):
     OPEN = auto()  # it has not said Hello
     WAITING = auto()  # its node is not taken in yet: the one with its node rank may live, or our epoch is too old
     MEMBER = auto()  # it speaks for its node
-    HUNG_UP = auto()  # it has another leader, or seeks one: nothing is said on it, or heard
+    HUNG_UP = auto()  # it follows another leader, or looks for one: nobody sends or reads here any more
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class Connections:
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last one that came with it
-    # Decisions that nodes hear before they are heard on their present connection, since plans were sent.
+    # New decisions for nodes whose first status is still unheard; they read these anyway.
     _at_once: dict[str, list[m.CoordinatorMessage]] = field(default_factory=dict[str, list[m.CoordinatorMessage]])
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
@@ -144,7 +144,7 @@ class Connections:
         return node_id in self._conn_of
 
     def first_reports(self) -> list[Reported]:
-        """The first status of each node whose present connection the coordinator has not heard of yet."""
+        """The first statuses that are still unheard, of nodes that are connected."""
         return [each for node_id, each in self.unheard.first_reports.items() if node_id in self._conn_of]
 
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
@@ -411,7 +411,7 @@ class Connections:
     def decide(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> list[Action]:
         """The coordinator has decided something about a node: its plan changes.
 
-        One that is not connected says where it stands when it is, and then reads what it missed.
+        A node that is not connected reports its status when it connects, and then reads its plan.
         """
         if not (isinstance(decision, m.Ended) and decision.outcome is m.Outcome.REPLACED):
             self.plans.change(node_id, decision, now)
@@ -425,12 +425,12 @@ class Connections:
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn)]
 
     def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
-        """The same about each node that is connected, whether or not the coordinator has heard of it."""
+        """Adds a decision to the plan of every connected node, even if its first status is unheard."""
         for node_id in self._conn_of:
             self._decide_at_once(node_id, decision, now)
 
     def stop(self, node_id: str, interrupted: m.Interrupted, now: float) -> None:
-        """A node hears that its round is over before the coordinator has heard of its present connection."""
+        """Ends the round of a node at once, even if its first status is unheard."""
         self._decide_at_once(node_id, interrupted, now)
 
     def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
@@ -440,8 +440,8 @@ class Connections:
     def send_plans(self, now: float) -> list[Action]:
         """Nodes are sent their plans, where these have changed.
 
-        What a node has said on its present connection is heard first; until then it reads that it has a leader, and
-        what is decided about it at once, not what was decided before: a leader that is in doubt begins no round.
+        A node whose first status is unheard reads that it has a leader, and new decisions only: a leader in doubt must
+        not repeat an assignment that it made earlier.
         """
         actions: list[Action] = []
         for node_id in self.plans.take_changed():

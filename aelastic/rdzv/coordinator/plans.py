@@ -1,4 +1,4 @@
-"""The plan of each node: what the coordinator has decided about it so far, whole.
+"""The plan of each node: everything that the coordinator has decided about it.
 
 A decision changes the plans of the nodes that it is about.  A node that reconnects gets its whole plan again, so
 nothing that it has missed needs a case of its own.
