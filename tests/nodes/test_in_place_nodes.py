@@ -20,7 +20,7 @@ from aelastic.errors import EXIT_TRY_AGAIN
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
 WORKER = f"""
-import os, signal, socket, sys, time
+import os, select, signal, socket, sys, time
 from aelastic.training import messages
 
 def fail(*_):
@@ -29,6 +29,19 @@ def fail(*_):
 
 def finish(*_):
     link.send(messages.encode("done", round=entered))
+
+def packets():
+    # A signal that comes between the interpreter's last look for signals and a plain `recv` would be handled when a packet
+    # comes, which may be never.  It writes into the pipe.
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    while True:
+        ready, _, _ = select.select([link, reader], [], [])
+        if reader in ready:
+            os.read(reader, 100)
+        if link in ready:
+            yield link.recv(messages.MAX_PACKET)
 
 def tell_start():
     names = {(*TOLD, "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME")!r}
@@ -52,7 +65,9 @@ if not is_ahead and os.environ["GROUP_RANK"] == os.environ.get("OPTS_OUT"):
         signal.pause()
 link.connect(messages.socket_path(os.environ[messages.SOCKET_VARIABLE]))
 link.send(messages.encode("ready", round=-1, step=-1))
-while packet := link.recv(messages.MAX_PACKET):
+for packet in packets():
+    if not packet:
+        break
     message = messages.decode(packet)
     if message["kind"] == "begin":
         os.environ.update({{name: value for name, value in message["env"].items() if value is not None}})
