@@ -15,6 +15,7 @@ from aelastic.rdzv.log.entries import (
     Accepted,
     Configuration,
     Entry,
+    Payload,
     first_entry,
     next_entry,
     order,
@@ -28,10 +29,10 @@ ABC = FIRST.configuration
 ALONE = Configuration((), ("w0", "w1", "w2"))
 
 
-def after(
-    parent: Entry, term: int = 2, voters: str = "abc", payload: bytes = b"", *, is_verdict: bool = False
-) -> Entry:
-    return next_entry(parent, term, voters, voters, parent.incarnations, payload=payload, is_verdict=is_verdict)
+def after(parent: Entry, term: int = 2, voters: str = "abc", payload: str = "", *, is_verdict: bool = False) -> Entry:
+    return next_entry(
+        parent, term, voters, voters, parent.incarnations, payload=Payload(payload), is_verdict=is_verdict
+    )
 
 
 def votes(
@@ -103,7 +104,7 @@ def test_entries_are_ordered_by_term_and_then_by_number() -> None:
 
 
 def test_two_entries_at_one_position_have_different_ids_and_name_the_same_parent() -> None:
-    one, other = after(FIRST, payload=b"1"), after(FIRST, payload=b"2")
+    one, other = after(FIRST, payload="1"), after(FIRST, payload="2")
     assert one != other
     assert one.parent == other.parent == FIRST.id
 
@@ -291,7 +292,7 @@ def test_a_status_of_another_log_is_no_vote() -> None:
 
 
 def test_a_leader_proposes_the_accepted_entry_of_the_highest_term_again() -> None:
-    older, newer = after(FIRST, 2, payload=b"older"), after(FIRST, 3, payload=b"newer")
+    older, newer = after(FIRST, 2, payload="older"), after(FIRST, 3, payload="newer")
     leader = campaigning(term=4, node=member("a", accepted=Accepted(older, 2)))
     leader = leading.on_connected(leader, "b", status(4, accepted=Accepted(newer, 3)))
     assert must(leading.establish(leader)).proposal == newer
@@ -408,6 +409,15 @@ def test_a_new_voter_is_at_the_endpoint_before_any_node_hears_of_it() -> None:
     assert leading.plan_for(leader, "b") is None
     leader = leading.on_cell_written(leader, 0, leading.cell_for(leader, cell_of(term=2, leader="a")))
     assert leading.plan_for(leader, "b")
+
+
+def test_a_proposal_is_not_in_a_cell_that_was_written_before_it() -> None:
+    leader = locked(campaigning("b", "c"), cell_of())
+    leader = leading.on_connected(leader, "s", status(committed=None))
+    leader = must(leading.establish(leader))
+    older = leading.cell_for(leader, cell_of(term=2, leader="a"))
+    leader = leading.on_cell_written(leading.propose(leader, "abcs", "abcs"), 0, older)
+    assert leading.plan_for(leader, "b") is None, "it is held until the endpoint has it"
 
 
 def test_a_newcomer_joins_without_a_vote_while_the_endpoint_is_silent() -> None:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from hashlib import blake2b
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 from aelastic.core.record import Record
 
+# What an entry is about; opaque here.
+Payload = NewType("Payload", str)
+NO_PAYLOAD = Payload("")
 # Failures that an entry remembers as charged.  They are not reported again after their round: a few would do.
 CHARGED_MAX = 32
 
@@ -61,7 +64,7 @@ class Entry(Record):
     incarnations: tuple[str, ...]
     is_verdict: bool
     charged: tuple[str, ...]
-    payload: bytes
+    payload: Payload
 
     @property
     def log(self) -> str:
@@ -91,7 +94,11 @@ class Accepted(Record):
 
 
 def first_entry(
-    term: int, members: Iterable[str], voters: Iterable[str], incarnations: tuple[str, ...], payload: bytes = b""
+    term: int,
+    members: Iterable[str],
+    voters: Iterable[str],
+    incarnations: tuple[str, ...],
+    payload: Payload = NO_PAYLOAD,
 ) -> Entry:
     """The entry that founds a log, which is named after the incarnations of the endpoints that agree on it."""
     return _entry("+".join(incarnations), None, term, 1, members, voters, incarnations, payload=payload)
@@ -106,7 +113,7 @@ def next_entry(
     *,
     is_verdict: bool = False,
     failures: Iterable[str] = (),
-    payload: bytes = b"",
+    payload: Payload = NO_PAYLOAD,
 ) -> Entry:
     """The entry after `parent`; it charges those of `failures` that no entry has charged."""
     charged = (*parent.charged, *not_charged(parent, failures))[-CHARGED_MAX:]
@@ -125,7 +132,7 @@ def _entry(
     *,
     is_verdict: bool = False,
     charged: tuple[str, ...] = (),
-    payload: bytes = b"",
+    payload: Payload = NO_PAYLOAD,
 ) -> Entry:
     names = tuple(sorted(members)), tuple(sorted(voters))
     fields = parent, term, number, *names, incarnations, is_verdict, charged, payload
@@ -145,6 +152,10 @@ def id_of(entry: EntryRef | None) -> EntryId | None:
 def log_of(ref: EntryRef | None) -> str | None:
     entry_id = id_of(ref)
     return entry_id.log if entry_id else None
+
+
+def is_verdict(ref: EntryRef | None) -> bool:
+    return isinstance(ref, Entry) and ref.is_verdict
 
 
 def order(entry: EntryRef | None) -> tuple[int, int]:

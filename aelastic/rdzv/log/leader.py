@@ -13,13 +13,16 @@ from aelastic.core.record import Record
 from aelastic.rdzv.log import votes as voting
 from aelastic.rdzv.log.cell import Cell, write
 from aelastic.rdzv.log.entries import (
+    NO_PAYLOAD,
     Accepted,
     Configuration,
     Entry,
     EntryId,
     EntryRef,
+    Payload,
     first_entry,
     id_of,
+    is_verdict,
     log_of,
     next_entry,
     order,
@@ -102,13 +105,13 @@ def next_term(highest: int) -> int:
     return highest + 1
 
 
-def term_from_clock(seconds: int, highest: int) -> int:
+def term_from_clock(milliseconds: int, highest: int) -> int:
     """A term "from the wall clock", for recovery and founding: also above those that only ended nodes knew of.
 
     Args:
-        seconds: since 1970.  Terms begin there and rise by a few in a minute, so they stay behind the clock.
+        milliseconds: since 1970.  Terms begin there and rise by a few in a minute, so they stay behind the clock.
     """
-    return max(seconds, highest + 1)
+    return max(milliseconds, highest + 1)
 
 
 def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = False) -> Leader:
@@ -170,9 +173,11 @@ def on_locked(leader: Leader, endpoint: int, cell: Cell) -> Leader:
 
 
 def _after_reading_of(leader: Leader, committed: EntryRef | None) -> Leader:
-    if not takes_over(leader, committed):
-        return leader
-    return _at_phase_1(leader, committed)
+    if takes_over(leader, committed):
+        return _at_phase_1(leader, committed)
+    if isinstance(leader.node.committed, EntryId):
+        return leader.replace(node=leader.node.replace(committed=_whole(leader, leader.node.committed)))
+    return leader
 
 
 def takes_over(leader: Leader, committed: EntryRef | None) -> bool:
@@ -250,21 +255,26 @@ def establish(leader: Leader) -> Leader | None:
     if newest is not leader.node.committed:
         leader = _at_phase_1(leader, newest)
     committed = leader.node.committed
-    if isinstance(committed, EntryId):
-        return None  # who votes after it is not known
+    if isinstance(committed, EntryId):  # who votes after it is not known
+        return _given_up(leader, committed) if may_found_beside(leader, committed) else None
     votes = phase_1_votes(leader)
     mandate = phase_1_mandate(leader, votes)
     if mandate is Mandate.NONE and isinstance(committed, Entry) and may_found(leader, committed, votes):
-        node = leader.node.replace(committed=None, accepted=None)
-        leader = leader.replace(node=node, given_up=committed.id)
-        return establish(leader) or leader  # it may have to begin an incarnation first
-    if mandate is Mandate.NONE or (isinstance(committed, Entry) and committed.is_verdict):
+        return _given_up(leader, committed.id)
+    if mandate is Mandate.NONE or is_verdict(committed):
         return None
     leader = leader.replace(mandate=mandate)
     pending = adopted(leader)
     if pending:
         leader = leader.replace(proposal=pending, node=_having_accepted(leader, pending))
     return _changed(leader)
+
+
+def _given_up(leader: Leader, heard: EntryId) -> Leader:
+    """The leader as the founder of another log; it may have to begin an incarnation first."""
+    node = leader.node.replace(committed=None, accepted=None)
+    leader = leader.replace(node=node, given_up=heard)
+    return establish(leader) or leader
 
 
 def must_begin_again(leader: Leader, view: View) -> bool:
@@ -355,6 +365,15 @@ def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
     return is_forgotten and are_all_known and leader.node.name not in heard.voters
 
 
+def may_found_beside(leader: Leader, heard: EntryId) -> bool:
+    """Founding, where nobody who answers ever had a vote: a log that the endpoints have forgotten is known by id alone.
+
+    Whoever may live of it is not known, as it is not to an agent that has heard of no log: the two are two jobs.
+    """
+    others = [view for view in leader.views if view and view.log != heard.log]
+    return leader.has_listened and 2 * len(others) > len(leader.views)
+
+
 def adopted(leader: Leader) -> Entry | None:
     """Adoption: the accepted entry of the highest term that follows the committed one; it may have been committed."""
     found = [view.accepted for view in own_views(leader) if view]
@@ -405,7 +424,7 @@ def _votes(
 
 
 def replaced(leader: Leader) -> frozenset[str]:
-    """Replaced: nodes that a lock on their own host proves to be gone, as the agents found that took their slots."""
+    """Replaced: nodes that are gone, since another agent has come in the place of each."""
     statuses = [each.status for each in leader.followers.values()]
     return frozenset({*leader.node.replaces, *(name for status in statuses for name in status.replaces)})
 
@@ -420,7 +439,7 @@ def propose(
     *,
     is_verdict: bool = False,
     failures: Iterable[str] = (),
-    payload: bytes = b"",
+    payload: Payload = NO_PAYLOAD,
 ) -> Leader:
     """The leader with a proposal of its own.  Phase 1 is complete, and found nothing that is pending."""
     assert leader.mandate and not leader.proposal, "phase 1 is complete and left the choice"
@@ -470,7 +489,7 @@ def plan_for(leader: Leader, name: str) -> Plan | None:
     has_vote = votes_in(committed, name) or votes_in(leader.proposal, name)
     return Plan(
         leader.node.term,
-        leader.mandate is not Mandate.NONE,
+        leader.mandate is not Mandate.NONE or is_verdict(committed),
         committed if has_vote and needs_whole(status, committed) else id_of(committed),
         leader.proposal if has_vote and needs_whole(status, leader.proposal) else id_of(leader.proposal),
         own_accepted(leader) if has_vote else None,
@@ -503,10 +522,11 @@ def cell_for(leader: Leader, cell: Cell) -> Cell:
 
 def on_cell_written(leader: Leader, endpoint: int, cell: Cell) -> Leader:
     """The leader after the endpoint has taken a cell of `cell_for`."""
-    has_proposal = bool(leader.mandate) and leader.proposal is not None
+    proposal = leader.proposal if leader.mandate else None  # it may have been made while an older cell was written
+    has_proposal = proposal is not None and cell.accepted == Accepted(proposal, leader.node.term)
     view = View(cell.incarnation, cell.log, cell.committed, cell.accepted, has_proposal)
-    if has_proposal and leader.proposal:
-        leader = leader.replace(node=_having_accepted(leader, leader.proposal))
+    if has_proposal and proposal is not None:
+        leader = leader.replace(node=_having_accepted(leader, proposal))
     return _with_view(leader, endpoint, view)
 
 

@@ -81,8 +81,7 @@ class Node(Record):
         ended: leaders whose end it has read; only voters of `committed`.
         ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them,
             also after it has stopped leading.
-        replaces: nodes that are gone, as this agent found proved when it took its slot on the host: a lock there,
-            which the kernel releases when its holder ends, names them.
+        replaces: nodes that are gone: this agent has found another one in the place of each.
         failures: of its workers.
     """
 
@@ -141,11 +140,12 @@ def follow(node: Node, leader: str, term: int) -> Node:
 
 def on_plan(node: Node, plan: Plan) -> Node:
     """The node after a plan of its leader; its next status says whether it accepted the proposal."""
-    if plan.term < node.term or must_join_anew(node, plan):
+    if plan.term < node.term or is_of_other_log(node, plan):
         return node
     node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted)
     held = whole_entries_of(node)
-    if order(plan.committed) > order(node.committed):
+    is_by_id = isinstance(node.committed, EntryId) and node.committed == id_of(plan.committed)
+    if order(plan.committed) > order(node.committed) or is_by_id:
         node = node.replace(committed=whole(plan.committed, *held))
     proposal = whole(plan.proposal, *held)
     if isinstance(proposal, Entry) and accepts(node, proposal):
@@ -158,15 +158,18 @@ def accepts(node: Node, proposal: Entry) -> bool:
     return proposal.parent == id_of(node.committed)
 
 
+def is_of_other_log(node: Node, plan: Plan) -> bool:
+    log, ours = log_of(plan.committed) or log_of(plan.proposal), log_of(node.committed)
+    return ours is not None and log is not None and ours != log
+
+
 def must_join_anew(node: Node, plan: Plan) -> bool:
     """One log for each name: whether the leader leads another log than the one that the node promised to keep.
 
     The node can't take its promises back.  So its agent forgets them and joins under a new name, as an agent that
     replaces it.
     """
-    log = log_of(plan.committed) or log_of(plan.proposal)
-    ours = log_of(node.committed)
-    return plan.is_leading and ours is not None and log is not None and ours != log
+    return plan.is_leading and is_of_other_log(node, plan)
 
 
 # A leader's end.

@@ -73,7 +73,7 @@ def is_more_than_half(configuration: Configuration, nodes: Nodes, endpoints: int
 
 
 def has_living_node(configuration: Configuration, votes: Votes) -> bool:
-    """Section 5: each quorum needs one living node of the configuration, or the ended ones would decide without any.
+    """Someone must live: each quorum needs one living node of the configuration, or those that ended decide alone.
 
     As only voters speak for a leader that ended (`node.can_speak_for_leader`), this follows; a search finds no harm
     without it.  It states what the other rules rely on.

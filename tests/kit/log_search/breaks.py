@@ -297,7 +297,7 @@ BREAKS = (
         lambda of, heard, cast: of.has_listened and of.node.name not in heard.voters,
         FOUNDING,
         beginning=HEARD,
-        seed=0,
+        seed=3,
     ),
     Break(
         "a recovery's term is not above all others",
