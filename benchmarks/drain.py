@@ -43,7 +43,7 @@ class Agent:
     @property
     def epoch(self) -> int:
         """Of its last term as coordinator; 0: it had none."""
-        said = re.findall(r"this agent leads the job now \(.*epoch (\d+)\)", self.stderr.read_text(errors="replace"))
+        said = re.findall(r"this agent leads the job now \(.*term (\d+)\)", self.stderr.read_text(errors="replace"))
         return int(said[-1]) if said else 0
 
 

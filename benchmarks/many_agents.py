@@ -42,7 +42,7 @@ from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from kit.shared_board import InProcessBoard, SharedWorld
+from kit.shared_cell import InProcessCell, SharedWorld
 
 RUN_ID = "many"
 LIMIT_S = 280.0
@@ -107,7 +107,7 @@ class Agents:
                 began = Instant.now()
                 for number in range(self._count):
                     node = Node(f"id-{number}", f"host-{number}", "default", 1, "", 29500)
-                    board = InProcessBoard(RUN_ID, self._world)
+                    board = InProcessCell(RUN_ID, self._world)
                     link = AgentLink(board, self._settings, RUN_ID, node.node_id, self._policy, secret=self._secret)
                     self._links.append(link)
                     tasks.start_soon(link.run, self._listener_of(link, node))

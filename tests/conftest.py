@@ -25,13 +25,13 @@ from kit.effort import EFFORT, examples
 from kit.launching import Launcher
 from kit.no_processes import no_processes
 from kit.rings import DURATIONS, SHARE, WITHOUT_PROCESSES, ring_of, table, write_durations
-from kit.servers.etcd_boards import Closing
+from kit.servers.etcd_cells import Closing
 from kit.servers.etcd_servers import EtcdServers
 from kit.slots import slot
 from kit.warm.interpreters import Warm
 
 from aelastic.core.machine import check_invariants
-from aelastic.rdzv.board import Board
+from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd_v3 import EtcdV3
 from aelastic.tcpstore import child
 
@@ -247,11 +247,11 @@ def script(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def closing() -> AsyncIterator[Closing]:
-    """Boards given to it are closed in the end."""
+    """Cells given to it are closed in the end."""
     async with AsyncExitStack() as stack:
 
-        def close(board: Board) -> Board:
-            stack.push_async_callback(board.aclose)
-            return board
+        def close(cell: EndpointCell) -> EndpointCell:
+            stack.push_async_callback(cell.aclose)
+            return cell
 
         yield close

@@ -21,7 +21,7 @@ MODULES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "aelastic.rdzv.stores.store",
         "Your own store, which keeps the text that names the leader",
-        ("Store", "NoStoreForJob"),
+        ("Store",),
     ),
     ("aelastic.rdzv.registry", "Rendezvous back ends by name", ("AgentContext", "register", "names")),
     (

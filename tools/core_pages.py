@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 from functools import cache
 
+import log_page
 from machines import Core, invariants_of, is_core, read_core
 from markdown import code, lines, table
 from sources import Source, fields_of, package
@@ -21,7 +22,8 @@ def pages() -> dict[str, str]:
     """All pages, by their paths below the root of the repository."""
     cores = [read_core(module, cls.name) for module, cls in all_cores()]
     made = {f"{FOLDER}/{core_slug(core.name)}.md": page(core) for core in cores}
-    return {f"{FOLDER}/README.md": _index(cores), **made}
+    log = log_page.page(NOTE.format(path=log_page.PACKAGE.replace(".", "/")))
+    return {f"{FOLDER}/README.md": _index(cores), f"{FOLDER}/log.md": log, **made}
 
 
 @cache
@@ -211,6 +213,7 @@ def _index(cores: list[Core]) -> str:
         "What decides, and waits for nothing. Each page shows a core's phases, and what each event does in each of "
         "them, as the code says it. [How cores are made](../design.md) says why.",
         table(("core", "", "phases", "events", "fields"), rows),
+        f"The rules by which agents agree have no phases: they are functions. [The log](log.md): {log_page.caption()}",
     )
 
 

@@ -127,7 +127,7 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
 
 
 async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
-    from aelastic.rdzv.board import Board
+    from aelastic.rdzv.endpoint_cell import EndpointCell
     from aelastic.rdzv.stores.etcd import etcd_store
     from aelastic.rdzv.stores.etcd_settings import etcd_settings
     from aelastic.rdzv.writing import NotTrustedError
@@ -142,16 +142,16 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
         else:
             yield Finding("ok", f"endpoint {endpoint}", f"{way.address}; the port is open")
     store = etcd_store(settings, run_id)
-    board = Board(store, secret_of(settings, run_id), settings.lease_s)
+    cell = EndpointCell(store, secret_of(settings, run_id), settings.lease_s)
     try:
         with suppress(NotTrustedError):  # a line of its own says so
-            await board.read()
+            await cell.read()
     except AelasticError as error:
         yield Finding("error", "etcd", str(error))
     else:
-        yield Finding("ok", "etcd", f"{board.name} answers")
+        yield Finding("ok", "etcd", f"{cell.name} answers")
         if settings.max_nodes > 1:
             async for finding in check_access(settings, run_id, await store.get()):
                 yield finding
     finally:
-        await board.aclose()
+        await cell.aclose()

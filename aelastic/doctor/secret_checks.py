@@ -9,8 +9,8 @@ from contextlib import suppress
 from aelastic.doctor.finding import Finding
 from aelastic.host import names
 from aelastic.host.sockets import is_loopback
-from aelastic.rdzv.leader_record import Candidate
-from aelastic.rdzv.record_text import state_of
+from aelastic.rdzv.protocol.codec import WireError, from_text
+from aelastic.rdzv.protocol.messages import LeaderAt, StoredCell
 from aelastic.rdzv.secret.handshake import UNPROVED_BYTES_MAX, ProofError
 from aelastic.rdzv.secret.keys import shown
 from aelastic.rdzv.secret.seals import ForeignError, claimed, verify
@@ -71,28 +71,28 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
         problem = f"the record of this run at the endpoint is ignored here: {error}"
     else:
         problem = ""
-    record = None
-    with suppress(ValueError):
-        record = state_of(claimed(text)).record
-    if record is not None and secret is not None:
-        candidate = record.candidate
-        is_trusted, told = await _greet(candidate, secret)
+    leader = None
+    with suppress(WireError):
+        stored = from_text(claimed(text).decode(errors="replace"))
+        leader = stored.leader if isinstance(stored, StoredCell) else None
+    if leader is not None and secret is not None:
+        is_trusted, told = await _greet(leader, secret)
         problem = problem or ("" if is_trusted else told)
-        words = f"{Endpoint(next(iter(candidate.addresses), ''), candidate.port)}: {problem or told}"
+        words = f"{Endpoint(next(iter(leader.addresses), ''), leader.port)}: {problem or told}"
     else:
         words = problem or "nothing is proved"
     return Finding("error" if problem else "ok", "leader", words)
 
 
-async def _greet(candidate: Candidate, secret: SecretFile) -> tuple[bool, str]:
+async def _greet(leader: LeaderAt, secret: SecretFile) -> tuple[bool, str]:
     """Whether a coordinator is trusted, and which keys it has, or why not."""
     proof = Proofs(secret).make(MEMBER, is_client=True)
     assert proof is not None
-    for address in candidate.addresses:
+    for address in leader.addresses:
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROOF_TIMEOUT_S):
                 reader, writer = await names.connect(
-                    address, PROOF_TIMEOUT_S, lambda host: asyncio.open_connection(host, candidate.port)
+                    address, PROOF_TIMEOUT_S, lambda host: asyncio.open_connection(host, leader.port)
                 )
                 try:
                     writer.write(proof.begin())

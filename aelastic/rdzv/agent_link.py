@@ -1,11 +1,11 @@
-"""This agent's line to the coordinator, on another host or in this process: carries out the member core's actions."""
+"""This agent's line to the leader, on another host or in this process: carries out the member core's actions."""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, assert_never
 
@@ -17,28 +17,38 @@ from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.host.sockets import LOOPBACKS, HeldPort
-from aelastic.rdzv.ballots import Ballots
-from aelastic.rdzv.board import Board
+from aelastic.rdzv.campaigns import Campaigns
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.job_state import Participant, check_entries, voters_in
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.log import leader as leading
+from aelastic.rdzv.log.entries import Entry
+from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.election_news import election_news
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
 from aelastic.rdzv.other_secret import OtherSecret
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, HungUp, NodeMessage, Ready, Terms
+from aelastic.rdzv.protocol.messages import (
+    Campaign,
+    CoordinatorMessage,
+    Declined,
+    HungUp,
+    LeaderAt,
+    NodeMessage,
+    Ready,
+    Terms,
+)
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.stores.endpoints import RefusedError, look_up_limit_s
-from aelastic.rdzv.survivors.election import Election
-from aelastic.rdzv.survivors.election_events import BoardSaid, BoardSilent
-from aelastic.rdzv.term import begin_term
+from aelastic.rdzv.stores.endpoints import look_up_limit_s
 from aelastic.rdzv.wire.listening import addresses_beside, listen_for_members, local_addresses, own_addresses
 from aelastic.rdzv.wire.proofs import MEMBER as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
@@ -54,21 +64,21 @@ FAREWELL_S = 1.0
 
 
 class AgentLink:
-    """Finds the coordinator on a board, stays with it, and hosts it when this agent is elected (`Link`).
+    """Finds the leader by the endpoint's cell, follows it, and hosts it when this agent campaigns (`Link`).
 
     Args:
-        board: where the agents of this job find their coordinator.
+        cell: where the agents of this job find their leader.
         settings: what the user chose.
         run_id: the job's name.
         node_id: this agent's.
-        policy: of the coordinator, if this agent hosts it.
+        policy: of the leader, if this agent hosts it.
         files_max: the descriptors that connections may take.
         secret: the job's, if it has one.
     """
 
     def __init__(
         self,
-        board: Board,
+        cell: EndpointCell,
         settings: RendezvousSettings,
         run_id: str,
         node_id: str,
@@ -76,28 +86,27 @@ class AgentLink:
         files_max: float = math.inf,
         secret: SecretFile | None = None,
     ) -> None:
-        self._board, self._is_reached = board, False
-        self._turn = anyio.Lock()  # of an operation of the board, which member and coordinator share
+        self._cell, self._is_reached = cell, False
+        self._turn = anyio.Lock()  # of an operation on the cell, which member and leader share
         self._settings = settings
         self._policy = policy
         self._strangers = Strangers(settings.max_nodes, files_max)
         self._secret, self._proofs = secret, Proofs(secret)
         limits = settings.min_nodes, settings.max_nodes, policy.max_restarts
         terms = Terms(run_id, *limits, settings.lease_s, policy.text)
-        trouble = f"no answer from {board.name} yet: the store is still starting, or another program listens there"
-        self._member = Member(node_id, terms, Search(settings.join_timeout_s, trouble, settings.endpoint_note))
+        trouble = f"no answer from {cell.name} yet: the store is still starting, or another program listens there"
+        search = Search(settings.join_timeout_s, trouble, settings.endpoint_note)
+        may_lead = settings.backend != "static" or settings.node_rank == 0
+        self._member = Member(node_id, terms, search, may_lead, settings.has_elections)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
         self._port: HeldPort | None = None  # that our next candidacy names
         self._other_secret = OtherSecret()
         self._local_addresses: list[str] = []  # of the name that others are told
-        self._candidate: Candidate | None = None  # our last candidacy, and when it was asked for
-        self._campaigned_at = 0.0
         self._server: CoordinatorServer | None = None
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
-        self._election = Election(node_id, settings.lease_s)
-        self._ballots: Ballots | None = None  # where there are elections
-        self._questions: set[anyio.CancelScope] = set()  # to the board
+        self._campaigns: Campaigns | None = None  # where nodes vote
+        self._known: Entry | None = None  # whose nodes know where this agent is asked for its vote
         self._patience = anyio.CancelScope()  # with others that have not heard how the job ended
 
     @property
@@ -106,7 +115,7 @@ class AgentLink:
 
     def tell(self, message: NodeMessage) -> None:
         if isinstance(message, Ready) and self._settings.has_elections:
-            port = self._open_ballots().port
+            port = self._open_campaigns().port
             message = message.replace(node=message.node.replace(ballot_port=port))
         self._mailbox.post(ev.Submitted(message))
 
@@ -120,24 +129,48 @@ class AgentLink:
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
-                    if self._ballots is not None:
-                        for news in election_news(self._member, self._election, self._new_candidate):
-                            self._ballots.post(news)
+                    self._listen_for_campaigns()
         finally:
             if self._stream is not None:
-                self._stream.close()
+                self._stream.abort()
             if self._port is not None:
                 self._port.close()
             with anyio.CancelScope(shield=True), anyio.move_on_after(FAREWELL_S):
-                await self._board.aclose()
+                await self._cell.aclose()
 
     async def _begin(self, tasks: TaskGroup) -> None:
         self._local_addresses = await local_addresses(self._settings)
-        tasks.start_soon(self._board.run, name="board")
+        tasks.start_soon(self._cell.run, name="store")
         if self._secret is not None:
             tasks.start_soon(self._secret.follow, name="secret")
         if self._settings.has_elections:
-            tasks.start_soon(self._open_ballots().run, name="ballots")
+            tasks.start_soon(self._open_campaigns().run, name="campaigns")
+
+    def _open_campaigns(self) -> Campaigns:
+        if self._campaigns is None:
+            port = HeldPort(what="the election's port", is_bind_all=self._settings.bind_all)
+            lease_s = self._member.lease_s
+            self._campaigns = Campaigns(port, self._strangers, self._proofs, lease_s, self._on_campaign)
+        return self._campaigns
+
+    def _listen_for_campaigns(self) -> None:
+        """Others know where this agent answers once an entry that names it is known here."""
+        committed = self._log.committed if self._log is not None else None
+        if self._campaigns is None or not isinstance(committed, Entry) or committed is self._known:
+            return
+        self._known = committed
+        self._campaigns.listen_at(voters_in(committed), self._member.node_id)
+
+    @property
+    def _log(self) -> Node | None:
+        """What this agent keeps of the log, whoever has it."""
+        return self._member.log if self._server is None else self._server.leader.log.node
+
+    def _on_campaign(self, conn: int, campaign: Campaign) -> None:
+        if self._server is not None:
+            self._server.on_campaign(conn, campaign)
+        else:
+            self._mailbox.post(ev.Campaigned(conn, campaign))
 
     async def finish(self) -> None:
         await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
@@ -145,14 +178,14 @@ class AgentLink:
             self._stream.hang_up()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
-        read = self._member.record
+        has_led = self._server is not None
         with self._patience:
             if self._server is not None:
                 await self._server.tell_all()
-            if read is not None and read.verdict and self._board.is_served_here:
-                # The leader is gone.  Others may have yet to read this, and the board goes with this agent.
+            elif self._member.read_verdict and self._cell.is_served_here:
+                # The leader is gone.  Others may have yet to read it, and such a store goes with agents that serve it.
                 await anyio.sleep(self._settings.lease_s)
-        if self._server is not None:
+        if has_led and self._server is not None:
             await self._server.finish()
 
     def hurry(self) -> None:
@@ -162,20 +195,18 @@ class AgentLink:
         self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup
     ) -> None:
         match action:
-            case ev.ReadBoard() if self._election.chosen is not None:
-                self._mailbox.post(ev.BoardRead(self._election.chosen))
-            case ev.ReadBoard():
-                tasks.start_soon(self._ask, self._read, name="read the board")
-            case ev.Campaign(seen, above) if seen is not None and self._is_chosen(seen):
-                self._campaigned_at = aio.now()
-                self._mailbox.post(ev.BoardRead(seen))
-            case ev.Campaign(seen, above):
-                tasks.start_soon(self._campaign, seen, above, name="campaign")
-            case ev.Lead(record, is_heir, before):
-                self._lead(record, tasks, before, is_heir=is_heir)
-            case ev.Connect(conn, record):
+            case ev.ReadCell():
+                tasks.start_soon(self._read_cell, name="read the cell")
+            case ev.AskWhoLeads():
+                self._ask_who_leads(tasks)
+            case ev.Campaign():
+                tasks.start_soon(self._campaign, action, name="campaign")
+            case ev.Answer(conn, declined):
+                if self._campaigns is not None:
+                    self._campaigns.answer(conn, declined)
+            case ev.Connect(conn, leader):
                 self._disconnect()
-                tasks.start_soon(self._connect, conn, record, name="connect to the coordinator")
+                tasks.start_soon(self._connect, conn, leader, name="connect to the leader")
             case ev.Disconnect():
                 self._disconnect()
             case ev.Send(message):
@@ -188,140 +219,117 @@ class AgentLink:
             case _:
                 assert_never(action)
 
-    # The board.
+    # The cell.
 
-    async def _read(self) -> ev.Event:
-        record = await self._board.read()
-        if self._election.is_stale(record, aio.now()):
-            return ev.BoardFailed(f"{self._board.name}: no agent has been elected leader yet")
-        return ev.BoardRead(record)
+    async def _read_cell(self) -> None:
+        self._mailbox.post(await self._answer())
 
-    async def _campaign(self, seen: LeaderRecord | None, above: int) -> None:
-        async def campaign() -> ev.Event:
-            past = self._member.state.past
-            self._candidate = self._new_candidate().replace(
-                fence=past.fence, group_rank=past.group_rank, made_ms=aio.wall_ms()
-            )
-            record = await self._board.campaign(self._candidate, seen, above)
-            return ev.NotEligible() if record is None else ev.BoardRead(record)
-
-        self._campaigned_at = aio.now()
-        await self._ask(campaign)
-
-    async def _ask(self, question: Callable[[], Awaitable[ev.Event]]) -> None:
-        """Asks the board, reaching it first where that is needed; posts its answer, or the agent elected meanwhile."""
-        with anyio.CancelScope() as scope:
-            self._questions.add(scope)
-            try:
-                self._tell_ballots(BoardSilent(aio.now(), is_refused=False))
-                answer = await self._answer(question)
-            finally:
-                self._questions.discard(scope)
-        if scope.cancelled_caught:
-            chosen = self._election.chosen
-            answer = ev.BoardFailed("a leader was elected") if chosen is None else ev.BoardRead(chosen)
-        self._mailbox.post(answer)
-
-    async def _answer(self, question: Callable[[], Awaitable[ev.Event]]) -> ev.Event:
+    async def _answer(self) -> ev.Event:
+        """What the endpoint says, which is reached first where that is needed."""
         try:
             if not self._is_reached:
                 async with self._turn:
                     if not self._is_reached:  # by another question meanwhile
-                        await self._board.open()
+                        await self._cell.open()
                         self._is_reached = True
-            with anyio.fail_after(self._member.leader.lease_s):
+            with anyio.fail_after(self._member.lease_s):
                 async with self._turn:
-                    answer = await question()
-            if not isinstance(answer, ev.BoardFailed):
-                self._tell_ballots(BoardSaid())
-            return answer
+                    return ev.CellSaid(await self._cell.read())
         except (RendezvousError, InputError, TimeoutError) as caught:
             error = caught
-            if isinstance(error, NotTrustedError) and error.candidate is not None:
-                await self._greet(error.candidate)
-                error = self._other_secret.judge(error, self._board.name, aio.now())
-            if isinstance(error, RefusedError):
-                self._tell_ballots(BoardSilent(aio.now(), is_refused=True))
+            if isinstance(error, NotTrustedError) and error.leader is not None:
+                await self._greet(error.leader)
+                error = self._other_secret.judge(error, self._cell.name, aio.now())
             self._is_reached = False
-            if isinstance(error, InputError | RendezvousStateError) and not self._member.leader.epoch:
+            if isinstance(error, InputError | RendezvousStateError) and self._member.led_at is None:
                 raise error from None  # there is no hope
-            silence = f"{self._board.name}: no answer within {self._member.leader.lease_s:g} s"
-            return ev.BoardFailed(str(error) or silence)
+            silence = f"{self._cell.name}: no answer within {self._member.lease_s:g} s"
+            return ev.CellFailed(str(error) or silence)
 
-    async def _greet(self, candidate: Candidate) -> None:
+    async def _greet(self, leader: LeaderAt) -> None:
         """Connects to what is not trusted, once: both ends say what differs."""
-        if not self._other_secret.is_new(candidate.token, aio.now()):
+        if not self._other_secret.is_new(leader.token, aio.now()):
             return
-        with anyio.move_on_after(self._member.leader.lease_s), suppress(NoConnectionError):
-            stream = await connect(candidate.addresses, candidate.port, self._new_stream, self._look_up_s)
+        with anyio.move_on_after(self._member.lease_s), suppress(NoConnectionError):
+            stream = await connect(leader.addresses, leader.port, self._new_stream, self._look_up_s)
             try:
                 await stream.is_proved.wait()
             finally:
                 stream.abort()
             self._other_secret.take(stream.distrust)
 
-    # Elections.
+    # Votes.
 
-    def _open_ballots(self) -> Ballots:
-        if self._ballots is None:
-            port = HeldPort(what="the election's port", is_bind_all=self._settings.bind_all)
-            self._ballots = Ballots(self._election, port, self._strangers, self._proofs, self._on_chosen)
-        return self._ballots
-
-    def _tell_ballots(self, event: BoardSaid | BoardSilent) -> None:
-        if self._ballots is not None:
-            self._ballots.post(event)
-
-    def _is_chosen(self, record: LeaderRecord) -> bool:
-        """Whether that is this agent, elected by the nodes of its round."""
-        return record == self._election.chosen and record.candidate.node_id == self._member.node_id
-
-    def _on_chosen(self) -> None:
-        for scope in self._questions:
-            scope.cancel()
-
-    def _new_candidate(self) -> Candidate:
-        addresses = own_addresses(self._settings, self._board)
-        if self._port is None:
-            self._port = HeldPort(what="the coordinator", is_bind_all=self._settings.bind_all)
-        listen_for_members(self._port, addresses, self._local_addresses)
-        beside = addresses_beside(addresses, self._local_addresses, self._board)
-        return Candidate(self._member.node_id, (*addresses, *beside), self._port.number, os.urandom(16).hex())
-
-    # The coordinator, here.
-
-    def _lead(self, record: LeaderRecord, tasks: TaskGroup, before: tuple[int, int], *, is_heir: bool) -> None:
-        if self._port is None or record.candidate.port != self._port.number:
-            # The record is of a term that this agent had once.
-            self._mailbox.post(ev.LeadershipLost())
+    def _ask_who_leads(self, tasks: TaskGroup) -> None:
+        log = self._member.log
+        if self._campaigns is None or log is None or not isinstance(log.committed, Entry):
             return
-        rules = RoundRules.of(self._settings)
-        coordinator = Coordinator(rules, self._policy, self._member.node_id, seat_before=before if is_heir else None)
-        is_fixed = self._settings.backend == "static"
-        leader = begin_term(
+        campaign = Campaign(0, log.committed.id, self._new_leader_at(log.name))
+        others: list[Participant] = [each for each in voters_in(log.committed) if each.name != log.name]
+        self._campaigns.ask(others, campaign, self._on_declined, tasks)
+
+    def _on_declined(self, declined: Declined) -> None:
+        self._mailbox.post(ev.Declined(declined.term, declined.leader))
+
+    def _new_leader_at(self, name: str) -> LeaderAt:
+        """Where this agent would lead."""
+        addresses = own_addresses(self._settings, self._cell)
+        if self._port is None:
+            self._port = HeldPort(what="the leader", is_bind_all=self._settings.bind_all)
+        listen_for_members(self._port, addresses, self._local_addresses)
+        beside = addresses_beside(addresses, self._local_addresses, self._cell)
+        token = os.urandom(16).hex()
+        return LeaderAt(self._member.node_id, name, (*addresses, *beside), self._port.number, token)
+
+    # The leader, here.
+
+    async def _campaign(self, action: ev.Campaign) -> None:
+        await anyio.lowlevel.checkpoint()
+        node, member, settings = action.node, self._member, self._settings
+        term = leading.term_from_clock(aio.wall_ms(), action.highest) if action.has_listened else action.highest + 1
+        at = self._new_leader_at(node.name)
+        coordinator = Coordinator(RoundRules.of(settings), self._policy, member.node_id)
+        coordinator.roster.begin_term(term)
+        is_fixed = settings.backend == "static"
+        sessions = Connections(member.terms, at.token, term, settings.join_timeout_s, has_fixed_ranks=is_fixed)
+        leader = Leader(
             coordinator,
-            self._member.terms,
-            record,
-            self._campaigned_at,
-            has_fixed_ranks=is_fixed,
-            has_elections=self._settings.has_elections,
-            is_replaceable=not is_fixed and not self._board.endpoint_host,
+            sessions,
+            leading.campaign(node, term, 1, has_listened=action.has_listened),
+            at,
+            "" if member.state.node is None else member.state.node.host,
+            settings.has_elections,
+            os.urandom(8).hex(),
+            aio.now(),
+            frozenset(action.gone),
+            action.seen,
+            action.job_before,
+            action.silent,
+            is_replaceable=not is_fixed and not self._cell.endpoint_host,
         )
         port, self._port = self._port, None
-        around = self._on_stepped_down, self._strangers, self._proofs
-        self._server = CoordinatorServer(leader, record, self._board, self._turn, port, *around)
-        told = "this agent leads the job now (%s, epoch %d)"
-        if record.is_elected:
-            told = (
-                "a majority of the round elected this agent leader: %s is down, and new agents can join once it is "
-                "back (epoch %d)"
-            )
-        _log.info(told, self._board.name, record.epoch)
-        tasks.start_soon(self._server.run, name="coordinator")
+        assert port is not None
+        self._server = CoordinatorServer(
+            leader,
+            self._cell,
+            self._turn,
+            port,
+            self._campaigns,
+            lambda: self._on_leading(leader),
+            lambda *how: self._on_stepped_down(leader, *how),
+            lambda conn, campaign: self._mailbox.post(ev.Campaigned(conn, campaign)),
+            self._strangers,
+            self._proofs,
+        )
+        await self._server.run()
 
-    def _on_stepped_down(self) -> None:
+    def _on_leading(self, leader: Leader) -> None:
+        _log.info("this agent leads the job now (%s, term %d)", self._cell.name, leader.term)
+        self._mailbox.post(ev.Leading(leader.at, leader.term))
+
+    def _on_stepped_down(self, leader: Leader, node: Node, reason: str, stand_back_s: float, alive: str) -> None:
         self._server = None
-        self._mailbox.post(ev.LeadershipLost())
+        self._mailbox.post(ev.LeadershipLost(node, leader.at.token, reason, stand_back_s, alive))
 
     # The connection.
 
@@ -333,12 +341,12 @@ class AgentLink:
             self._stream.hang_up()
             self._stream = None
 
-    async def _connect(self, conn: int, record: LeaderRecord) -> None:
-        is_here = record.candidate.node_id == self._member.node_id
-        addresses = (*LOOPBACKS, *record.candidate.addresses) if is_here else record.candidate.addresses
+    async def _connect(self, conn: int, leader: LeaderAt) -> None:
+        is_here = leader.node_id == self._member.node_id
+        addresses = (*LOOPBACKS, *leader.addresses) if is_here else leader.addresses
         with anyio.CancelScope() as self._connecting:
             try:
-                stream = await connect(addresses, record.candidate.port, self._new_stream, self._look_up_s)
+                stream = await connect(addresses, leader.port, self._new_stream, self._look_up_s)
             except NoConnectionError as error:
                 self._mailbox.post(ev.ConnectFailed(conn, error.is_refused, str(error), error.is_here))
                 return
@@ -359,12 +367,17 @@ class AgentLink:
 
     @property
     def _look_up_s(self) -> float:
-        return look_up_limit_s(self._member.leader.lease_s)
+        return look_up_limit_s(self._member.lease_s)
 
     def _new_stream(self) -> Stream:
         return Stream(self, DOWNWARD, proof=self._proofs.make(DOOR, is_client=True))
 
     def on_message(self, stream: Stream, message: Any) -> None:
+        try:
+            check_entries(message)
+        except WireError as error:
+            self.on_garbage(stream, error)
+            return
         self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_unfinished(self, stream: Stream) -> None:
@@ -374,11 +387,11 @@ class AgentLink:
         if isinstance(error, ProofError):
             self._strangers.refuse(stream, error)
             return
-        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_reset=True, is_garbage=True))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, str(error), is_garbage=True))
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the leader: {reason}", stream.is_reset))
+        self._mailbox.post(ev.ConnectionLost(stream.conn, f"lost the leader: {reason}", stream.how_closed))
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         self._strangers.on_failure(stream, error)

@@ -65,7 +65,6 @@ class Ledger(Record):
     spent: tuple[Spent, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     blamed: tuple[Blamed, ...] = ()
-    keeper: str = ""  # the host of the coordinator that has written this
 
     def turned(self, now: float) -> Ledger:
         """With ages in the place of moments, or the other way round."""

@@ -11,7 +11,7 @@ SECRET_CHANGE_S = 120.0
 
 
 class OtherSecret:
-    """What is known of the coordinator that the board names, and that no agent with this secret has written there.
+    """What is known of the leader that the cell names, and that no agent with this secret has written there.
 
     A record alone says nothing: it may be what an earlier job has left.  One whose coordinator lives, and has another
     secret, is of the job that is meant.
@@ -33,24 +33,24 @@ class OtherSecret:
         """It has answered the greeting."""
         self._distrust = distrust
 
-    def judge(self, error: NotTrustedError, board: str, now: float) -> NotTrustedError | InputError:
-        """The error to raise for a read of the board, given the greeting: an `InputError` if waiting cannot help."""
+    def judge(self, error: NotTrustedError, where: str, now: float) -> NotTrustedError | InputError:
+        """The error to raise for a read of the cell, given the greeting: an `InputError` if waiting cannot help."""
         other = self._distrust
         if not isinstance(other, OtherSecretError):
             return error
         if not other.may_be_changed:
             return InputError(
-                f"{board}: its agents have a different secret ({other.keys}): use the same --secret-file on every node",
+                f"{where}: its agents have a different secret ({other.keys}): use the same --secret-file on every node",
                 topic="agents-do-not-match",
             )
         waited_s = now - self._since
         if waited_s < SECRET_CHANGE_S:
             return NotTrustedError(
-                f"{board}: its agents have a different secret ({other.keys}), which may be changing: waiting "
+                f"{where}: its agents have a different secret ({other.keys}), which may be changing: waiting "
                 f"up to {SECRET_CHANGE_S:g} s for this node to get it"
             )
         return InputError(
-            f"{board}: its agents have had a different secret ({other.keys}) for {waited_s:.0f} s: use the same "
+            f"{where}: its agents have had a different secret ({other.keys}) for {waited_s:.0f} s: use the same "
             "--secret-file on every node",
             topic="agents-do-not-match",
         )

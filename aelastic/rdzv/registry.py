@@ -160,19 +160,19 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
     """
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
-        # No store has an epoch: the clock's makes the number of a round rise over all starts of the job.
+        # No store has a term: the clock's makes the number of a round rise over all starts of the job.
         return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
-        from aelastic.rdzv.board import Board
+        from aelastic.rdzv.endpoint_cell import EndpointCell
         from aelastic.rdzv.secret.secret_file import SecretFile
         from aelastic.workers.requirements import files_for_connections
 
         path = settings.secret_path
         secret = None if path is None else SecretFile(path, around.run_id)
-        board = Board(_FACTORIES[settings.backend](settings, around), secret, settings.lease_s)
+        cell = EndpointCell(_FACTORIES[settings.backend](settings, around), secret, settings.lease_s)
         policy, files_max = policy_of(spec), files_for_connections(spec)
-        return AgentLink(board, settings, around.run_id, node_id, policy, files_max, secret)
+        return AgentLink(cell, settings, around.run_id, node_id, policy, files_max, secret)
     from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
     from aelastic.rdzv.torch_handler.lent import lent
 

@@ -31,11 +31,11 @@ class SingleNode:
 
     Args:
         policy: the budget.
-        epoch: of all its rounds.
+        term: of all its rounds.
     """
 
     policy: RestartPolicy
-    epoch: int = 0
+    term: int = 0
     restart_count: int = 0
     verdict: m.Ended | None = None
     _assigned: m.Assigned | None = None  # the last round
@@ -115,8 +115,7 @@ class SingleNode:
             ranks,
             node.master_addr,
             node.master_port,
-            epoch=self.epoch,
-            ledger=self._ledger.turned(now),
+            term=self.term,
         )
         self._node_id, self._host, self._is_running, self._question = node.node_id, node.host, True, None
         return [self._assigned]
@@ -155,7 +154,7 @@ class SingleNode:
             drain.on_round_over()
         hosts = {} if self.verdict else {self._node_id: self._host}
         nodes, round_ = tuple(hosts) if self._is_running else (), 0 if self._assigned is None else self._assigned.round
-        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.epoch, tuple(hosts)), now)
+        told = drain.handle(request, lambda: Crew(hosts, nodes, round_, self.term, tuple(hosts)), now)
         if drain.is_over or not self._is_running:
             verdict, is_restarted = drain.verdict, drain.is_over and drain.aim is not None
             drain.on_round_over()

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from aelastic import aio
 from aelastic.errors import InputError, RendezvousConnectionError
-from aelastic.rdzv.leader_record import Candidate
-from aelastic.rdzv.record_text import state_of
+from aelastic.rdzv.protocol.codec import WireError, from_text
+from aelastic.rdzv.protocol.messages import LeaderAt, StoredCell
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 from aelastic.rdzv.secret.secret_file import SecretFile
@@ -30,12 +30,12 @@ class NotTrustedError(RendezvousConnectionError):
     """The text in the store was not written by an agent of this job.
 
     Attributes:
-        candidate: that it names, if any.
+        leader: that it names, if any.
     """
 
     topic = "the-record-has-another-secret"
 
-    candidate: Candidate | None = None
+    leader: LeaderAt | None = None
 
 
 class Writing:
@@ -87,6 +87,7 @@ class Writing:
     def distrust(self, text: bytes, where: str) -> NotTrustedError:
         """The error to raise for a text that counts as nothing, and may be that of a living leader."""
         error = NotTrustedError(f"{where} was not written with this agent's secret")
-        with suppress(ValueError):
-            error.candidate = record.candidate if (record := state_of(claimed(text)).record) else None
+        with suppress(WireError):
+            stored = from_text(claimed(text).decode(errors="replace"))
+            error.leader = stored.leader if isinstance(stored, StoredCell) else None
         return error

@@ -39,10 +39,18 @@ _SERVER = Path(__file__).with_name("server.py")
 FORKED_CONTROL = 63  # the number of its socket in a forked child, where low ones are taken
 READY = 0  # the number of the first answer, which is to no command
 REPLACES = {"serve", "drop"}  # commands that make those before them void
-_ANSWER_BYTES_MAX = 192 * 1024
 # The kernel keeps some hundred commands for a child that reads none (it may be importing torch from a dead disk); so
 # many more wait here.
 UNSENT_MAX = 100
+# As in `server.py`.
+PIECE_BYTES = 64 * 1024
+MORE, LAST = b"+", b"."
+
+
+def pieces_of(said: bytes) -> list[bytes]:
+    """As in `server.py`."""
+    *firsts, last = [said[at : at + PIECE_BYTES] for at in range(0, len(said), PIECE_BYTES)]
+    return [*(MORE + each for each in firsts), LAST + last]
 
 
 class Answer(Record):
@@ -121,7 +129,9 @@ class StoreProcess:
         self._mode = mode
         self._is_ready = self._has_worked = False  # of the child that runs now
         self._said = self._answered = READY  # the last numbers
-        self._unsent: deque[tuple[bytes, list[int]]] = deque()  # the socket did not take them
+        self._unsent: deque[tuple[deque[bytes], list[int]]] = deque()  # the socket did not take them
+        self._is_amid_command = False  # the child has had some pieces of a command, and not the last one
+        self._heard = b""  # the first pieces of an answer
 
     @property
     def is_running(self) -> bool:
@@ -181,22 +191,25 @@ class StoreProcess:
             return self._said
         if do in REPLACES:
             self._drop_unsent()  # the child would drop them, too
-        command = json.dumps({"do": do, "number": self._said, **arguments}).encode()
-        if self._unsent or not self._has_sent(command, descriptors):
+        pieces = deque(pieces_of(json.dumps({"do": do, "number": self._said, **arguments}).encode()))
+        if self._unsent or not self._has_sent(pieces, descriptors):
             assert self._popen is not None
             try:
-                self._unsent.append((command, [os.dup(each) for each in descriptors]))
+                self._unsent.append((pieces, [os.dup(each) for each in descriptors]))
             except OSError:  # no more files may be opened
                 self._popen.kill()
             if len(self._unsent) > UNSENT_MAX:
                 self._popen.kill()  # it hears nothing any more; another one is told all that counts
         return self._said
 
-    def _has_sent(self, command: bytes, descriptors: Sequence[int]) -> bool:
-        """False where the socket takes no more for now."""
+    def _has_sent(self, pieces: deque[bytes], descriptors: Sequence[int]) -> bool:
+        """False where the socket takes no more for now; what it has taken is no longer among the pieces."""
         assert self._control is not None
         try:
-            socket.send_fds(self._control, [command], descriptors)
+            while pieces:
+                is_first = not self._is_amid_command
+                socket.send_fds(self._control, [pieces[0]], descriptors if is_first else [])
+                self._is_amid_command = pieces.popleft().startswith(MORE)
         except BlockingIOError:
             return False
         except OSError:
@@ -208,8 +221,12 @@ class StoreProcess:
             self._drop_first_unsent()
 
     def _drop_unsent(self) -> None:
+        """Drops the commands of which the child has nothing."""
+        begun = self._unsent.popleft() if self._unsent and self._is_amid_command else None
         while self._unsent:
             self._drop_first_unsent()
+        if begun is not None:
+            self._unsent.append(begun)
 
     def _drop_first_unsent(self) -> None:
         for each in self._unsent.popleft()[1]:
@@ -224,20 +241,41 @@ class StoreProcess:
         assert self._control is not None
         while True:
             try:
-                said = self._control.recv(_ANSWER_BYTES_MAX)
+                piece = self._control.recv(len(LAST) + PIECE_BYTES)
             except BlockingIOError:
-                await anyio.wait_readable(self._control)
+                await self._wait_for_child()
+                self._send_unsent()
                 continue
             except ConnectionError:
-                said = b""
-            if not said:
+                piece = b""
+            if not piece:
                 raise await self._bury()
             self._send_unsent()  # it has read a command: there is room
+            self._heard += piece[len(LAST) :]
+            if piece.startswith(MORE):
+                continue
+            said, self._heard = self._heard, b""
             answer = Answer(**json.loads(said))
             self._is_ready = True
             if answer.number != READY:
                 self._has_worked, self._answered = True, answer.number
             return answer
+
+    async def _wait_for_child(self) -> None:
+        """Waits until the child says something, or takes more of what it has yet to read."""
+        control = self._control
+        assert control is not None
+        if not self._unsent:
+            await anyio.wait_readable(control)
+            return
+        async with anyio.create_task_group() as tasks:
+
+            async def wait(ready: Callable[[socket.socket], Awaitable[None]]) -> None:
+                await ready(control)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(wait, anyio.wait_readable)
+            tasks.start_soon(wait, anyio.wait_writable)
 
     async def ask(self, do: str, *descriptors: int, timeout_s: float, **arguments: Any) -> Any:
         """Has a command carried out, by a child that is started if there is none.
@@ -310,6 +348,7 @@ class StoreProcess:
             return None
         popen, control = self._popen, self._control
         self._popen = self._control = None
+        self._is_amid_command, self._heard = False, b""
         self._drop_unsent()
         if control is not None:
             control.close()

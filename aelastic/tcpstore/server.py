@@ -41,9 +41,11 @@ from typing import Any
 
 # How long a store that is served waits for a key if its client does not say; torch's default.
 TIMEOUT = timedelta(seconds=300)
-COMMAND_BYTES_MAX = 192 * 1024  # of what a socket takes at once, 208 KiB by default (`net.core.wmem_default`)
-# Of a value that is longer, which no agent wrote, only the beginning is told; in base64.
-VALUE_BYTES_MAX = 80 * 1024
+# Commands and answers travel in pieces that a socket takes at once; the first byte of each says whether it is the last.
+PIECE_BYTES = 64 * 1024
+MORE, LAST = b"+", b"."
+# Of a value that is longer, which no agent wrote, only the beginning is told.
+VALUE_BYTES_MAX = 1 << 20
 WORDS_MAX = 300
 LISTENERS_MAX = 8  # addresses of one name, IPv4 and IPv6
 FORWARD_BYTES = 64 * 1024
@@ -85,7 +87,7 @@ def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[i
     control.setblocking(True)
     while True:
         try:
-            said, listeners, *_ = socket.recv_fds(control, COMMAND_BYTES_MAX, LISTENERS_MAX)
+            said, listeners = next_command(control)
         except BlockingIOError:
             return commands
         if not said:
@@ -97,6 +99,28 @@ def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[i
             commands = []
         commands.append((command, listeners))
         control.setblocking(False)
+
+
+def next_command(control: socket.socket) -> tuple[bytes, list[int]]:
+    """One command, and what it brings; empty at the end of the control socket.
+
+    Raises:
+        BlockingIOError: the socket does not wait, and none has come.
+    """
+    said, brought = b"", list[int]()
+    while True:
+        piece, descriptors, *_ = socket.recv_fds(control, len(LAST) + PIECE_BYTES, LISTENERS_MAX)
+        if not piece:
+            return b"", brought
+        said, brought = said + piece[len(LAST) :], brought + descriptors
+        if piece.startswith(LAST):
+            return said, brought
+        control.setblocking(True)  # the rest is on its way
+
+
+def pieces_of(said: bytes) -> list[bytes]:
+    *firsts, last = [said[at : at + PIECE_BYTES] for at in range(0, len(said), PIECE_BYTES)]
+    return [*(MORE + each for each in firsts), LAST + last]
 
 
 def main(control: socket.socket, mode: str) -> None:
@@ -168,7 +192,8 @@ def end_with(control: int) -> None:
 def answer(control: socket.socket, number: int, **what: Any) -> None:
     try:
         control.setblocking(True)
-        control.send(json.dumps({"number": number, **what}).encode())
+        for piece in pieces_of(json.dumps({"number": number, **what}).encode()):
+            control.send(piece)
     except ConnectionError:
         pass  # the agent has gone, and so have we
 

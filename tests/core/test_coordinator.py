@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from kit import decided
 from kit.reports import Job
 from kit.stories.coordinator import failure, node
 
 from aelastic.decisions.cause import SaveOutcome
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Lost, Phase, Reported
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Lost, Phase, Reported
+from aelastic.rdzv.coordinator.job_state import payload_of, state_in, voters_in
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
@@ -97,7 +100,6 @@ def test_a_cordoned_node_that_has_been_told_to_leave_takes_part_in_no_round_thou
     assert [each.message.stage for each in told if isinstance(each.message, r.Notice)] == [r.Stage.LEAVE]
     job.handle(Lost("b", "silent"), 100.1)
     job.handle(m.Ready(node("a")), 100.2)
-    job.handle(Confirmed(core.forming.losses), 100.2)
     assert core.phase is Phase.FORMING and [*core.roster.ready] == ["a"], "there are too few without it"
 
 
@@ -106,7 +108,6 @@ def test_a_cordoned_node_takes_part_where_there_are_too_few_without_it() -> None
     core = job.core
     job.handle(Lost("b", "silent"), 100.1)
     job.handle(m.Ready(node("a")), 100.2)
-    job.handle(Confirmed(core.forming.losses), 100.2)
     assert core.phase is Phase.RUNNING and [*core.roster.participants] == ["a", "c"]
 
 
@@ -183,3 +184,175 @@ def test_a_failure_of_the_round_before_that_a_node_still_tells_of_does_not_count
     told = job.handle(Lost("b", "silent"), 104.0) + job.handle(DeadlinePassed(), 106.0)
     (count,) = {each.message.restart_count for each in told if isinstance(each.message, m.Interrupted)}
     assert count == 1, "the loss is free, and the failure was paid for"
+
+
+# What the log keeps.
+
+
+def test_the_log_says_of_which_node_the_leader_was() -> None:
+    for own, rank in (("a", 0), ("b", 1), ("elsewhere", -1)):
+        job = Job(Coordinator(RoundRules(1, 2), RestartPolicy(3), own))
+        for name in "ab":
+            job.handle(m.Ready(node(name)), 100.0)
+        kept = job.core.state(100.0).last_round
+        assert kept is not None and (kept.node_ids, kept.leader_rank) == (["a", "b"], rank)
+
+
+def test_a_round_in_the_log_tells_each_node_what_it_was_told_when_it_began() -> None:
+    job = Job(Coordinator(RoundRules(1, 2), RestartPolicy(3)))
+    job.core.roster.begin_term(7)
+    job.handle(m.Ready(node("b").replace(role="reader", local_world_size=4, ballot_port=9, log_name="b~1")), 100.0)
+    sends = job.handle(m.Ready(node("a").replace(master_port=4242)), 100.0)
+    kept = job.core.state(100.0).last_round
+    assert kept is not None and kept.assigned(0) == {send.node_id: send.message for send in sends}
+    assert [(each.name, each.vote_port) for each in kept.participants] == [("a", 0), ("b~1", 9)]
+
+
+def ask(name: str, verb: r.Verb, target: str = "", **others: Any) -> r.Ask:
+    return r.Ask(name, f"{verb}", verb, target, 60.0, "spot", **others)
+
+
+def applied(sends: list[Any]) -> list[bool]:
+    return [each.message.is_applied for each in sends if isinstance(each.message, r.Answer)]
+
+
+# Requests that last, and what follows from them, also under another leader.
+LASTING = [ask("b", r.Verb.DRAIN), ask("a", r.Verb.STOP, at_save=True), ask("a", r.Verb.RESTART, at_save=True)]
+
+
+@pytest.mark.parametrize("asked", LASTING, ids=lambda each: each.verb)
+def test_a_request_that_is_accepted_is_kept_in_the_log_with_the_time_that_is_left(asked: r.Ask) -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    version = job.core.version
+    assert applied(job.handle(asked, 100.0)) == [True]
+    assert job.core.version > version
+    assert job.core.state(145.0).asks == (asked.replace(deadline_s=15.0),)
+    assert job.core.state(999.0).asks == (asked.replace(deadline_s=0.0),)
+    version = job.core.version
+    job.core.handle(job.nodes.says(asked.node_id, saved=r.Saved(asked.node_id, 7)), 110.0)
+    assert job.core.version == version, "it is kept once"
+
+
+def continued(job: Job, now: float, gone: str = "") -> Job:
+    """The job under a new leader, to which all nodes of the round have reported."""
+    other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
+    other.core.roster.begin_term(9)
+    kept = job.core.state(now)
+    other.core.resume(kept, gone, now)
+    assert kept.last_round is not None
+    other.nodes.known.clear()
+    for name in kept.last_round.node_ids:
+        if name not in gone:
+            other.handle(other.nodes.connects(job.nodes.of[name].node, job.nodes.of[name].past), now)
+    return other
+
+
+def ends(job: Job) -> list[float]:
+    """When the round ends, at the latest, for what is asked."""
+    drain = job.core.drain
+    return [aim.end_at for aim in (*drain.leaving.values(), drain.aim) if aim is not None]
+
+
+@pytest.mark.parametrize("asked", LASTING, ids=lambda each: each.verb)
+def test_a_new_leader_carries_on_with_what_was_asked_of_the_one_before(asked: r.Ask) -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(asked, 100.0)
+    other = continued(job, 130.0)
+    assert other.core.phase is Phase.RUNNING and other.core.drain.is_on
+    assert ends(other) == ends(job) and len(ends(job)) == 1
+    assert other.core.drain.leaving.keys() == ({"b"} if asked.verb is r.Verb.DRAIN else set())
+    assert other.core.state(130.0).asks == (asked.replace(deadline_s=30.0),), "and so does the one after it"
+
+
+def test_a_restart_that_was_asked_for_and_not_begun_ends_the_round_under_the_next_leader() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    running = dict(job.nodes.of)
+    job.handle(ask("a", r.Verb.RESTART), 100.0)
+    job.nodes.of = running  # no node has heard that
+    other = continued(job, 101.0)
+    (cause,) = {each.past.standing for each in other.nodes.of.values()}
+    assert other.core.phase is Phase.FORMING and cause is m.Standing.STOPPING
+
+
+def test_what_was_asked_is_done_with_the_round_and_a_drain_once_its_node_has_left() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(ask("a", r.Verb.RESTART), 100.0)
+    job.handle(ask("b", r.Verb.DRAIN), 100.0)
+    job.handle(m.Left("b", "drained"), 101.0)
+    for name in "ac":
+        job.handle(m.Ready(node(name)), 102.0)
+    assert job.core.round == 2 and job.core.state(102.0).asks == ()
+
+
+def test_a_drain_that_is_called_off_is_kept_no_longer() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(ask("b", r.Verb.DRAIN), 100.0)
+    version = job.core.version
+    assert applied(job.handle(ask("b", r.Verb.CANCEL), 101.0)) == [True]
+    assert job.core.version > version and job.core.state(101.0).asks == ()
+
+
+def test_a_request_that_is_refused_is_not_kept() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    version = job.core.version
+    assert applied(job.handle(ask("a", r.Verb.DRAIN, "no-such-host"), 100.0)) == [False]
+    assert job.core.version == version and job.core.state(100.0).asks == ()
+
+
+def test_a_cordon_is_kept_in_the_log_and_a_new_leader_keeps_it() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    version = job.core.version
+    assert applied(job.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, "fans"), 100.0)) == [True]
+    assert job.core.version > version
+    other = continued(job, 130.0)
+    assert [(each.host, each.at) for each in other.core.forming.bench.ledger.excluded] == [("host-c", 100.0)]
+
+
+def test_a_node_that_has_finished_and_left_is_missed_by_no_leader_after_that() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(m.Succeeded("a", 1), 100.0)
+    version = job.core.version
+    job.handle(m.Left("a", "done"), 100.0)
+    assert job.core.version > version and job.core.state(100.0).departed == (0,)
+    other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
+    other.core.resume(job.core.state(100.0), [], 100.0)
+    for name in "bc":
+        other.connect(node(name), m.Past(m.Standing.BUSY, 1), 100.0)
+    assert other.core.phase is Phase.RUNNING
+
+
+def test_a_new_leader_of_a_job_that_is_over_tells_the_verdict() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    for name in "ab":
+        job.handle(m.Succeeded(name, 1), 100.0)
+    other = Job(Coordinator(job.core.rules, job.core.policy))
+    other.core.resume(job.core.state(100.0), ["a"], 100.0)
+    assert other.core.is_closed and other.core.deadline is None
+    told = other.connect(node("b"), m.Past(m.Standing.FINISHED, 1), 100.0)
+    assert [(each.node_id, each.message) for each in told] == [("b", job.core.verdict)]
+
+
+def test_a_new_leader_of_a_job_without_a_round_forms_the_first() -> None:
+    job, _ = coordinator(node("a"), max_nodes=2)
+    other = Job(Coordinator(job.core.rules, job.core.policy))
+    other.core.resume(job.core.state(100.0), [], 100.0)
+    assert other.core.phase is Phase.FORMING
+    for name in "ab":
+        other.connect(node(name), m.Past(m.Standing.READY), 100.0)
+    assert other.core.round == 1
+
+
+def test_what_the_log_keeps_of_a_job_can_be_read_again() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    job.handle(ask("b", r.Verb.DRAIN), 100.0)
+    job.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, "fans"), 100.0)
+    state = job.core.state(110.0)
+    assert state.asks and state.ledger.excluded and state.last_round is not None
+    entry = first_entry(7, (), ("a", "b"), ("w",), payload_of(state))
+    assert state_in(entry) == state
+    assert [each.node_id for each in voters_in(entry)] == [], "no agent of these is asked for a vote"
+    asked = state.last_round.participants[1].replace(vote_port=9)
+    state = state.replace(last_round=state.last_round.replace(participants=(asked, *state.last_round.participants[:1])))
+    assert voters_in(first_entry(7, (), ("b",), ("w",), payload_of(state))) == (asked,)
+    assert voters_in(first_entry(7, (), ("a",), ("w",), payload_of(state))) == (), "it can't be asked"
+    assert voters_in(first_entry(7, (), ("b",), ("w",))) == (), "nothing is known of it"

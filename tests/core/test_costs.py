@@ -31,7 +31,6 @@ from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member import member_events
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.quorum.register import Register
-from aelastic.rdzv.survivors.election import Election
 
 SMALL, LARGE = AGENTS
 # Tables are of powers of two, and a number of more digits is read in more steps.
@@ -48,7 +47,6 @@ EVENTS: dict[type, Any] = {
 }
 # Cores of which no part grows with the job, nor with the node.
 BOUNDED = {
-    Election: "a round of more than `SEATS_MAX` nodes elects none",
     Register: "of a few endpoints, as the user gave them",
     Preload: "of a few modules, as the user gave them",
 }

@@ -1,4 +1,4 @@
-"""The settings of etcd, and what a board reads as a leader record."""
+"""The settings of etcd, and what is no cell of a leader there."""
 
 from __future__ import annotations
 
@@ -8,20 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit.servers.etcd_boards import board_of, settings_of
+from kit.servers.etcd_cells import cell_of, settings_of
 from kit.servers.etcd_values import GARBAGE, GOOD
 
 from aelastic.errors import InputError
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
-from aelastic.rdzv.protocol.messages import ROUND_MAX, Seat, Seats, fence_of
-from aelastic.rdzv.record_text import (
-    MAX_BYTES,
-    OlderVersionError,
-    record_from_bytes,
-    record_to_bytes,
-    state_of,
-    text_without_leader,
-)
+from aelastic.rdzv.protocol.codec import WireError, from_text
 from aelastic.rdzv.stores.etcd_settings import Endpoint, etcd_settings
 
 # --- what the user chose
@@ -42,11 +33,11 @@ def test_endpoints_are_read_as_people_write_them(text: str, endpoints: list[Endp
 
 
 def test_an_endpoint_is_shown_as_it_is_written() -> None:
-    board = board_of("etcd-v3", "a,[::1]:7")
+    cell = cell_of("etcd-v3", "a,[::1]:7")
 
-    assert board.name == "etcd-v3 at a:2379,[::1]:7"
-    assert board_of("etcd", "a").name == "etcd at a:2379"
-    assert (board.own_address, board.endpoint_host) == ("", "")
+    assert cell.name == "etcd-v3 at a:2379,[::1]:7"
+    assert cell_of("etcd", "a").name == "etcd at a:2379"
+    assert (cell.own_address, cell.endpoint_host) == ("", "")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +72,7 @@ def test_an_endpoint_is_shown_as_it_is_written() -> None:
 )
 def test_what_cannot_work_is_said_at_once(endpoint: str, config: dict[str, str], what: str) -> None:
     with pytest.raises(InputError, match=what) as caught:
-        board_of("etcd", endpoint, **config)
+        cell_of("etcd", endpoint, **config)
     assert "pw" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -96,93 +87,45 @@ def test_a_password_comes_from_a_file_without_its_end_of_line(tmp_path: Path) ->
 
 # --- what is in the key
 
-texts = st.text(max_size=20)
-candidates = st.builds(
-    lambda node_id, addresses, port, token, seat: Candidate(node_id, tuple(addresses), port, token, *seat),
-    texts,
-    st.lists(texts, max_size=3),
-    st.integers(1, 65535),
-    texts,
-    st.just(()) | st.tuples(st.integers(1), st.integers(0)),
-)
-
-
-words = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
-seats = st.builds(Seat, words, words, words, st.integers(1, 65535))
-rounds = st.none() | st.builds(
-    lambda epoch, round_, secret, seats: Seats(fence_of(epoch, round_), round_, secret, tuple(seats)),
-    st.integers(1, 2**42),
-    st.integers(1, ROUND_MAX),
-    words,
-    st.lists(seats, min_size=1, max_size=3, unique_by=lambda seat: seat.node_id),
-)
-
-
-@given(candidates, st.integers(1), texts, rounds)
-def test_a_record_written_is_read_as_it_was(
-    candidate: Candidate, epoch: int, verdict: str, round_: Seats | None
-) -> None:
-    record = LeaderRecord(epoch=epoch, candidate=candidate, verdict=verdict, seats=round_)
-
-    assert record_from_bytes(record_to_bytes(record)) == record
-
-
-@given(candidates, st.integers(1), rounds)
-def test_the_round_that_a_coordinator_leaves_behind_is_read_as_it_was(
-    candidate: Candidate, epoch: int, round_: Seats | None
-) -> None:
-    state = state_of(text_without_leader(LeaderRecord(epoch=epoch, candidate=candidate, seats=round_)))
-
-    assert (state.record, state.epoch, state.seats) == (None, epoch, round_)
-
-
-@pytest.mark.parametrize("text", [b"x", b"\xff\xfe", b"0\n{", b"0\n{}", b"0\n" + b"[" * 100_000, b"-1\n{}", b"0\nnull"])
-def test_a_text_of_a_key_that_no_agent_wrote_is_refused(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r" is missing|^no JSON"):
-        state_of(text)
-
-
-def test_what_an_older_version_left_on_etcd_is_told_from_what_no_agent_wrote() -> None:
-    with pytest.raises(OlderVersionError):
-        state_of(json.dumps(GOOD).encode())
-    with pytest.raises(ValueError, match="is missing") as caught:
-        state_of(json.dumps({**GOOD, "epoch": "1"}).encode())
-    assert not isinstance(caught.value, OlderVersionError)
-
-
-def test_a_round_whose_hosts_names_are_too_long_for_a_board_is_left_out() -> None:
-    record = LeaderRecord(epoch=1, candidate=Candidate("a", ("host",), 1, "token"))
-    long = Seats(1, 1, "token", (Seat("a", "h" * MAX_BYTES, "address", 1),))
-
-    assert record_from_bytes(record_to_bytes(record.replace(seats=long))) == record
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (
-        st.lists(inner) | st.dictionaries(st.sampled_from(["epoch", "candidate", "verdict", "port", "x"]), inner)
+        st.lists(inner)
+        | st.dictionaries(st.sampled_from(["cell", "leader", "term", "committed", "port", "x"]), inner)
+        | inner.map(lambda fields: ["StoredCell", fields])
     ),
     max_leaves=8,
 )
 
 
-@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
-def test_nothing_else_is_read_as_a_record(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        record_from_bytes(text)
+@given(st.text() | json_values.map(json.dumps))
+def test_nothing_else_is_read_as_a_cell(text: str) -> None:
+    with pytest.raises(WireError, match=r"\w"):
+        from_text(text)
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_no_record(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        record_from_bytes(text)
+def test_garbage_is_no_cell(text: bytes) -> None:
+    with pytest.raises(WireError, match=r"\w"):
+        from_text(text.decode(errors="replace"))
 
 
-@pytest.mark.parametrize("told", [7, "x", '["Waiting", {"text": "x"}]', '["Seats", {"fence": 1}]'])
-def test_what_is_no_round_is_no_record(told: object) -> None:
-    with pytest.raises(ValueError, match=r"\w"):
-        record_from_bytes(json.dumps({**GOOD, "seats": told}).encode())
+@pytest.mark.parametrize("committed", [7, "x", [1, 2], ["StoredCell", {}], {"id": [1, 2, "1f", "d"]}])
+def test_a_cell_with_something_else_than_an_entry_is_none(committed: object) -> None:
+    kind, fields = GOOD
+    with pytest.raises(WireError, match=r"^StoredCell\.cell\.committed\b"):
+        from_text(json.dumps([kind, {**fields, "cell": {**fields["cell"], "committed": committed}}]))
 
 
-def test_what_later_versions_add_to_a_reign_is_left_out() -> None:
-    assert record_from_bytes(json.dumps({**GOOD, "later": 1}).encode()).epoch == 1
+def test_what_an_older_version_has_left_is_no_cell() -> None:
+    candidate = {"node_id": "a", "addresses": ["h"], "port": 1, "token": "t"}
+    for left in ({"epoch": 1, "candidate": candidate, "verdict": ""}, 0):
+        with pytest.raises(WireError, match="not a message of the protocol"):
+            from_text(json.dumps(left))
+
+
+def test_what_a_cell_does_not_have_is_refused() -> None:
+    kind, fields = GOOD
+    assert from_text(json.dumps(GOOD)).cell.term == 1
+    with pytest.raises(WireError, match=r"^StoredCell is .* and should have the fields cell, leader"):
+        from_text(json.dumps([kind, {**fields, "later": 1}]))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, UPWARD, Decoder, OtherProtocolError, encode
 from aelastic.rdzv.secret.handshake import (
     NONCE_BYTES,
@@ -22,7 +23,7 @@ from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 
 OLD, NEW, OTHER = (Key(word * 32, "run") for word in (b"o", b"n", b"x"))
 NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
-HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", 0, m.Status(NODE, m.Past(m.Standing.READY)))
+HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", "a", m.Status(NODE, m.Past(m.Standing.READY)))
 
 
 def end(*keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b"") -> Handshake:
@@ -197,11 +198,11 @@ def test_a_frame_that_was_changed_repeated_left_out_or_moved_ends_the_connection
         client, server = meet(end(NEW, is_client=True), end(NEW, is_client=False))
         decoder = Decoder(UPWARD)
         decoder.tagger = server.received
-        plain = [encode(m.Alive(number)) for number in range(3)]
+        plain = [encode(r.Fetch("a", str(number), r.What.STATUS)) for number in range(3)]
         return [each[:4] + client.sent.tag(each[4:]) + each[4:] for each in plain], decoder
 
     (one, two, three), decoder = frames()
-    assert list(decoder.feed(one + two + three)) == [m.Alive(0), m.Alive(1), m.Alive(2)]
+    assert list(decoder.feed(one + two + three)) == [r.Fetch("a", str(number), r.What.STATUS) for number in range(3)]
     for index in range(4, len(one)):
         (one, two, three), decoder = frames()
         changed = bytes(each ^ (at == index) for at, each in enumerate(one))
@@ -213,13 +214,14 @@ def test_a_frame_that_was_changed_repeated_left_out_or_moved_ends_the_connection
             list(decoder.feed(b"".join(sent[each] for each in said)))
 
 
-# The board.
+# The cell.
 
 
 def test_what_is_written_with_a_secret_is_read_with_it_alone() -> None:
-    text = b'3\n{"epoch": 1}'
+    text = b'["StoredCell", {"term": 1}]'
     signed = sign(text, [NEW])
-    assert json.loads(signed[2:]).keys() == {"epoch", "proof"}, "people and older agents can read it"
+    name, fields, proof = json.loads(signed)
+    assert (name, fields) == ("StoredCell", {"term": 1}) and proof.startswith("proof "), "people can read it"
     assert claimed(signed) == claimed(text) == text
     assert verify(signed, [NEW]) == verify(signed, [OLD, NEW]) == text
     assert sign(text, []) == verify(text, []) == text and verify(b"", [NEW]) == b""
@@ -235,7 +237,7 @@ def test_what_is_written_with_a_secret_is_read_with_it_alone() -> None:
 
 
 def test_no_part_of_what_is_written_can_be_changed() -> None:
-    signed = sign(b'3\n{"epoch": 1, "verdict": ""}', [NEW])
+    signed = sign(b'["StoredCell", {"term": 1}]', [NEW])
     for index in range(len(signed)):
         changed = signed[:index] + bytes([signed[index] ^ 1]) + signed[index + 1 :]
         with pytest.raises(ForeignError):

@@ -8,8 +8,10 @@ import pytest
 from kit import decided
 from kit.stories.coordinator import failure
 
+from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.rdzv.coordinator.plans import changed
-from aelastic.rdzv.ledger import Ledger
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.member.node_state import ASKED_MAX, EARLIER_S, NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -20,8 +22,8 @@ EMPTY = m.Plan(4, 5.0)
 RANKS = assign_ranks([("", 2)] * 3)
 
 
-def assigned(round_: int = 1, epoch: int = 4, **others: Any) -> m.Assigned:
-    return m.Assigned(round_, 0, RANKS[0], "host", 29500, 0, epoch=epoch, **others)
+def assigned(round_: int = 1, term: int = 4) -> m.Assigned:
+    return m.Assigned(round_, 0, RANKS[0], "host", 29500, term=term)
 
 
 def ready(**others: Any) -> NodeState:
@@ -31,9 +33,9 @@ def ready(**others: Any) -> NodeState:
     return state
 
 
-def plan(*decisions: m.CoordinatorMessage, epoch: int = 4) -> m.Plan:
+def plan(*decisions: m.CoordinatorMessage, term: int = 4) -> m.Plan:
     """The plan of a node about which this is decided."""
-    found = m.Plan(epoch, 5.0)
+    found = m.Plan(term, 5.0)
     for each in decisions:
         found = changed(found, each)
     return found
@@ -54,21 +56,9 @@ def test_workers_that_waited_for_a_round_have_opted_in_to_it(starts: m.Starts) -
     state.submit(m.Prepared("me", starts), 0.0)
     (ranks,) = assign_ranks([("", 2)])
     for round_ in (1, 2):
-        state.follow(EMPTY.replace(assigned=m.Assigned(round_, 0, ranks, "host", 29500, 0)), 0.0)
+        state.follow(EMPTY.replace(assigned=m.Assigned(round_, 0, ranks, "host", 29500)), 0.0)
         assert state.past.has_opted_in == (round_ == 1 and starts is m.Starts.READY)
         state.submit(m.Ready(NODE), 0.0)
-
-
-@pytest.mark.parametrize("ballot_port, nodes, can_elect", [(1, 3, True), (0, 3, False), (1, m.SEATS_MAX + 1, False)])
-def test_a_node_that_has_not_heard_who_is_in_its_round_knows_whether_the_others_elect(
-    ballot_port: int, nodes: int, *, can_elect: bool
-) -> None:
-    """Its connection broke between the two messages: cut off, its workers would run beside the others' next round."""
-    state = ready(ballot_port=ballot_port)
-    assert not state.can_others_elect
-    ranks = assign_ranks([("", 2)] * nodes)[0]
-    state.follow(EMPTY.replace(assigned=m.Assigned(1, 0, ranks, "host", 29500, 0)), 0.0)
-    assert state.can_others_elect == can_elect
 
 
 # Following a plan.
@@ -93,7 +83,7 @@ DECISIONS: list[tuple[Any, m.CoordinatorMessage]] = [
 
 def test_each_field_of_a_plan_that_a_supervisor_is_told_of_has_an_example_here() -> None:
     told = {name for _, decision in DECISIONS for name, value in plan(decision).__dict__.items() if value}
-    assert told | {"answers"} == set(m.Plan.__match_args__)
+    assert told | {"answers", "log"} == set(m.Plan.__match_args__)
 
 
 @pytest.mark.parametrize("make, decision", DECISIONS, ids=lambda each: type(each).__name__)
@@ -110,9 +100,9 @@ def test_a_plan_that_comes_again_changes_nothing_in_the_status(make: Any, decisi
     state = make()
     now = changed(state.plan or EMPTY, decision)
     state.follow(now, 1.0)
-    before = state.status_at(2.0), state.kept_at(2.0)
+    before = state.status_at(2.0)
     state.follow(now, 2.0)
-    assert (state.status_at(2.0), state.kept_at(2.0)) == before
+    assert state.status_at(2.0) == before
 
 
 def test_all_that_is_new_in_one_plan_is_delivered_in_the_order_in_which_it_is_to_be_heard() -> None:
@@ -177,10 +167,10 @@ def test_how_long_a_cordon_lasts_is_not_news_and_another_cordon_is() -> None:
 def test_another_leader_counts_cordons_and_questions_anew() -> None:
     state, cordon = ready(), r.Benched("row 3", 3600.0, 1)
     state.follow(plan(cordon), 0.0)
-    assert state.follow(plan(cordon, epoch=5), 1.0) == [cordon], "the first that the next leader has cordoned"
+    assert state.follow(plan(cordon, term=5), 1.0) == [cordon], "the first that the next leader has cordoned"
     state, look = busy(), m.Look(1, "no output", 1)
     state.follow(RUNS.replace(look=look), 0.0)
-    assert state.follow(RUNS.replace(look=look, epoch=5), 1.0) == [look]
+    assert state.follow(RUNS.replace(look=look, term=5), 1.0) == [look]
 
 
 def test_a_notice_that_leaves_less_time_is_news_and_the_same_one_is_not() -> None:
@@ -223,10 +213,10 @@ def test_a_request_that_lasts_is_said_until_it_is_done_and_its_answer_is_read_on
     state = busy()
     state.submit(DRAIN, 0.0)
     answered = RUNS.replace(answers=(r.Answer("me-1", True, "drain"),))
-    assert len(state.follow(answered, 1.0)) == 1 and state.follow(answered.replace(epoch=5), 2.0) == []
+    assert len(state.follow(answered, 1.0)) == 1 and state.follow(answered.replace(term=5), 2.0) == []
     (again,) = state.status_at(10.0).asks
     assert (again.ask_id, again.deadline_s) == ("me-1", 50.0)
-    refused = RUNS.replace(epoch=5, answers=(r.Answer("me-1", False, "too late"),))
+    refused = RUNS.replace(term=5, answers=(r.Answer("me-1", False, "too late"),))
     assert state.follow(refused, 11.0) == [], "no other leader refuses what one has accepted"
     state.follow(plan(STOPPED), 12.0)
     state.submit(m.Ready(NODE), 13.0)
@@ -256,16 +246,18 @@ def test_of_very_many_requests_the_last_are_said() -> None:
     assert len(asks) == ASKED_MAX and asks[-1] == f"me-{2 * ASKED_MAX - 1}"
 
 
-def test_nodes_that_have_departed_are_kept_for_the_next_leader() -> None:
+def test_a_round_of_a_later_term_is_newer_though_its_number_is_not() -> None:
+    """The log may have been founded anew, and counts from the beginning."""
     state = busy()
-    for round_, rank in ((1, 2), (1, 1), (1, 2), (1, 7), (2, 0)):
-        state.on_departed(m.Departed(round_, rank))
-    assert state.past.departed == (1, 2), "this round has three nodes"
-    assert state.follow(EMPTY.replace(epoch=5), 3.0) == [] and state.past.departed == (1, 2)
-    state.follow(plan(STOPPED), 4.0)
-    state.submit(m.Ready(NODE), 5.0)
-    state.follow(plan(assigned(2)), 6.0)
-    assert not state.past.departed
+    state.follow(plan(STOPPED), 1.0)
+    state.submit(m.Ready(NODE), 2.0)
+    again = assigned(1, term=5)
+    assert state.follow(plan(again, term=5), 3.0) == [again] and state.past.fence == m.fence_of(5, 1)
+
+
+def test_what_a_plan_says_about_the_log_is_no_news_for_a_supervisor() -> None:
+    first = first_entry(4, ["me"], ["me"], ("1f",))
+    assert busy().follow(RUNS.replace(log=log.Plan(4, True, first, None, None)), 1.0) == []
 
 
 def test_a_node_that_is_to_start_workers_ahead_prepares_and_one_that_has_a_round_does_not() -> None:
@@ -295,8 +287,8 @@ def test_a_node_that_could_not_start_workers_ahead_says_so_again_where_it_is_tol
     state.follow(EMPTY.replace(starts_ahead=1), 1.0)
     state.submit(m.Prepared("me", m.Starts.COLD), 2.0)
     assert state.status_at(2.0).starts == 2
-    assert state.follow(EMPTY.replace(epoch=5, starts_ahead=1), 3.0) == []
-    assert state.follow(EMPTY.replace(epoch=5, starts_ahead=2), 4.0) == [m.StartAhead(2)]
+    assert state.follow(EMPTY.replace(term=5, starts_ahead=1), 3.0) == []
+    assert state.follow(EMPTY.replace(term=5, starts_ahead=2), 4.0) == [m.StartAhead(2)]
 
 
 def test_a_node_reads_at_once_that_a_round_began_and_that_it_is_over() -> None:
@@ -332,10 +324,45 @@ def test_a_node_counts_how_often_it_was_ready() -> None:
     assert state.status_at(1.0).ready_count == 2
 
 
-def test_the_age_of_a_failure_and_of_a_ledger_grow_until_they_are_said() -> None:
+def test_the_age_of_a_failure_grows_until_it_is_said() -> None:
     state = ready()
-    state.follow(plan(assigned(ledger=Ledger().exclude("h", "x", 0.0))), 100.0)
+    state.follow(plan(assigned()), 100.0)
     state.submit(m.Failed("me", 1, failure("a"), age_s=2.0), 110.0)
     assert state.status_at(115.0).past.failure_age_s == 7.0
-    (excluded,) = state.kept_at(115.0).ledger.excluded
-    assert excluded.at == 15.0
+
+
+def test_a_node_says_in_which_term_its_round_began() -> None:
+    past = busy().past
+    assert (past.round, past.term, past.fence) == (1, 4, assigned().fence)
+
+
+def test_a_node_says_for_how_long_it_has_been_without_a_leader() -> None:
+    state = busy()
+    assert state.past_at(10.0).alone_s == 0.0
+    state.on_alone(10.0)
+    state.on_alone(12.0)
+    assert state.past_at(15.0).alone_s == 5.0, "since it lost the last one that led"
+    state.on_welcome(is_new=True)
+    assert state.past_at(20.0).alone_s == 0.0
+
+
+def test_a_node_that_ended_its_round_by_itself_says_since_when_it_was_alone_then() -> None:
+    state = busy()
+    state.on_alone(10.0)
+    stop = state.interrupt(Cause(CauseKind.LEADER_SILENT))
+    assert stop is not None and stop.round == 1 and state.past.standing is m.Standing.STOPPING
+    assert state.interrupt(Cause(CauseKind.LEADER_SILENT)) is None, "it stops once"
+    state.on_welcome(is_new=True)
+    assert state.past_at(30.0).alone_s == 20.0
+    state.submit(m.Ready(NODE), 31.0)
+    state.follow(plan(assigned(2)), 32.0)
+    assert state.past_at(40.0).alone_s == 0.0
+
+
+def test_nodes_that_wait_for_a_place_are_known_until_another_leader_counts_them() -> None:
+    state = busy()
+    state.on_spares(True)
+    state.on_welcome(is_new=False)
+    assert state.past.has_spares
+    state.on_welcome(is_new=True)
+    assert not state.past.has_spares

@@ -42,7 +42,7 @@ def plans() -> Plans:
 
 
 def test_each_field_of_a_plan_has_a_decision_here() -> None:
-    assert {"epoch", "lease_s"} | {name for _, made in DECISIONS for name in made} == set(m.Plan.__match_args__)
+    assert {"term", "lease_s", "log"} | {name for _, made in DECISIONS for name in made} == set(m.Plan.__match_args__)
 
 
 @pytest.mark.parametrize("decision, made", DECISIONS, ids=lambda each: type(each).__name__)
@@ -170,12 +170,24 @@ def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
     of.forget("a")
 
 
-def test_another_epoch_is_in_all_plans() -> None:
+def test_another_term_is_in_all_plans() -> None:
     of = plans()
     of.change("a", ASSIGNED, 0.0)
-    of.begin_epoch(9)
-    assert of.of("a", 0.0) == EMPTY.replace(epoch=9, assigned=ASSIGNED) and of.of("b", 0.0).epoch == 9
-    assert of.empty.epoch == 9
+    of.begin_term(9)
+    assert of.of("a", 0.0) == EMPTY.replace(term=9, assigned=ASSIGNED) and of.of("b", 0.0).term == 9
+    assert of.empty.term == 9
+
+
+def test_a_plan_that_is_to_be_sent_once_more_says_the_same() -> None:
+    of = plans()
+    of.change("a", ASSIGNED, 0.0)
+    of.take_changed()
+    of.on_sent("a")
+    of.change("a", STOPPED, 1.0)
+    before = of.of("a", 1.0)
+    of.take_changed()
+    of.send("a")
+    assert of.take_changed() == ["a"] and of.of("a", 1.0) == before, "it has read of its round"
 
 
 def test_a_plan_says_which_round_has_ended_only_to_a_node_that_has_yet_to_read_of_it() -> None:

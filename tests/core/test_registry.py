@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kit.shared_board import InProcessStore, SharedWorld
+from kit.shared_cell import InProcessStore, SharedWorld
 
 from aelastic.errors import InputError
 from aelastic.rdzv import registry

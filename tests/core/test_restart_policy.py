@@ -19,7 +19,7 @@ from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.protocol import messages as m
@@ -314,15 +314,16 @@ def ready(job: Job, names: str, at: float, reached: Reached = NOTHING) -> list[A
     return [each.message for name in names for each in job.handle(m.Ready(node(name), reached), at)]
 
 
-def test_a_coordinator_that_takes_over_knows_what_was_before() -> None:
+def test_a_new_leader_knows_what_was_before() -> None:
     first = job(ruled("same-error: stop; *: restart 9/1h"))
     fails(first, "a", 101.0, Reached(7))
-    assigned = ready(first, "ab", 161.0, Reached(7))[-1]
-    assert assigned.ledger == Ledger("KeyError at /job/train.py:40", 7, NONE, 0, (Spent(1, 0.0),))
+    ready(first, "ab", 161.0, Reached(7))
+    kept = first.core.state(171.0)
+    assert kept.ledger == Ledger("KeyError at /job/train.py:40", 7, NONE, 0, (Spent(1, 10.0),))
     other = Job(Coordinator(RoundRules(1, 2), first.core.policy))
-    for rank, name in enumerate("ab"):
-        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2)
-        other.connect(node(name), past, 500.0, ledger=assigned.ledger.aged(10.0))
+    other.core.resume(kept, [], 500.0)
+    for name in "ab":
+        other.connect(node(name), m.Past(m.Standing.BUSY, 2), 500.0)
     assert other.core.forming.bench.ledger.spent == (Spent(1, 490.0),)
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
@@ -336,14 +337,14 @@ def asks(job: Job, verb: r.Verb, target: str, at: float, reason: str = "") -> li
     return [each.message for each in job.handle(r.Ask("b", f"{verb}{at}", verb, target, 0.0, reason), at)]
 
 
-def test_a_successor_knows_who_has_no_seat() -> None:
+def test_a_new_leader_knows_which_hosts_are_cordoned() -> None:
     first = job(RestartPolicy(3), "abc")
     asks(first, r.Verb.CORDON, "a", 102.0, "fans")
-    assigned = next(each for each in ready(first, "abc", 103.0) if isinstance(each, m.Assigned))
+    ready(first, "abc", 103.0)
     other = Job(Coordinator(RoundRules(1, 3), first.core.policy))
-    for rank, name in enumerate("bc"):
-        past = m.Past(m.Standing.BUSY, 2, 0, rank, 2)
-        other.connect(node(name), past, 500.0, ledger=assigned.ledger.aged(10.0))
+    other.core.resume(first.core.state(113.0), [], 500.0)
+    for name in "bc":
+        other.connect(node(name), m.Past(m.Standing.BUSY, 2), 500.0)
     assert ready(other, "a", 501.0) == [r.Benched("fans", 3600.0 - 12.0, 1)]
 
 
@@ -415,15 +416,13 @@ def test_a_host_is_not_blamed_where_all_are_on_it_or_nothing_is_known_of_it() ->
         assert not policy.decide(end).cordoned and not policy.after(end, policy.decide(end)).excluded
 
 
-def test_a_successor_blames_the_host_of_the_coordinator_that_is_gone() -> None:
+def test_a_new_leader_blames_the_host_of_the_leader_that_is_gone() -> None:
     first = Job(Coordinator(RoundRules(1, 3), RestartPolicy(9), "a"))
-    assigned = ready(first, "abc", 100.0)[-1]
-    assert isinstance(assigned, m.Assigned)
-    assert assigned.ledger.keeper == "host-a" and assigned.coordinator_rank == 0
-    other = Job(Coordinator(RoundRules(1, 3), first.core.policy, seat_before=(assigned.fence, 0)))
-    for rank, name in ((1, "b"), (2, "c")):
-        past = m.Past(m.Standing.BUSY, 1, 0, rank, 3, 0)
-        other.connect(node(name), past, 500.0, ledger=assigned.ledger)
+    ready(first, "abc", 100.0)
+    other = Job(Coordinator(RoundRules(1, 3), first.core.policy))
+    other.core.resume(first.core.state(100.0), ["a"], 500.0)
+    for name in "bc":
+        other.connect(node(name), m.Past(m.Standing.BUSY, 1), 500.0)
     ready(other, "bc", 502.0)
-    other.handle(Confirmed(other.core.forming.losses), 502.0)
+    assert other.core.round == 2
     assert [each.host for each in other.core.forming.bench.ledger.blamed] == ["host-a"]

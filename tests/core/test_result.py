@@ -23,7 +23,7 @@ def ended(cause: ProcessFailure | None, *failures: ProcessFailure) -> RunResult:
     group = WorkerGroup(WorkerSpec(entrypoint="train.py", local_world_size=2, max_restarts=0))
     ranks = NodeRanks(1, 2, 1, 3, 1, 3, 2)
     group.handle(ev.Start(), 0.0)
-    group.handle(m.Assigned(1, 0, ranks, "host-a", 1, 0, "agent"), 0.0)
+    group.handle(m.Assigned(1, 0, ranks, "host-a", 1, "agent"), 0.0)
     group.handle(ev.Spawned(1, {0: 12, 1: 13}), 0.0)
     for local_rank, failure in enumerate(failures):
         group.handle(ev.Exited(1, local_rank, failure), 0.0)

@@ -1,4 +1,4 @@
-"""What waits for a coordinator whose leadership is not certain."""
+"""What nodes have reported waits while an entry is not committed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from kit.stories.coordinator import failure, node
 
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.coordinator.unheard import Event, Unheard
-from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -74,10 +73,9 @@ def test_what_becomes_of_a_node_after_its_last_status_is_heard_after_it() -> Non
 
 
 def test_the_newest_status_of_a_new_connection_keeps_what_the_first_brought() -> None:
-    brought: dict[str, Any] = {"kept": m.Kept(Ledger("x"), ended=("b",)), "knew_another": True, "silent_s": 3.0}
-    queue = unheard(connected("a", BUSY, **brought), reported("a", FAILED))
-    assert queue.first_reports == {"a": connected("a", FAILED, **brought)}
-    assert heard(queue) == [connected("a", FAILED, **brought)]
+    queue = unheard(connected("a", BUSY, silent_s=3.0), reported("a", FAILED))
+    assert queue.first_reports == {"a": connected("a", FAILED, silent_s=3.0)}
+    assert heard(queue) == [connected("a", FAILED, silent_s=3.0)]
 
 
 def test_a_failure_that_was_told_before_the_connection_broke_is_as_old_as_was_told_then() -> None:
@@ -103,18 +101,17 @@ def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reco
 
 
 def test_a_node_that_reports_again_before_it_is_heard_was_back_and_silent_since_the_same_moments() -> None:
-    """The board is silent for long meanwhile: what ended the round is told by what was first.
+    """A quorum is missing for long meanwhile: what ended the round is told by what was first.
 
     A failure long after the node was back is beside no break of its connection.
     """
-    queue, ledger = Unheard(), Ledger().exclude("h", "x", 2.0)
-    add(queue, connected("a", BUSY, kept=m.Kept(ledger), silent_s=3.0), 100.0)
+    queue = Unheard()
+    add(queue, connected("a", BUSY, silent_s=3.0), 100.0)
     add(queue, reported("a", FAILED), 160.0)
     (event,) = heard(queue, 170.0)
     assert isinstance(event, Reported)
     back_at = 170.0 - event.age_s - event.back_s
     assert (back_at, back_at - event.silent_s) == (100.0, 97.0)
-    assert event.kept.ledger.turned(170.0 - event.age_s) == ledger.turned(100.0)
 
 
 def test_a_connection_whose_first_status_is_heard_is_new_no_longer() -> None:
@@ -143,7 +140,7 @@ def test_requests_for_information_are_all_heard_in_their_order() -> None:
     assert heard(queue) == [reported("a", FAILED), FETCH, shown, FETCH.replace(ask_id="a-2")]
 
 
-def test_however_often_a_node_reconnects_little_waits_while_the_board_is_away() -> None:
+def test_however_often_a_node_reconnects_little_waits_while_nothing_is_committed() -> None:
     queue = unheard(reported("b"))
     for _ in range(1000):
         for event in (connected("a"), reported("a", BUSY), Broken("a")):

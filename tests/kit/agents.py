@@ -293,11 +293,11 @@ class Team:
     @property
     def coordinator(self) -> Agent:
         """The live agent that was the last to say that it coordinates."""
-        epoch = rf"{COORDINATES}.*epoch (\d+)\)"
+        term = rf"{COORDINATES}.*term (\d+)\)"
 
         def found() -> Agent | None:
             here = [agent for agent in self.live if agent.has_said(COORDINATES)]
-            return max(here, key=lambda agent: int(re.findall(epoch, agent.stderr)[-1]), default=None)
+            return max(here, key=lambda agent: int(re.findall(term, agent.stderr)[-1]), default=None)
 
         agent: Agent = wait_for("a coordinator", found)
         return agent

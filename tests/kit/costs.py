@@ -15,8 +15,12 @@ from aelastic.group.restart_grace import Looked, RestartGrace, Sample
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs import hang_rules, timer_rules
 from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator_events import Phase
+from aelastic.rdzv.coordinator.coordinator_events import CutOff, Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
+from aelastic.rdzv.log.cell import Cell
+from aelastic.rdzv.log.entries import Entry, first_entry, id_of
+from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.member import member_events as me
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -25,11 +29,11 @@ from aelastic.spec import WorkerSpec
 from kit import decided
 from kit.reports import news
 from kit.stories import member
-from kit.stories.leader_terms import EPOCH, FAILURE, LEASE_S, RENEWED, UPWARD, Term, hello, node, reclaimed
+from kit.stories.leader_terms import FAILURE, LEASE_S, TERM, UPWARD, WORD, Term, busy, leader_at, node
 from kit.visits import Act, Name
 
 FEW = 5  # agents or workers that do the same, one after the other
-NOTICE = 4000  # of the first epoch
+VOTERS = 5  # of a round, of any size
 ONE, ALL = False, True
 Measured: TypeAlias = tuple[str, bool, Act]
 Life: TypeAlias = Callable[[int], Iterator[Measured]]
@@ -40,14 +44,33 @@ def names(count: int, start: int = 0) -> list[Name]:
 
 
 class Job(Term):
-    """A coordinator's term, and the events in it that are measured."""
+    """A leader's term, and the events in it that are measured.
 
-    def __init__(self, *args: Any, **others: Any) -> None:
-        super().__init__(*args, **others)
-        self.leader.sessions.electorate.is_on = True
+    What the endpoint and voters answer to an event that is measured follows before the next one.
+    """
 
     def act(self, event: Any) -> Act:
+        self.settle()
         return Act(self.leader, event, self.now)
+
+    def tell(self, *events: ev.Event) -> list[Any]:
+        self.settle()
+        return super().tell(*events)
+
+    def is_pending(self) -> bool:
+        """Whether an entry is not committed."""
+        return self.leader.log.proposal is not None
+
+    def settle(self) -> None:
+        """All that is asked is answered."""
+        while not self.is_cell_silent and (asked := self.leader._asked) is not None:
+            for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
+                super().tell(event)
+        for conn, name in list(self.leader._name_of.items()):
+            if (log_plan := self.leader._log_plan(name)) is not None and self.is_pending():
+                super().tell(ev.Flushed(conn, self.leader._sent[name]))
+                for event in self.followed(conn, m.Plan(self.leader.term, LEASE_S, log=log_plan)):
+                    super().tell(event)
 
     def said(self, name: str, message: Any) -> Act:
         """What a node says of itself comes as its whole status, after it has read its plan."""
@@ -63,17 +86,27 @@ class Job(Term):
             self.reports.hears(name, each)
         self.plans[conn] = plan
 
-    def greeting(self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, **others: Any) -> Act:
+    def greets(
+        self, name: str, rank: int | None = None, starts: m.Starts = m.Starts.COLD, past: m.Past | None = None
+    ) -> Act:
         """A node has connected, and says hello."""
         self.open(name)
-        greeting = hello(name, rank, terms=self.terms, **others)
-        self.reports.connects(node(name, rank).replace(starts=starts), greeting.status.past)
-        return self.said(name, greeting.replace(status=self.reports.of[name]))
+        greeting = self.greeting(name, rank, past=past)
+        given = greeting.status.replace(node=greeting.status.node.replace(starts=starts))
+        self.reports.connects(given.node, given.past)
+        self.reports.of[name] = given
+        return self.act(ev.Received(self.conns[name], greeting.replace(status=given)))
+
+    def node(self, name: str, rank: int | None = None, **others: Any) -> m.Node:
+        """The first few nodes have a vote, where nodes vote."""
+        votes = self.leader.do_nodes_vote and int(name[1:]) < VOTERS
+        return node(name, rank, **({"vote_port": 7} if votes else {}) | others)
 
     def breaking(self, name: str) -> Act:
-        return self.act(ev.Closed(self.conns[name], is_reset=True))
+        return self.act(ev.Closed(self.conns[name], Close.ABORTED))
 
     def due(self) -> Act:
+        self.settle()
         assert self.leader.deadline is not None
         self.now = max(self.now, self.leader.deadline)
         return self.act(ev.DeadlinePassed())
@@ -83,17 +116,16 @@ class Job(Term):
             self.tell(act.event)
 
     def gather(self, of: list[Name], **others: Any) -> None:
-        self.do(self.greeting(name, **others) for name in of)
+        self.do(self.greets(name, **others) for name in of)
 
     def live(self, of: list[Name]) -> None:
         self.do(self.said(name, m.Alive()) for name in of)
 
     def pass_until(self, is_there: Callable[[], bool], alive: list[Name]) -> Act:
-        """Time passes until what is due is what is waited for; agents and the board show that they live."""
+        """Time passes until what is due is what is waited for; agents show that they live."""
         while not is_there():
             self.live(alive)
-            if ev.Renew() in self.pass_deadline():
-                self.tell(RENEWED)
+            self.pass_deadline()
         return self.due()
 
     def each(self, name: str, of: list[Name], act_of: Callable[[Name], Act]) -> Iterator[Measured]:
@@ -109,17 +141,15 @@ class Job(Term):
 
 
 def running(count: int, room: int = 0, **others: Any) -> Job:
-    """A round of so many agents runs, with seats for more."""
+    """A round of so many agents runs, with places for more."""
     job = Job((1, count + room), last_call_timeout_s=0.01, settle_time_s=0.02, **others)
     job.gather(names(count))
     if room:
-        job.pass_deadline()
+        job.pass_until(lambda: job.coordinator.deadline in {None, job.leader.deadline}, [])
+        job.tell(ev.DeadlinePassed())
+    job.settle()
     assert job.coordinator.phase is Phase.RUNNING and len(job.coordinator.roster.participants) == count
     return job
-
-
-def past(number: int, size: int, round_: int = 1, **others: Any) -> m.Past:
-    return m.Past(m.Standing.BUSY, round_, 0, number, size, **others)
 
 
 def a_round_forms(count: int) -> Iterator[Measured]:
@@ -128,7 +158,7 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     for number in range(FEW):
         yield "connects", ONE, job.act(ev.Opened(9000 + number, "10.0.0.9", "10.0.0.100"))
     job.gather(all_names[:-FEW])
-    yield from job.each("greets", all_names[-FEW:], job.greeting)
+    yield from job.each("greets", all_names[-FEW:], job.greets)
     yield from job.each("is alive", first, lambda name: job.said(name, m.Alive()))
     yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
     yield from job.each("has prepared", first, lambda name: job.said(name, m.Prepared(name, m.Starts.WARM)))
@@ -136,17 +166,22 @@ def a_round_forms(count: int) -> Iterator[Measured]:
         lambda: job.leader.deadline == job.leader._waiting_text_at, all_names
     )  # fmt: skip
     job.live(all_names)
-    job.pass_time_until_renewal()
-    yield "renewed", ALL, job.act(RENEWED)
-    job.live(all_names)
-    job.pass_time_until_renewal()
-    yield "not renewed", ALL, job.act(ev.RenewFailed("no answer"))
+    yield "heartbeats, and a renewal", ALL, job.pass_until(lambda: job.leader.deadline == job.leader._heartbeat_at, [])
+    for _ in range(FEW):
+        job.is_cell_silent = True
+        job.pass_until(lambda: job.leader._asked is not None, all_names)
+        yield "the endpoint fails", ONE, job.act(ev.CellFailed("no answer"))
+        job.is_cell_silent = False
+        job.pass_until(lambda: job.leader._asked is None, all_names)
     yield from job.each("brings garbage", first, lambda name: job.act(ev.Garbled(job.conns[name], "no message", False)))
     yield from job.each("breaks off", second, job.breaking)
     yield from job.each("leaves", third, lambda name: job.said(name, m.Left(name, "SIGTERM")))
     yield from job.each("hangs up", fourth, lambda name: job.said(name, m.HungUp()))
-    yield from job.each("knows a newer epoch", names(FEW, count), lambda name: job.greeting(name, seen_epoch=9))
-    yield "another epoch", ALL, job.act(reclaimed(10))
+    asked = m.Campaign(TERM + 3, id_of(job.leader.log.node.committed), leader_at("x", "token of x"))
+    for number in range(FEW):
+        yield "is asked who leads", ONE, job.act(ev.Campaigned(number, asked.replace(term=0)))
+        yield "hears too late of a vote", ONE, job.act(ev.Declined(TERM))
+    yield "a higher term", ALL, job.act(ev.Campaigned(9, asked))
     job.now += 60.0
     yield "wakes up", ALL, job.act(ev.DeadlinePassed())
     yield "resigns", ALL, job.act(ev.Resigned())
@@ -174,16 +209,22 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     job, all_names = Job((1, count), last_call_timeout_s=0.01), names(count)
     first = all_names[0]
     job.gather(all_names[:-1])
-    yield "the first round begins", ALL, job.greeting(all_names[-1])
+    yield "the first round begins", ALL, job.greets(all_names[-1])
     few = all_names[FEW : 2 * FEW]
-    yield from job.each("works", few, lambda name: job.said(name, m.Alive(1)))
+    yield from job.each("works", few, lambda name: job.said(name, m.Alive()))
     for name in few:
         job.close(name)
-    yield from job.each("is back", few, lambda name: job.greeting(name, past=past(int(name[1:]), count, epoch=EPOCH)))
+    yield from job.each("is back", few, lambda name: job.greets(name, past=busy()))
     for name in few:
         job.close(name)
-    yield from job.each("is back without its ranks", few, job.greeting)
-    yield from job.each("is a spare", names(FEW, count), job.greeting)
+    yield from job.each("is back without its ranks", few, job.greets)
+    spares = names(FEW, count)
+    yield from job.each("is a spare", spares, job.greets)
+    for name in spares:
+        job.close(name)
+        job.now += 1e-4
+    yield from job.each("a spare is lost", spares, lambda _: job.due())
+    job.gather(spares)
     ask = r.Fetch(first, "ask", r.What.LOG, all_names[1], 0)
     yield from job.each("asks to see a log", few, lambda name: job.said(name, ask.replace(node_id=name)))
     shown = r.Fetched(first, first, "ask", "", "text")
@@ -196,6 +237,14 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
     notice = job.coordinator.drain.notice_id
     yield from job.all_say("holds its ranks", all_names, lambda name: r.Frozen(name, notice, 7, 2, 0))
     yield from job.each("has saved", all_names[:FEW], lambda name: job.said(name, r.Saved(name, notice)))
+
+
+def verdict_taken(job: Job) -> Act:
+    """The endpoint says that it has what was proposed."""
+    asked = job.leader._asked
+    assert asked is not None and asked.written is not None and job.leader.log.proposal is not None
+    job.stored = job._read = asked.written
+    return Act(job.leader, ev.CellSaid(asked.written), job.now)
 
 
 def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
@@ -214,10 +263,10 @@ def a_round_fails_the_next_succeeds(count: int) -> Iterator[Measured]:
     round_ = job.coordinator.round
     yield from job.each("opts in", few, lambda name: job.said(name, m.OptedIn(name, round_)))
     yield from job.all_say("succeeds", all_names, lambda name: m.Succeeded(name, round_))
-    yield "all hear the verdict", ALL, job.act(ev.Published(True))
-    yield from job.each("comes after the verdict", names(FEW, count), job.greeting)
-    yield from job.each("has heard the verdict", few, lambda name: job.act(ev.Closed(job.conns[name])))
-    yield "was it heard?", ALL, job.due()
+    yield "all hear the verdict", ALL, verdict_taken(job)
+    yield from job.each("comes after the verdict", names(FEW, count), job.greets)
+    yield from job.each("has heard the verdict", few, lambda name: job.act(ev.Closed(job.conns[name], Close.ORDERLY)))
+    yield "heartbeats after the verdict", ALL, job.due()
 
 
 def ended(count: int, **others: Any) -> Job:
@@ -235,10 +284,8 @@ def a_round_that_is_over_loses_agents(count: int) -> Iterator[Measured]:
     few, others, last = all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW], all_names[-1]
     yield from job.each("leaves", few, lambda name: job.said(name, m.Left(name, "SIGTERM")))
     yield from job.each("breaks off", others, job.breaking)
-    stopping = m.Past(m.Standing.STOPPING, 1, 1, 0, count, epoch=EPOCH)
-    yield from job.each(
-        "is back", others, lambda name: job.greeting(name, past=stopping.replace(group_rank=int(name[1:])))
-    )
+    stopping = busy().replace(standing=m.Standing.STOPPING)
+    yield from job.each("is back", others, lambda name: job.greets(name, past=stopping))
     for name in all_names[1 + FEW : -1]:
         job.tell(job.breaking(name).event)
         job.now += 1e-4
@@ -262,12 +309,10 @@ def a_round_ends_in_other_ways(count: int) -> Iterator[Measured]:
 def the_job_fails(count: int) -> Iterator[Measured]:
     job, first = running(count, max_restarts=0), names(1)[0]
     yield "a failure", ALL, job.said(first, m.Failed(first, 1, FAILURE))
-    yield "the verdict is held", ALL, job.due()
-    assert job.coordinator.is_closed and job.leader.verdict.is_asked
-    yield "the verdict cannot be published", ALL, job.act(ev.PublishFailed())
-    job.live(names(count - 1, 1))
-    for _ in range(FEW):
-        yield "it is seen who was told", ONE, job.due()
+    yield "the verdict is proposed", ALL, job.due()
+    assert job.coordinator.is_closed and not job.leader.is_over
+    yield "all hear it", ALL, verdict_taken(job)
+    assert job.leader.is_over
 
 
 def agents_finish_and_leave(count: int) -> Iterator[Measured]:
@@ -278,26 +323,58 @@ def agents_finish_and_leave(count: int) -> Iterator[Measured]:
     )  # fmt: skip
     yield "one that has finished leaves", ALL, job.said(first, m.Left(first, "SIGTERM"))
     job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[count // 2 :])
-    job.do(job.said(name, m.Left(name, "SIGTERM")) for name in all_names[1 : count // 8])  # all others hear of each
+    job.do(job.said(name, m.Left(name, "SIGTERM")) for name in all_names[1:FEW])  # the log keeps each
     (last,) = names(1, count + 1)
     job.close(last)
-    yield "is back and hears who has departed", ALL, job.greeting(last, past=past(count + 1, count + 2, epoch=EPOCH))
+    for _ in range(FEW):
+        yield "is back in a round that some have left", ONE, job.greets(last, past=busy())
 
 
 def an_agent_hears_no_other(count: int) -> Iterator[Measured]:
-    job, all_names = running(count), names(count)
-    job.coordinator.own_node_id, job.leader.is_replaceable = all_names[0], True
+    all_names = names(count)
+    job = running(count, own=all_names[0], is_replaceable=True)
     silent_at = job.now + LEASE_S
     while (job.leader.deadline or 0.0) < silent_at:
-        if ev.Renew() in job.pass_deadline():
-            job.tell(RENEWED)
+        job.pass_deadline()
         job.live(all_names[:1])
     yield "it stands back", ALL, job.due()
+    assert job.leader.has_stepped_down
+    job = running(count)
+    yield "a coordinator is cut off", ALL, Act(job.coordinator, CutOff(), job.now)
+
+
+def few_of_many_vote(count: int) -> Iterator[Measured]:
+    """A round of many, of whom a few vote: what these say of the log, and how its entries come about."""
+    all_names = names(count)
+    voters, (first, second, *_), others = all_names[:VOTERS], all_names, all_names[VOTERS : VOTERS + FEW]
+    job = running(count, own=all_names[0], do_nodes_vote=True)
+    entry = job.leader.log.node.committed
+    assert isinstance(entry, Entry) and [*entry.voters] == voters
+    yield from job.each("is alive", voters, lambda name: job.said(name, m.Alive()))
+    yield from job.each("reports", others, lambda name: job.said(name, job.reports.of[name]))
     for _ in range(FEW):
-        if job.leader.lease.is_asked:
-            job.tell(RENEWED)
-        job.live(all_names[:1])
-        yield "it looks around", ONE, job.due()
+        yield "a plan is in the kernel's hands", ONE, job.act(ev.Flushed(job.conns[second], job.leader._sent[second]))
+        yield "a campaign", ONE, job.act(ev.Campaigned(9, m.Campaign(1, entry.id, leader_at("x", "token of x"))))
+    yield "a cordon is asked for", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
+    assert job.is_pending()
+    job.settle()
+    assert not job.is_pending()
+    yield "a higher term", ALL, job.act(ev.Campaigned(9, m.Campaign(TERM + 3, entry.id, leader_at("x", "token of x"))))
+    yield "resigns", ALL, job.act(ev.Resigned())
+    # A new leader, which reads that its own agent had led.
+    kept = Node(first, TERM, first, committed=entry)
+    stored = m.StoredCell(Cell(WORD, entry.log, TERM, "token of x", 3, entry), leader_at("x", "token of x"))
+    others_: dict[str, Any] = {"own": first, "do_nodes_vote": True, "kept": kept, "stored": stored, "term": TERM + 1}
+    job = Job((1, count), is_begun=False, has_listened=False, **others_)
+    job.is_cell_silent = True
+    yield "begins to campaign", ALL, Act(job.leader, ev.DeadlinePassed(), job.now)
+    for _ in range(FEW):
+        yield "hears of a higher term", ONE, Act(job.leader, ev.Declined(job.leader.term), job.now)
+    for name in all_names[1:VOTERS]:
+        job.logs[name] = Node(name, TERM, first, committed=entry)
+    yield from job.each("votes", voters[1:2], lambda name: job.greets(name, past=busy()))
+    yield "has enough votes", ALL, job.greets(voters[2], past=busy())
+    assert job.coordinator.phase is Phase.GATHERING
 
 
 def newcomers_come(count: int) -> Iterator[Measured]:
@@ -305,7 +382,7 @@ def newcomers_come(count: int) -> Iterator[Measured]:
     newcomers = names(count, count)
     job.gather(newcomers[: -2 * FEW], starts=m.Starts.PREPARING)
     yield from job.each(
-        "newcomer", newcomers[-2 * FEW : -FEW], lambda name: job.greeting(name, starts=m.Starts.PREPARING)
+        "newcomer", newcomers[-2 * FEW : -FEW], lambda name: job.greets(name, starts=m.Starts.PREPARING)
     )
     yield from job.each(
         "newcomer has prepared", newcomers[:FEW], lambda name: job.said(name, m.Prepared(name, m.Starts.WARM))
@@ -315,51 +392,56 @@ def newcomers_come(count: int) -> Iterator[Measured]:
     yield "newcomers end the round", ALL, is_over
 
 
-def the_board_is_away(count: int) -> Iterator[Measured]:
-    job, all_names = running(count), names(count)
-    while job.leader.lease.is_certain(job.now):
-        job.live(all_names)
-        if ev.Renew() in job.pass_deadline():
-            job.tell(ev.RenewFailed("no answer"))
-    few = all_names[:FEW]
-    back = past(0, count, epoch=EPOCH)
+def nothing_is_committed(count: int) -> Iterator[Measured]:
+    """What nodes report while the endpoint is silent waits."""
+    job, all_names = running(count, room=1), names(count)
+    first, few = all_names[0], all_names[1 : 1 + FEW]
+    job.is_cell_silent = True
+    job.do([job.said(first, r.Ask(first, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))])  # type: ignore[arg-type]
+    assert job.leader.log.proposal is not None
     for _ in range(2):
-        job.do(job.greeting(name, past=back.replace(group_rank=int(name[1:]))) for name in few)
-    yield from job.each("is back", few, lambda name: job.greeting(name, past=back.replace(group_rank=int(name[1:]))))
+        job.do(job.greets(name, past=busy()) for name in few)
+    yield from job.each("is back", few, lambda name: job.greets(name, past=busy()))
     job.do(job.said(name, m.Succeeded(name, 1)) for name in all_names[:-1])
-    job.pass_time_until_renewal()
-    yield "what has waited is decided", ALL, job.act(RENEWED)
+    yield "what has waited is decided", ALL, verdict_taken(job)
+
+
+def kept(size: int, departed: int = 0) -> m.StoredCell:
+    """What the endpoint remembers of a round of so many, of whom the last ones had finished and left."""
+    nodes = [node(name, address=f"10.0.{int(name[1:]) // 250}.1") for name in names(size)]
+    ranks = tuple(range(size - departed, size))
+    entry = first_entry(TERM, (), (), (WORD,), payload_of(JobState(round_of(7, TERM, nodes, "n0"), departed=ranks)))
+    return m.StoredCell(Cell(WORD, entry.log, TERM, "", 3, entry))
+
+
+def continuing(size: int, departed: int = 0) -> Job:
+    return Job((1, size), stored=kept(size, departed), term=TERM + 1, has_listened=False)
 
 
 def a_round_is_taken_over(count: int) -> Iterator[Measured]:
-    size = 2 * count + FEW  # of which many have finished
-    job, all_names = Job((1, size)), names(count)
-
-    def seat(name: str) -> Act:
-        gone = tuple(range(count + FEW, size)) if name == "n0" else ()
-        return job.greeting(name, past=past(int(name[1:]), size, 7, departed=gone))
-
-    job.do(seat(name) for name in all_names[:-FEW])
-    assert job.coordinator.phase is Phase.TAKING_OVER
-    yield from job.each("takes its seat", all_names[-FEW:], seat)
+    size, past = 2 * count + FEW, busy(7)
+    job, all_names = continuing(size, departed=count), names(count + FEW)
+    assert job.coordinator.phase is Phase.GATHERING
+    job.do(job.greets(name, past=past) for name in all_names[: -2 * FEW])
+    yield from job.each("reports", all_names[-2 * FEW : -FEW], lambda name: job.greets(name, past=past))
     first, second, third, fourth = (all_names[FEW * part : FEW * (part + 1)] for part in range(4))
     yield from job.each("is ready", first, lambda name: job.said(name, m.Ready(node(name))))
     yield from job.each("has succeeded", second, lambda name: job.said(name, m.Succeeded(name, 7)))
     yield from job.each("fails", third, lambda name: job.said(name, m.Failed(name, 7, FAILURE)))
     yield from job.each("leaves", fourth, lambda name: job.said(name, m.Left(name, "SIGTERM")))
     yield "it goes on without some", ALL, job.pass_until(
-        lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names
+        lambda: job.coordinator.deadline in {None, job.leader.deadline}, all_names[: -FEW]
     )  # fmt: skip
 
 
-def a_takeover_is_complete_or_too_late(count: int) -> Iterator[Measured]:
-    job, all_names = Job((1, count)), names(count)
-    job.do(job.greeting(name, past=past(int(name[1:]), count, 7)) for name in all_names[:-1])
-    yield "the last takes its seat", ALL, job.greeting(all_names[-1], past=past(count - 1, count, 7))
-    job = Job((1, count + 1))
-    job.do(job.greeting(name, past=past(int(name[1:]), count + 1, 7)) for name in all_names)
-    assert job.coordinator.phase is Phase.TAKING_OVER
-    yield "a newer round shows itself", ALL, job.greeting(names(1, count)[0], past=past(0, count + 1, 8))
+def a_round_is_taken_over_whole(count: int) -> Iterator[Measured]:
+    job, all_names = continuing(count), names(count)
+    job.do(job.greets(name, past=busy(7)) for name in all_names[:-1])
+    yield "the last one reports", ALL, job.greets(all_names[-1], past=busy(7))
+    assert job.coordinator.phase is Phase.RUNNING
+    job = Job((1, count), stored=kept(count), term=TERM + 1, has_listened=False, is_begun=False)
+    yield "looks at the cell", ONE, job.act(ev.DeadlinePassed())
+    yield "reads the cell", ALL, Act(job.leader, ev.CellSaid(job.stored), job.now)
 
 
 def agents_want_ranks(count: int) -> Iterator[Measured]:
@@ -367,7 +449,7 @@ def agents_want_ranks(count: int) -> Iterator[Measured]:
     for number, name in enumerate(names(count)):
         job.gather([name], rank=number)
     yield from job.each(
-        "wants a rank that is taken", names(FEW, count), lambda name: job.greeting(name, rank=int(name[1:]) % FEW)
+        "wants a rank that is taken", names(FEW, count), lambda name: job.greets(name, rank=int(name[1:]) % FEW)
     )
     job = Job((2, 2 * count))
     job.gather(names(count + 1), rank=0)
@@ -489,47 +571,55 @@ def timers_run(count: int) -> Iterator[Measured]:
 
 
 def in_a_large_job(count: int) -> member.Story:
-    """An agent whose round has so many nodes more, which have finished and left; and a few that have not."""
-    there, size = member.member(), count + 2 + FEW
+    """An agent of a job that has so many nodes more: it votes, and knows the entry whole."""
+    there, size = member.following(), count + 2
     there.core.terms = there.core.terms.replace(max_nodes=size)
     ranks = member.RANKS.replace(group_world_size=size, world_size=2 * size, role_world_size=2 * size)
-    there.hear(member.assigned().replace(ranks=ranks), *(m.Departed(1, number) for number in range(2, 2 + count)))
-    assert len(there.core.state.departed) == count
+    entry = member.after(member.FIRST, *member.VOTERS, payload=payload_of(JobState(round_of(2, 4, nodes_of(size), ""))))
+    there.tell(me.Received(1, member.WELCOME.replace(log=member.of_log(proposal=entry))))
+    assigned = member.assigned(2).replace(ranks=ranks)
+    there.tell(me.Received(1, member.RUNS.replace(log=member.of_log(committed=entry), assigned=assigned)))
+    assert there.node.committed == entry and there.core.state.round == 2
     return there
 
 
+def nodes_of(size: int) -> list[m.Node]:
+    return [node(name, address="10.0.0.1") for name in names(size)]
+
+
 def an_agent_in_a_large_job(count: int) -> Iterator[Measured]:
-    """The others have finished and left, one after the other."""
-    lost, refused = me.ConnectionLost(1, "connection closed"), me.ConnectFailed(2, True, "refused")
+    lost = me.ConnectionLost(1, "connection closed", Close.ABORTED)
+    at = member.leader_at("other", 9)
     searches: list[tuple[str, me.Event]] = [
-        ("reads the board", me.BoardRead(member.record())),
-        ("cannot read the board", me.BoardFailed("no answer")),
+        ("reads the cell", me.CellSaid(member.stored())),
+        ("cannot read the cell", me.CellFailed("no answer")),
+        ("hears who leads", me.Declined(9, at)),
+        ("is asked for its vote", me.Campaigned(7, member.campaign(term=9))),
     ]
     for name, event in searches:
         there = in_a_large_job(count)
-        yield "another has departed", ONE, Act(there.core, me.Received(1, m.Departed(1, 2 + count)), there.now)
-        yield "a heartbeat", ONE, Act(there.core, me.Received(1, m.Heartbeat(1)), there.now)
+        yield "a heartbeat", ONE, Act(there.core, me.Received(1, m.Heartbeat(True)), there.now)
         yield "its plan changes", ONE, Act(there.core, me.Received(1, there.planned(m.Waiting("x"))), there.now)
-        yield "has succeeded and says who has departed", ALL, Act(
-            there.core, me.Submitted(m.Succeeded("me", 1)), there.now
-        )  # fmt: skip
+        yield "has succeeded", ONE, Act(there.core, me.Submitted(m.Succeeded("me", 2)), there.now)
         yield "is due", ONE, Act(there.core, me.DeadlinePassed(), there.core.deadline or there.now)
-        yield "loses the coordinator", ONE, Act(there.core, lost, there.now)
-        yield "does not reach it", ONE, Act(there.core, refused, there.now)
+        yield "loses the leader", ONE, Act(there.core, lost, there.now)
         yield name, ONE, Act(there.core, event, there.now)
     there = in_a_large_job(count)
     there.tell(lost)
-    yield "is connected and says who has departed", ALL, Act(there.core, me.Connected(2), there.now)
+    conn = there.core.conn
+    yield "is connected", ONE, Act(there.core, me.Connected(conn), there.now)
     there = in_a_large_job(count)
-    there.tell(lost, refused, me.BoardRead(None))
-    yield "is not to lead", ONE, Act(there.core, me.NotEligible(), there.now)
-    there = in_a_large_job(count)
-    yield "leads no longer", ONE, Act(there.core, me.LeadershipLost(), there.now)
+    there.tell(lost)
+    yield "does not reach it", ONE, Act(there.core, me.ConnectFailed(there.core.conn, True, "refused"), there.now)
+    there = member.campaigning()
+    yield "leads", ONE, Act(there.core, me.Leading(member.leader_at("me", 9), 9), there.now)
+    kept_ = Node("me", 9, committed=in_a_large_job(count).node.committed)
+    yield "leads no longer", ONE, Act(there.core, me.LeadershipLost(kept_, "me-9", "it is displaced"), there.now)
 
 
 LIVES: list[Life] = [
     a_round_forms, agents_fall_silent, an_agent_hears_no_other, a_round_begins_is_asked_and_drained,
     a_round_fails_the_next_succeeds, a_round_that_is_over_loses_agents, a_round_ends_in_other_ways, the_job_fails,
-    agents_finish_and_leave, newcomers_come, the_board_is_away, a_round_is_taken_over, a_takeover_is_complete_or_too_late,
-    agents_want_ranks, workers_start_and_end, workers_are_watched, timers_run, an_agent_in_a_large_job,
+    agents_finish_and_leave, newcomers_come, nothing_is_committed, few_of_many_vote, a_round_is_taken_over,
+    a_round_is_taken_over_whole, agents_want_ranks, workers_start_and_end, workers_are_watched, timers_run, an_agent_in_a_large_job,
 ]  # fmt: skip

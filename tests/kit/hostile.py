@@ -38,7 +38,7 @@ class Knowledge:
 
     Args:
         run_id: of the job.
-        token: of its coordinator, as the board has it.
+        token: of its leader, as the cell has it.
         recordings: of sessions in this job, and in an earlier one.
     """
 
@@ -48,7 +48,7 @@ class Knowledge:
 
     @property
     def hello(self) -> m.Hello:
-        return m.Hello(PROTOCOL, m.Terms(self.run_id, 1, 9, 3, 2.0), self.token, 0, self.status)
+        return m.Hello(PROTOCOL, m.Terms(self.run_id, 1, 9, 3, 2.0), self.token, "stranger", self.status)
 
     @property
     def status(self) -> m.Status:
@@ -58,13 +58,13 @@ class Knowledge:
     @property
     def words(self) -> list[m.Upward]:
         """What would join the job, end it, or use up its restarts."""
-        restarted = self.status.replace(past=m.Past(m.Standing.READY, 1, 3))
+        ready = self.status.replace(past=m.Past(m.Standing.READY, 1), ready_count=3)
         return [
             self.hello,
-            self.hello.replace(status=restarted),
-            self.status.replace(past=m.Past(m.Standing.FINISHED, 1, 0, 0, 2)),
+            self.hello.replace(status=ready),
+            self.status.replace(past=m.Past(m.Standing.FINISHED, 1)),
             self.status.replace(left=m.Left("stranger", "bye")),
-            m.Alive(1),
+            m.Alive(),
         ]
 
 
@@ -84,7 +84,7 @@ def record(host: str, port: int, key: Key, message: m.Upward) -> Recording:
     """An honest session, of one message."""
     with socket.create_connection((host, port), timeout=DEADLINE_S) as sock:
         proof, said = _client(sock, key, "member")
-        assert proof.tags is not None, "the port is the coordinator's, and the secret is right"
+        assert proof.tags is not None, "the port is the leader's, and the secret is right"
         frame = encode(message)
         said.append(frame[:HEAD_BYTES] + proof.tags.sent.tag(frame[HEAD_BYTES:]) + frame[HEAD_BYTES:])
         sock.sendall(said[-1])

@@ -23,13 +23,13 @@ class Reports:
     looks: dict[str, int] = field(default_factory=dict)  # the last that each was asked
     known: set[str] = field(default_factory=set)  # nodes that are connected, and have said where they stand
 
-    def connects(self, node: m.Node, past: m.Past, *, knew_another: bool = False, **kept: Any) -> Reported:
+    def connects(self, node: m.Node, past: m.Past) -> Reported:
         """A node connects, for the first time or again."""
         before = self.of.get(node.node_id)
         counts = (0, 0) if before is None else (before.ready_count, before.prepared_count)
         status = self.of[node.node_id] = m.Status(node, past, *counts)
         self.known.add(node.node_id)
-        return Reported(node, status, True, m.Kept(**kept), knew_another)
+        return Reported(node, status, True)
 
     def ready(self, node: m.Node, reached: Reached | None = None, after: int | None = None) -> Reported:
         """No worker of a node runs; `after`: as `m.Ready` has it."""
@@ -102,9 +102,8 @@ class Reports:
         match message:
             case m.Assigned() if message.fence <= past.fence:
                 pass  # it takes part in that round, or has done so
-            case m.Assigned(round_, count, ranks):
-                mine = ranks.group_rank, ranks.group_world_size, message.coordinator_rank
-                part = m.Past(m.Standing.BUSY, round_, count, *mine, epoch=message.epoch)
+            case m.Assigned(round_):
+                part = m.Past(m.Standing.BUSY, round_, message.term)
                 part = part.replace(has_opted_in=status.node.starts is m.Starts.READY)
                 self.of[name] = status.replace(past=part, frozen=None, saved=None, question=None, places=None)
             case m.Interrupted(round_) if round_ == past.round and past.standing is not m.Standing.READY:
@@ -184,16 +183,16 @@ class Job:
         """What the coordinator sends when a node says something, or an event comes."""
         return self.nodes.tell(self.core, message, now)
 
-    def connect(self, node: m.Node, past: m.Past, now: float, **kept: Any) -> list[Any]:
+    def connect(self, node: m.Node, past: m.Past, now: float) -> list[Any]:
         """What the coordinator sends when a node connects that has a past."""
-        return self.handle(self.nodes.connects(node, past, **kept), now)
+        return self.handle(self.nodes.connects(node, past), now)
 
 
 def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
     """What a plan says that the one before it on the same connection did not; the first one is a welcome."""
     found: list[Any] = []
-    if before is None or before.epoch != plan.epoch:
-        found.append(f"welcome to epoch {plan.epoch}")
+    if before is None or before.term != plan.term:
+        found.append(f"welcome to term {plan.term}")
     answered = {} if before is None else {each.ask_id: each for each in before.answers}
     found += [each for each in plan.answers if answered.get(each.ask_id) != each]
     if plan.starts_ahead and (before is None or plan.starts_ahead != before.starts_ahead):

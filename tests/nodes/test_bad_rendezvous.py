@@ -93,7 +93,7 @@ OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 
 def hello(team: Team) -> bytes:
     terms = m.Terms(team.run_id, 2, 3, 3, 5.0)
-    return encode(m.Hello(PROTOCOL, terms, "guessed", 0, STATUS))
+    return encode(m.Hello(PROTOCOL, terms, "guessed", "stranger", STATUS))
 
 
 def answer_to(port: int, data: bytes, limit_s: float = DEADLINE_S) -> list[Downward]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
-from kit.servers.etcd_boards import A, Closing, board_of, elected, settings_of, until_answered
+from kit.servers.etcd_cells import A, Closing, cell_of, renew, resigned, settings_of, until_answered, written
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, debian_etcd, distro_etcd, etcd, make_certificates
 
 from aelastic.errors import InputError, RendezvousConnectionError
@@ -45,15 +46,14 @@ async def test_tls_with_a_ca_of_ones_own(
     plain, mutual = tls_servers
     ca = str(certificates / "ca.pem")
     pair = {"cert": str(certificates / "client.pem"), "key": str(certificates / "client.key")}
-    for board in (
-        board_of("etcd", plain.endpoint, run_id, protocol="https", cacert=ca),
-        board_of("etcd-v2", f"https://localhost:{plain.port}", run_id + "2", ca_cert=ca),
-        board_of("etcd", mutual.endpoint, run_id, cacert=ca, **pair),
+    for cell in (
+        cell_of("etcd", plain.endpoint, run_id, protocol="https", cacert=ca),
+        cell_of("etcd-v2", f"https://localhost:{plain.port}", run_id + "2", ca_cert=ca),
+        cell_of("etcd", mutual.endpoint, run_id, cacert=ca, **pair),
     ):
-        closing(board)
-        await board.open()
-        record = await elected(board, A)
-        assert await board.renew(record)
+        closing(cell)
+        await cell.open()
+        await renew(cell, await written(cell, A))
 
 
 async def test_tls_that_cannot_work_says_why(
@@ -62,18 +62,18 @@ async def test_tls_that_cannot_work_says_why(
     tls, mutual = tls_servers
     ca, other_ca = str(certificates / "ca.pem"), str(certificates / "other-ca.pem")
     wrong = {
-        "not trusted .*set its CA": board_of("etcd", tls.endpoint, protocol="https"),
-        "not trusted .*set its CA with cacert": board_of("etcd", tls.endpoint, cacert=other_ca),
-        "the TLS handshake with .*cert": board_of("etcd", mutual.endpoint, cacert=ca),
+        "not trusted .*set its CA": cell_of("etcd", tls.endpoint, protocol="https"),
+        "not trusted .*set its CA with cacert": cell_of("etcd", tls.endpoint, cacert=other_ca),
+        "the TLS handshake with .*cert": cell_of("etcd", mutual.endpoint, cacert=ca),
     }
-    for what, board in wrong.items():
+    for what, cell in wrong.items():
         with pytest.raises(InputError, match=what):
-            await closing(board).open()
+            await closing(cell).open()
     # It hangs up, as one that is just ending may do.
     with pytest.raises(RendezvousConnectionError, match="does it speak TLS"):
-        await closing(board_of("etcd", etcds.of("distro").endpoint, protocol="https")).open()
+        await closing(cell_of("etcd", etcds.of("distro").endpoint, protocol="https")).open()
     with pytest.raises(RendezvousConnectionError, match="if it requires TLS"):
-        await closing(board_of("etcd", tls.endpoint)).open()
+        await closing(cell_of("etcd", tls.endpoint)).open()
 
 
 # --- users
@@ -95,51 +95,49 @@ def guarded(tmp_path: Path) -> Iterator[EtcdServer]:
         yield server
 
 
-async def test_a_user_of_etcd_v3_reigns_and_others_are_told(
+async def test_a_user_of_etcd_v3_leads_and_others_are_told(
     guarded: EtcdServer, tmp_path: Path, closing: Closing
 ) -> None:
     (tmp_path / "password").write_text("joe's: password\n")
     endpoint = guarded.endpoint
-    joe = closing(board_of("etcd-v3", endpoint, user="joe", password_file=str(tmp_path / "password")))
+    joe = closing(cell_of("etcd-v3", endpoint, user="joe", password_file=str(tmp_path / "password")))
     await joe.open()
-    record = await elected(joe, A)
-    assert await joe.renew(record)
-    either = closing(board_of("etcd", endpoint, user="joe:joe's: password"))
+    mine = await renew(joe, await written(joe, A))
+    either = closing(cell_of("etcd", endpoint, user="joe:joe's: password"))
     await either.open()
-    assert record.is_same_term(await either.read())
+    assert await either.read() == mine
 
-    for board in (
-        board_of("etcd-v3", endpoint, user="joe", password="mistaken"),
-        board_of("etcd-v3", endpoint, user="nobody:mistaken"),
-        board_of("etcd-v3", endpoint, user="mary:mary's: password"),
-        board_of("etcd", endpoint, user="mary:mary's: password"),
-        board_of("etcd-v3", endpoint),
-        board_of("etcd-v3", endpoint, user="joe:joe's: password", etcd_prefix="/elsewhere"),
+    for cell in (
+        cell_of("etcd-v3", endpoint, user="joe", password="mistaken"),
+        cell_of("etcd-v3", endpoint, user="nobody:mistaken"),
+        cell_of("etcd-v3", endpoint, user="mary:mary's: password"),
+        cell_of("etcd", endpoint, user="mary:mary's: password"),
+        cell_of("etcd-v3", endpoint),
+        cell_of("etcd-v3", endpoint, user="joe:joe's: password", etcd_prefix="/elsewhere"),
     ):
         with pytest.raises(InputError, match="refused the credentials") as caught:
-            await closing(board).open()
+            await closing(cell).open()
         assert "mistaken" not in str(caught.value) and "s: " not in str(caught.value)
 
     # An expired token looks like one from before a restart.  A server that has just started, and checks a password, may
     # take longer than a request may last.
     guarded.restart()
-    assert await until_answered(lambda: joe.renew(record))
-    assert await joe.publish(record, "done")
+    mine = await renew(joe, await until_answered(partial(renew, joe, mine)))
     guarded.restart()
-    await until_answered(lambda: joe.resign(record))
-    assert await until_answered(either.read) is None  # its token has expired, too
+    await until_answered(partial(written, joe, resigned(mine)))
+    assert await until_answered(either.read) == resigned(mine)  # its token has expired, too
 
 
 async def test_credentials_that_the_server_does_not_ask_for_do_no_harm(
     etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     for backend in ("etcd", *APIS):
-        board = closing(board_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
-        await board.open()
-        assert await board.renew(await elected(board, A))
+        cell = closing(cell_of(backend, etcds.of("distro").endpoint, run_id + backend, user="joe", password="x"))
+        await cell.open()
+        await renew(cell, await written(cell, A))
 
 
-async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, closing: Closing) -> None:
+async def test_a_user_of_etcd_v2_leads_and_others_are_told(tmp_path: Path, closing: Closing) -> None:
     with etcd(EtcdServer(debian_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
         token = "Basic " + b64encode(b"root:pw").decode()
         server.ask("/v2/auth/users/root", {"user": "root", "password": "pw"}, method="PUT")
@@ -147,12 +145,12 @@ async def test_a_user_of_etcd_v2_reigns_and_others_are_told(tmp_path: Path, clos
         everything = {"kv": {"read": ["/*"], "write": ["/*"]}}
         server.ask("/v2/auth/roles/guest", {"role": "guest", "revoke": everything}, method="PUT", token=token)
 
-        board = closing(board_of("etcd-v2", server.endpoint, user="root", password="pw"))
-        await board.open()
-        assert await board.renew(await elected(board, A))
+        cell = closing(cell_of("etcd-v2", server.endpoint, user="root", password="pw"))
+        await cell.open()
+        await renew(cell, await written(cell, A))
         for config in ({}, {"user": "root:mistaken"}):
             with pytest.raises(InputError, match="refused the credentials"):
-                await closing(board_of("etcd-v2", server.endpoint, **config)).open()
+                await closing(cell_of("etcd-v2", server.endpoint, **config)).open()
 
 
 def test_certificates_without_a_protocol_mean_https(tmp_path: Path) -> None:

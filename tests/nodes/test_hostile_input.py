@@ -1,4 +1,4 @@
-"""Whatever comes in at the sockets of a job's agents and on its board: the agents live, and the job is undisturbed."""
+"""Whatever comes in at the sockets of a job's agents: the agents live, and the job is undisturbed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from hypothesis import strategies as st
 from kit.agents import FAIL, Agent, Round, Team, c10d, team_of
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, VALUES, Sent, frames, hostile, mutated, talk
 from kit.launching import Launcher
-from kit.stories.leader_terms import FAILURE
+from kit.servers.etcd_cells import payload_with
 from kit.waiting import DEADLINE_S, wait_for
 
 from aelastic.agent.requests.commands import VERBS, CommandError, command_of
+from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.host import sockets
 from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.entries import Accepted, EntryId, Payload, first_entry
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL, encode
+from aelastic.rdzv.protocol.sense import TERM_MAX
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),
@@ -31,12 +35,12 @@ pytestmark = [
     pytest.mark.filterwarnings(LONG_EXAMPLES),
 ]
 
-# In an agent: the test knows what its coordinator has told the others by the board, and where it votes.
+# In an agent: the test knows what its leader has told the others by the cell, and where it is asked for its vote.
 TELLS = """
 import json, os
-from aelastic.rdzv import ballots, coordinator_server
+from aelastic.rdzv import campaigns, coordinator_server
 
-init, open_ballots = coordinator_server.CoordinatorServer.__init__, ballots.Ballots.__init__
+init, open_campaigns = coordinator_server.CoordinatorServer.__init__, campaigns.Campaigns.__init__
 
 
 def write(name, said):
@@ -45,22 +49,32 @@ def write(name, said):
     os.rename(f"{name}.new", name)
 
 
-def tell(self, leader, record, board, turn, port, *others):
-    init(self, leader, record, board, turn, port, *others)
-    said = {"port": port.number, "token": record.candidate.token, "terms": leader.sessions.terms.__dict__}
+def tell(self, leader, cell, turn, port, *others):
+    init(self, leader, cell, turn, port, *others)
+    said = {"port": port.number, "token": leader.at.token, "term": leader.term, "terms": leader.sessions.terms.__dict__}
     write("coordinates", said)
 
 
-def tell_ballots(self, election, port, *others):
-    open_ballots(self, election, port, *others)
-    write("ballots", port.number)
+def tell_campaigns(self, port, *others):
+    open_campaigns(self, port, *others)
+    write("votes", port.number)
 
 
 coordinator_server.CoordinatorServer.__init__ = tell
-ballots.Ballots.__init__ = tell_ballots
+campaigns.Campaigns.__init__ = tell_campaigns
 """
-ELECTED = m.Elected(1000, "stranger", ("10.0.0.1", "node1"), 4711, "t0k3n")
-BALLOTS = [m.Vote(5_007, "t0k3n", ELECTED), m.Voted(True, 1000)]
+STRANGER = m.LeaderAt("stranger", "stranger", ("10.0.0.1", "node1"), 4711, "t0k3n")
+STRANGERS_NODE = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
+
+
+def campaigns(term: int) -> list[Any]:
+    """What a stranger asks a node for, or answers, in a term that is none of the job's."""
+    agreed = EntryId(term, 1, "1f", "d19e57")
+    return [
+        m.Campaign(0, None, STRANGER), m.Campaign(0, agreed, STRANGER), m.Campaign(1, None, STRANGER),
+        m.Campaign(term, agreed, STRANGER), m.Declined(term, "it follows another leader", STRANGER),
+        m.Declined(1, "it follows another leader"),
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -76,7 +90,7 @@ class Watched:
         self.team, self.agents = team, team.start_many(2)
         self.round: Round = team.wait_round(self.agents)
         self.sent = Sent(self.check)
-        self.coordinates: dict[str, Any] = self.told(self.coordinator, "coordinates")
+        self.coordinates: dict[str, Any] = self.told(self.leader, "coordinates")
 
     def told(self, agent: Agent, name: str) -> Any:
         """What an agent has told, as `TELLS` has it."""
@@ -84,7 +98,7 @@ class Watched:
         return wait_for(f"{agent} tells of its {name}", lambda: path.exists() and json.loads(path.read_text()))
 
     @property
-    def coordinator(self) -> Agent:
+    def leader(self) -> Agent:
         return self.team.coordinator
 
     def check(self) -> None:
@@ -150,21 +164,28 @@ def test_a_job_bears_what_is_said_at_its_control_sockets(team: Team) -> None:
     job.assert_undisturbed()
 
 
-def upward(hello: m.Hello) -> list[Any]:
+def upward(hello: m.Hello, term: int) -> list[Any]:
     """What a node says that is nobody's, and has no part in the round."""
     reached = Reached(7, 3, 1.5)
     place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
     ask = r.Ask("stranger", "stranger-1", r.Verb.UNCORDON, "nowhere", 30.0, "spot")
-    ready, busy = hello.status, m.Past(m.Standing.BUSY, 1, 0, 0, 2, 0, epoch=1)
-    failed = busy.replace(standing=m.Standing.FAILED, failure=FAILURE, reached=reached)
+    ready, busy = hello.status, m.Past(m.Standing.BUSY, 1, term=1)
+    failure = ProcessFailure.from_elsewhere("host-x", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)
+    failed = busy.replace(standing=m.Standing.FAILED, failure=failure, reached=reached)
     wishes = (
         ask,
         ask.replace(verb=r.Verb.CANCEL),
         ask.replace(verb=r.Verb.CORDON),
         ask.replace(verb=r.Verb.DRAIN, deadline_s=0.5),
     )
+    other = first_entry(term, ["stranger"], ["stranger"], ("1f",), payload_with(1))
+    unreadable = first_entry(term, ["stranger"], ["stranger"], ("1f",), Payload("a round"))
+    knows = log.Status(term, other.id, None, (), (), ())
+    accepted = knows.replace(committed=other, accepted=Accepted(other, term), replaces=("nobody",), failures=("a", "b"))
+    ended = knows.replace(ended=(log.EndedLeader("nobody", None),), committed=unreadable)
     return [
-        hello, hello.replace(status=ready.replace(past=busy)), hello.replace(seen_epoch=2), m.Alive(1), m.HungUp(),
+        hello, hello.replace(status=ready.replace(past=busy)), hello.replace(name="another"), m.Alive(), m.HungUp(),
+        *(ready.replace(log=each) for each in (knows, accepted, ended)),
         ready, ready.replace(past=ready.past.replace(reached=reached), ready_count=2), ready.replace(past=failed),
         ready.replace(past=busy.replace(standing=m.Standing.FINISHED)), ready.replace(left=m.Left("stranger", "bye")),
         ready.replace(node=ready.node.replace(starts=m.Starts.WARM), prepared_count=1),
@@ -178,15 +199,14 @@ def upward(hello: m.Hello) -> list[Any]:
     ]  # fmt: skip
 
 
-def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> None:
+def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
     job = Watched(team)
     terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
-    node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
-    status = m.Status(node, m.Past(m.Standing.READY))
-    hello = m.Hello(PROTOCOL, terms, token, 0, status)
+    status = m.Status(STRANGERS_NODE, m.Past(m.Standing.READY))
+    hello = m.Hello(PROTOCOL, terms, token, "stranger", status)
 
     @hostile
-    @given(frames(upward(hello), [hello]))
+    @given(frames(upward(hello, job.coordinates["term"]), [hello]))
     def say(data: bytes) -> None:
         conn = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
         job.sent.add(data)
@@ -201,15 +221,31 @@ def test_a_job_bears_what_is_said_at_the_port_of_its_coordinator(team: Team) -> 
 
 def test_a_job_bears_what_is_said_where_it_votes(team: Team) -> None:
     job = Watched(team)
-    # At other ports they may have yet to accept: one that has lost a campaign holds the port that it would have had.
-    ports = [job.told(agent, "ballots") for agent in job.agents]
+    # Each asks for its leader's place: it is told who leads.
+    ports = [job.told(agent, "votes") for agent in job.agents]
 
     @hostile
-    @given(st.sampled_from(ports), frames(BALLOTS))
+    @given(st.sampled_from(ports), frames(campaigns(job.coordinates["term"] + 1)))
     def say(port: int, data: bytes) -> None:
         conn = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
         job.sent.add(data)
         talk(conn, data)
 
     say()
+    job.assert_undisturbed()
+
+
+def test_a_job_bears_a_stranger_that_speaks_of_the_last_term_there_is(team: Team) -> None:
+    """A term above it would be no message of the protocol."""
+    job = Watched(team)
+    for agent in job.agents:
+        asks = socket.create_connection(("127.0.0.1", job.told(agent, "votes")), timeout=DEADLINE_S)
+        talk(asks, encode(m.Campaign(TERM_MAX, None, STRANGER)))
+    job.check()
+
+    knows = m.Status(STRANGERS_NODE, m.Past(m.Standing.READY), log=log.Status(TERM_MAX, None, None, (), (), ()))
+    terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
+    joins = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
+    gone = knows.replace(left=m.Left("stranger", "bye"))
+    talk(joins, encode(m.Hello(PROTOCOL, terms, token, "stranger", knows)) + encode(gone))
     job.assert_undisturbed()

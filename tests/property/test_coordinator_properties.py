@@ -16,10 +16,11 @@ from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Reported, Send
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Reported, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy
 
 NODES = 6
@@ -51,6 +52,7 @@ class FakeNode:
     round: int = 0
     assigned: m.Assigned | None = None  # of that round
     has_failed: bool = False  # in that round
+    is_in_place: bool = False  # its workers leave that round, and keep their processes
     shown_starts: m.Starts = m.Starts.COLD  # as its status has it
     ready_count: int = 0
     prepared_count: int = 0
@@ -63,7 +65,7 @@ class FakeNode:
         self.phase = "ready"
         if self.round and self.starts is m.Starts.PREPARING:
             self.starts = m.Starts.COLD  # it has had its time
-        self.shown_starts = self.starts
+        self.shown_starts, self.is_in_place = m.Starts.READY if self.is_in_place else self.starts, False
         self.ready_count += 1
         self.report()
 
@@ -78,11 +80,8 @@ class FakeNode:
         )
         past = m.Past(m.Standing.READY)
         if self.assigned is not None:
-            ranks, failure = self.assigned.ranks, FAILURE if self.has_failed else None
-            past = m.Past(
-                STANDINGS[self.phase], self.round, self.assigned.restart_count, ranks.group_rank,
-                ranks.group_world_size, epoch=self.assigned.epoch, failure=failure,
-            )  # fmt: skip
+            failure = FAILURE if self.has_failed else None
+            past = m.Past(STANDINGS[self.phase], self.round, self.assigned.term, failure)
         status = m.Status(node, past, self.ready_count, self.prepared_count, left=left)
         self.up.append(Reported(node, status, is_new=not self.is_known))
         self.is_known = True
@@ -118,6 +117,7 @@ class FakeNode:
                 self.phase, self.round, self.assigned, self.has_failed = "busy", message.round, message, False
             case m.Interrupted():
                 assert message.round == self.round, "interruptions come in order"
+                self.is_in_place = message.in_place and self.phase in {"busy", "failed", "stopping"}
                 if self.phase in {"busy", "failed"}:
                     self.phase = "stopping"
                 elif self.phase in {"stopping", "ready"}:  # again, if it costs nothing after all
@@ -204,7 +204,9 @@ class World:
         replaced = self.replaced_by(event)
         self.note(event)
         was_running = self.core.phase == "running"
+        before, version = self.core.state(self.now), self.core.version
         sends = self.core.handle(event, self.now)
+        assert self.core.version > version or self.core.state(self.now) == before, "the log is told what it keeps"
         if (
             was_running
             and self.core.phase == "forming"
@@ -215,8 +217,6 @@ class World:
             assert any(send.node_id == replaced and isinstance(send.message, m.Ended) for send in sends)
             self.nodes[replaced].is_replaced = True
         self.check_sends(sends, event, replaced)
-        if self.core.forming.is_unconfirmed:  # a round may begin now, after all that has been said
-            self.check_sends(self.core.handle(Confirmed(self.core.forming.losses), self.now), event, replaced)
         is_enough = len(self.members - self.ahead) >= self.core.rules.min_nodes
         if self.round and self.members == self.known_ready and is_enough:
             assert self.core.phase != "forming", "a later round waits for no other node"
@@ -235,8 +235,8 @@ class World:
                 is_new = isinstance(event, Reported) and event.is_new
                 assert isinstance(send.message, m.Ended) and is_new, "closed stays closed"
             self.check_send(send, sends, event, replaced)
-            if not isinstance(send.message, m.Departed):  # that is for the next coordinator, and no supervisor
-                self.nodes[send.node_id].down.append(send.message)
+            assert not isinstance(send.message, r.Answer | r.Show | r.Shown), "nobody has asked"
+            self.nodes[send.node_id].down.append(send.message)
 
     def check_send(self, send: Send, sends: list[Send], event: Event, replaced: str | None) -> None:
         message = send.message
@@ -251,10 +251,6 @@ class World:
                 assert send.node_id in self.known_ready | set(self.participants), "as it begins, or a moment before"
             case m.Waiting():
                 self.check_waiting(send, sends, event, is_spare=message.kind is m.WaitKind.SPARE)
-            case m.Departed():
-                assert message.round == self.round
-                gone = self.participants[message.group_rank]
-                assert gone == replaced or (self.word in {Word.LEFT, Word.LOST} and node_of(event) == gone)
             case m.Ended(outcome=m.Outcome.REPLACED):
                 assert self.word is Word.READY and send.node_id == replaced
                 self.nodes[send.node_id].up.clear()  # its connection is closed, with what it has yet to say

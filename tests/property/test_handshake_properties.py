@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from kit.effort import examples
 
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL, UPWARD, Decoder, WireError, encode
 from aelastic.rdzv.secret.handshake import NONCE_BYTES, Handshake, ProofError
 from aelastic.rdzv.secret.keys import Key
@@ -17,6 +18,7 @@ from aelastic.rdzv.secret.seals import ForeignError, sign, verify
 
 KEY, OTHER = Key(b"k" * 32, "run"), Key(b"o" * 32, "run")
 GREETING = Handshake([KEY], PROTOCOL, "member", b"g" * NONCE_BYTES, is_client=True).begin()
+FETCH = r.Fetch("a", "f", r.What.STATUS)
 COUNT = 5  # messages that an honest agent says
 
 
@@ -75,12 +77,12 @@ def test_two_agents_meet_however_the_network_cuts_what_they_say(cuts: list[int])
         proof += client.feed(answer[begin:cut])
         begin = cut
     assert client.tags is not None
-    message = encode(m.Alive(7))
+    message = encode(FETCH)
     at_server.feed(proof + message[:4] + client.tags.sent.tag(message[4:]) + message[4:])
     assert at_server.tags is not None
     decoder = Decoder(UPWARD)
     decoder.tagger = at_server.tags.received
-    assert list(decoder.feed(at_server.rest)) == [m.Alive(7)]
+    assert list(decoder.feed(at_server.rest)) == [FETCH]
 
 
 DEEDS = st.lists(
@@ -129,7 +131,7 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
     at_server = server()
     at_server.feed(client.feed(at_server.feed(client.begin())))
     assert client.tags is not None and at_server.tags is not None
-    said: list[Any] = [m.Alive(number) for number in range(COUNT)]
+    said: list[Any] = [r.Fetch("a", str(number), r.What.STATUS) for number in range(COUNT)]
     sent = client.tags.sent
     frames = [each[:4] + sent.tag(each[4:]) + each[4:] for each in map(encode, said)]
     decoder = Decoder(UPWARD)
@@ -145,11 +147,11 @@ def test_of_what_an_agent_says_a_beginning_comes_in_whatever_is_done_on_the_way(
 
 @settings(max_examples=examples(500), deadline=None)
 @given(
-    text=st.binary(max_size=200).map(lambda text: text + b"}"),
+    text=st.binary(max_size=200).map(lambda text: text + b"]"),
     signed_by=st.sampled_from([KEY, OTHER, None]),
     change=st.integers(0, 10_000),
 )
-def test_a_board_says_what_an_agent_of_this_job_wrote_or_nothing(
+def test_a_cell_says_what_an_agent_of_this_job_wrote_or_nothing(
     text: bytes, signed_by: Key | None, change: int
 ) -> None:
     signed = bytearray(sign(text, [signed_by] if signed_by else []))

@@ -11,23 +11,42 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit import decided
 from kit.effort import examples
-from kit.stories.leader_terms import EPOCH, FAILURE, RENEWED, Term, hello, node, running
-from kit.stories.member import LEASE_S, NODE, SUCCEEDED, TERMS, Story, assigned, busy, greeting, interrupted, member
+from kit.stories.leader_terms import FAILURE, TERM, Term, hello, node, running, voting
+from kit.stories.member import (
+    FIRST,
+    LEASE_S,
+    NODE,
+    SUCCEEDED,
+    TERMS,
+    VOTERS,
+    Story,
+    after,
+    assigned,
+    busy,
+    following,
+    greeting,
+    interrupted,
+    of_log,
+    stored,
+)
 
 from aelastic.rdzv.coordinator import session_events as sev
 from aelastic.rdzv.coordinator.plans import changed
 from aelastic.rdzv.coordinator.session_events import DeadlinePassed
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.entries import Accepted
+from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, UPWARD, Decoder, WireError, encode
 
-FENCE = m.fence_of(EPOCH, 1)
-SEATS = m.Seats(FENCE, 1, "t0k3n", (m.Seat("me", "h", "a", 1), m.Seat("b", "h", "a", 2), m.Seat("c", "h", "a", 3)))
-PAST = m.Past(m.Standing.FAILED, 1, 1, 0, 2, 0, FAILURE, epoch=EPOCH)
+FENCE = m.fence_of(TERM, 1)
+PAST = m.Past(m.Standing.FAILED, 1, TERM, FAILURE)
+SECOND = after(FIRST, *VOTERS)
 # One of each, true or nearly so; what is drawn differs from it in some places.
-WELCOME = m.Plan(4, LEASE_S)
+WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 DECISIONS: list[Any] = [
     assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
     m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()), m.Look(1, "a hang", 1),
@@ -35,17 +54,22 @@ DECISIONS: list[Any] = [
     r.Answer("me-1", True, "x"),
 ]  # fmt: skip
 DOWN: list[Any] = [
-    WELCOME, m.Refused("x", False), m.Heartbeat(1, True), m.Probe(), m.Goodbye("x", False), m.GivenUp(), m.Departed(1, 0), SEATS,
+    WELCOME, m.Refused("x", False), m.Heartbeat(True, 1), m.Probe(), m.Goodbye("x", False), m.Goodbye("x", True), m.GivenUp(),
     r.Answer("me-1", True, "x"), r.Show(r.Fetch("b", "b-1", r.What.STATUS)),
     r.Shown(r.Fetched("b", "me", "me-1", "0", "x")),
     *(changed(plan, each) for each in DECISIONS for plan in (WELCOME, changed(WELCOME, assigned(1)))),
+    *(WELCOME.replace(log=each) for each in (
+        of_log(), of_log(committed=FIRST.id), of_log(proposal=SECOND), of_log(is_leading=False),
+        log.Plan(TERM, True, FIRST, SECOND.id, Accepted(FIRST, TERM)))),
 ]  # fmt: skip
 WAITS = m.Status(node("a"), m.Past(m.Standing.READY), 1)
-BUSY = m.Past(m.Standing.BUSY, 1, 0, 0, 2, epoch=EPOCH)
+BUSY = m.Past(m.Standing.BUSY, 1, TERM)
 ASK = r.Ask("a", "a-1", r.Verb.DRAIN, "", 60.0, "x")
 UP: list[Any] = [
-    hello("a", past=PAST), hello("a", past=PAST).replace(kept=m.Kept(seats=SEATS, ended=("c",)), seen_epoch=EPOCH),
-    hello("d"), m.Alive(FENCE), m.HungUp(), WAITS, WAITS.replace(ready_count=2), WAITS.replace(past=BUSY),
+    hello("a", past=PAST), hello("d"), m.Alive(), m.HungUp(), WAITS, WAITS.replace(ready_count=2), WAITS.replace(past=BUSY),
+    *(hello("a", past=BUSY, log=each) for each in (
+        log.Status(TERM, None, None, (), (), ()), log.Status(TERM, FIRST, Accepted(SECOND, TERM), (), (), ()),
+        log.Status(TERM, FIRST.id, None, (log.EndedLeader("b", None),), ("b",), ("a 1",)))),
     WAITS.replace(past=PAST), WAITS.replace(past=BUSY.replace(standing=m.Standing.FINISHED)),
     WAITS.replace(past=BUSY.replace(standing=m.Standing.STOPPING)), WAITS.replace(past=BUSY.replace(has_opted_in=True)),
     WAITS.replace(node=node("a").replace(starts=m.Starts.WARM), prepared_count=1), WAITS.replace(left=m.Left("a", "x")),
@@ -93,13 +117,13 @@ def strange(draw: st.DrawFn, words: list[Any]) -> Any:
 
 @settings(max_examples=examples(1500), deadline=None)
 @given(
-    st.sampled_from([greeting, member, busy]),
+    st.sampled_from([greeting, following, busy]),
     st.lists(
         st.one_of(strange(DOWN), st.sampled_from(["deadline", "answer", WELCOME, *map(ev.Submitted, SUBMITTED)])),
         max_size=25,
     ),
 )
-def test_a_member_bears_what_a_coordinator_says(make: Any, said: list[Any]) -> None:
+def test_a_member_bears_what_a_leader_says(make: Any, said: list[Any]) -> None:
     story = make()
     core = story.core
     for what in said:
@@ -112,15 +136,13 @@ def test_a_member_bears_what_a_coordinator_says(make: Any, said: list[Any]) -> N
             answer_for(story)
         elif isinstance(what, ev.Submitted):
             submit(story, what)
-        elif what is not None and core.phase in {Phase.GREETING, Phase.MEMBER}:
+        elif what is not None and core.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
             told(story.hear(what))
-        assert core.leader.lease_s == LEASE_S
         assert core.state.restart_count <= TERMS.max_restarts
-        seats = core.state.seats
-        assert seats is None or m.epoch_of(seats.fence, seats.round) <= max(core.leader.epoch, 4)
-        status, kept = core.state.status_at(story.now), core.state.kept_at(story.now)
-        assert core.record is not None
-        told([ev.Send(m.Hello(PROTOCOL, TERMS, core.record.candidate.token, core.leader.epoch, status, kept))])
+        assert core.term <= TERM + m.TERMS_AHEAD_MAX
+        known = None if core.log is None else log.status_of(core.log)
+        status = core.state.status_at(story.now).replace(log=known)
+        told([ev.Send(m.Hello(PROTOCOL, TERMS, "t0k3n", "me", status))])
 
 
 def told(actions: list[Any]) -> None:
@@ -139,17 +161,17 @@ def submit(story: Story, event: ev.Submitted) -> None:
     told(story.tell(event))
 
 
-@pytest.mark.parametrize("phase", [Phase.CONNECTING, Phase.GREETING, Phase.MEMBER])
+@pytest.mark.parametrize("place", ["an attempt", "a greeting", "a leader"])
 @pytest.mark.parametrize(
     "then", [m.Failed("me", 1, FAILURE), m.Hangs("me", 1, "x", 60.0, True, is_last=True)], ids=["failed", "last"]
 )
-def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(phase: Phase, then: m.NodeMessage) -> None:
+def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(place: str, then: m.NodeMessage) -> None:
     story = busy()
-    if phase is not Phase.MEMBER:
-        story.tell(ev.ConnectionLost(story.core.conn, "reset", is_reset=True))
-    if phase is Phase.GREETING:
+    if place != "a leader":
+        story.lose_leader(Close.ABORTED)
+    if place == "a greeting":
         story.tell(ev.Connected(story.core.conn))
-    assert story.core.phase is phase
+    assert story.core.phase is (Phase.FOLLOWING if place == "a leader" else Phase.CONNECTING)
     for message in (m.Hangs("me", 1, "x", 60.0, True), then):
         told(story.tell(ev.Submitted(message)))
     status = story.core.state.status_at(story.now)
@@ -158,35 +180,37 @@ def test_a_hang_may_be_told_on_any_connection_before_anything_is_heard_on_it(pha
 
 
 def answer_for(story: Story) -> None:
-    match story.core.phase:
-        case Phase.CONNECTING:
-            story.tell(ev.Connected(story.core.conn))
-        case Phase.READING | Phase.CAMPAIGNING:
-            story.tell(ev.BoardRead(story.core.record))
-        case Phase.MEMBER if story.core.state.standing is m.Standing.STOPPING:
-            story.tell(ev.Submitted(m.Ready(NODE)))
-        case _:
-            pass
+    """What was asked is answered."""
+    core = story.core
+    if core.sight.is_asked:
+        cell = stored("other", TERM + 1, renewals=int(story.now))
+        story.tell(ev.CellSaid(cell) if core.conn % 2 else ev.CellFailed("no answer"))
+    elif core.phase is Phase.CONNECTING:
+        story.tell(ev.Connected(core.conn))
+    elif core.phase is Phase.CAMPAIGNING:
+        story.tell(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), f"me-{story.now}", "too few nodes voted"))
+    elif core.phase is Phase.FOLLOWING and core.state.standing is m.Standing.STOPPING:
+        story.tell(ev.Submitted(m.Ready(NODE)))
 
 
 @settings(max_examples=examples(1500), deadline=None)
-@given(st.booleans(), st.lists(st.tuples(st.sampled_from("abs"), strange(UP)), max_size=25), st.booleans())
-def test_a_coordinator_bears_what_a_node_says(is_running: bool, said: list[Any], has_elections: bool) -> None:
-    term = running("ab") if is_running else Term((2, 3))
-    term.leader.sessions.electorate.is_on = has_elections
+@given(
+    st.sampled_from([lambda: Term((2, 3)), lambda: running("ab"), lambda: voting("abc")]),
+    st.lists(st.tuples(st.sampled_from("abs"), strange(UP)), max_size=25),
+)
+def test_a_leader_bears_what_a_node_says(make: Any, said: list[Any]) -> None:
+    term = make()
     term.open("s")
     for name, what in said:
         conn = term.conns.get(name)
-        if what is None or conn not in term.leader.sessions._connections:
+        if what is None or conn is None or not term.leader.sessions.is_open(conn):
             term.open(name)
             continue
-        told = term.leader.handle(sev.Received(conn, what), term.now)
-        for action in told:
-            if isinstance(action, sev.Say):
-                (again,) = Decoder(DOWNWARD).feed(encode(action.message))  # another agent takes what comes of it
-                assert again == action.message
-        if sev.Renew() in told and term.leader.lease.is_asked:
-            term.tell(RENEWED)
+        told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.Say)]
+        for message in (*told, *term.plans.values()):
+            if type(message).__name__ in DOWNWARD:  # else it is a part of a plan
+                (again,) = Decoder(DOWNWARD).feed(encode(message))  # another agent takes what comes of it
+                assert again == message
         if term.leader.deadline is not None:
             term.now = max(term.now, term.leader.deadline)
             term.tell(DeadlinePassed())

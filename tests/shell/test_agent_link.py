@@ -1,4 +1,4 @@
-"""The link to the coordinator: what it tells the member, and what a bug report shows of it."""
+"""The link to the leader: what it tells the member, and what it does with what the member wants."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from typing import Any
 
 import anyio
 import pytest
-from kit.shared_board import InProcessBoard, SharedWorld
-from kit.stories.leader_terms import CANDIDATE, running
+from kit.shared_cell import InProcessCell, SharedWorld
+from kit.stories.leader_terms import leader_at, running
+from kit.stories.member import NODE
 
-from aelastic.core.machine import InvalidTransition
+from aelastic.errors import RendezvousStateError
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.coordinator import session_events
 from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
@@ -27,23 +28,44 @@ from aelastic.rdzv.wire.strangers import Strangers
 from aelastic.rdzv.wire.stream import Stream
 
 
-def link() -> AgentLink:
-    settings = RendezvousSettings("c10d", "node0:29400", 1, 2, endpoint_from="PET_RDZV_ENDPOINT")
-    return AgentLink(InProcessBoard("job", SharedWorld()), settings, "job", "me", RestartPolicy(3))
+def link(world: SharedWorld | None = None, **settings: Any) -> AgentLink:
+    chosen = RendezvousSettings("c10d", "node0:29400", 1, 2, endpoint_from="PET_RDZV_ENDPOINT", **settings)
+    return AgentLink(InProcessCell("job", world or SharedWorld()), chosen, "job", "me", RestartPolicy(3))
 
 
 async def test_a_wait_is_told_with_the_variable_that_the_endpoint_is_from() -> None:
     assert link()._member.search.hint == "the endpoint is from PET_RDZV_ENDPOINT"
 
 
-async def test_an_event_that_cannot_be_is_reported_with_the_story_of_the_member() -> None:
-    mine = link()
-    mine._mailbox.post(ev.LeadershipLost())
-    with pytest.raises(ExceptionGroup) as caught:
-        await mine.run(lambda message: None)
-    (error,) = caught.value.exceptions
-    assert isinstance(error, InvalidTransition)
-    assert "LeadershipLost() in phase idle (a bug in aelastic: please report it)" in str(error)
+@pytest.mark.parametrize("way", ["nodes vote", "the store alone"])
+async def test_a_node_says_where_its_agent_is_asked_for_its_vote(way: str) -> None:
+    mine = link(config={"survivor": "endpoint"} if way == "the store alone" else {})
+    mine.tell(m.Ready(NODE))
+    event = await mine._mailbox.next(None)
+    assert isinstance(event, ev.Submitted) and isinstance(event.message, m.Ready)
+    assert (event.message.node.ballot_port > 0) == (way == "nodes vote")
+    if mine._campaigns is not None:
+        mine._campaigns._port.close()
+
+
+async def test_what_no_agent_wrote_ends_one_that_has_just_started_and_not_one_that_had_a_leader() -> None:
+    world = SharedWorld()
+    world.texts["job"] = b"hello"
+    mine = link(world)
+    with pytest.raises(RendezvousStateError, match="choose another run id"):
+        await mine._answer()
+    mine._member.led_at = 100.0
+    answer = await mine._answer()
+    assert isinstance(answer, ev.CellFailed) and "was not written by an aelastic agent" in answer.reason
+
+
+async def test_an_endpoint_that_is_away_is_asked_again() -> None:
+    world = SharedWorld()
+    world.is_down = True
+    mine = link(world)
+    assert await mine._answer() == ev.CellFailed("the store in this process is down")
+    world.is_down = False
+    assert await mine._answer() == ev.CellSaid(None)
 
 
 async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
@@ -52,12 +74,23 @@ async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_
     monkeypatch.setattr(coordinator_server, "FAREWELL_S", 0.01)
     mine, term = link(), running("ab", max_restarts=0)
     term.fail("a")
-    term.tell(session_events.Published(True))
+    assert term.leader.is_over
     term.close("a")
-    strangers, board = Strangers(2, math.inf), InProcessBoard("job", SharedWorld())
+    strangers, cell = Strangers(2, math.inf), InProcessCell("job", SharedWorld())
     with closing(HeldPort()) as port:
-        record, proofs = LeaderRecord(1, CANDIDATE), Proofs(None)
-        mine._server = CoordinatorServer(term.leader, record, board, mine._turn, port, lambda: None, strangers, proofs)
+        server = CoordinatorServer(
+            term.leader,
+            cell,
+            mine._turn,
+            port,
+            None,
+            lambda: None,
+            lambda *_: None,
+            lambda *_: None,
+            strangers,
+            Proofs(None),
+        )
+        mine._server = server
         with anyio.fail_after(10):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(mine.finish)
@@ -72,14 +105,34 @@ async def test_a_connection_that_closes_before_it_has_its_number_has_failed(monk
     """Else the member would wait some leases for an answer to a `Hello` that was never sent."""
     mine = link()
 
-    async def connect_and_lose(*where: Any) -> Stream:
+    async def connect_and_lose(*_: Any) -> Stream:
         stream = Stream(mine, DOWNWARD)
         stream.connection_lost(None)
         return stream
 
     monkeypatch.setattr(agent_link, "connect", connect_and_lose)
-    await mine._connect(1, LeaderRecord(1, Candidate("boss", ("10.0.0.1",), 4000, "token")))
+    await mine._connect(1, leader_at())
 
     told = [await mine._mailbox.next(None) for _ in range(2)]
-    assert told[0] == ev.ConnectionLost(0, "lost the leader: connection closed"), "no connection of the member's"
+    lost = ev.ConnectionLost(0, "lost the leader: connection closed", Close.ORDERLY)
+    assert told[0] == lost, "no connection of the member's"
     assert told[1] == ev.ConnectFailed(1, False, "the leader closed the connection at once")
+
+
+@pytest.mark.parametrize("is_broken, how", [(False, Close.ORDERLY), (True, Close.ABORTED)])
+async def test_the_member_hears_how_a_connection_ended(is_broken: bool, how: Close) -> None:
+    mine = link()
+    stream = Stream(mine, DOWNWARD)
+    stream.conn = 3
+    stream.connection_lost(ConnectionResetError("reset by peer") if is_broken else None)
+    event = await mine._mailbox.next(None)
+    assert isinstance(event, ev.ConnectionLost) and (event.conn, event.close, event.is_garbage) == (3, how, False)
+
+
+async def test_an_end_in_the_middle_of_a_message_proves_nothing() -> None:
+    mine = link()
+    stream = Stream(mine, DOWNWARD)
+    stream.data_received(b"\0\0\0\x09")
+    stream.connection_lost(None)
+    event = await mine._mailbox.next(None)
+    assert isinstance(event, ev.ConnectionLost) and event.close is Close.ABORTED

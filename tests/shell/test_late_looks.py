@@ -23,7 +23,7 @@ from aelastic.host import proc_table
 from aelastic.host.children import waited_for
 from aelastic.host.proc_table import Process
 from aelastic.tcpstore import child as children
-from aelastic.tcpstore.child import FORKED_CONTROL, StoreProcess, Unanswered
+from aelastic.tcpstore.child import FORKED_CONTROL, LAST, StoreProcess, Unanswered
 from aelastic.workers import guard as guard_program
 from aelastic.workers import guard_process
 from aelastic.workers.guard_process import GuardProcess
@@ -65,7 +65,7 @@ async def test_an_answer_of_the_store_that_is_there_is_in_time(
     asked = process.say("get", key="a")
     with controls[0] as theirs:
         for number in (asked - 1, asked):
-            theirs.send(json.dumps({"number": number, "value": "b"}).encode())
+            theirs.send(LAST + json.dumps({"number": number, "value": "b"}).encode())
         assert await process.answer_to(asked, 0.0) == "b"
         with pytest.raises(Unanswered):
             await process.answer_to(process.say("get", key="b"), 0.0)
@@ -87,7 +87,7 @@ async def test_a_store_that_is_forked_after_all_serves_beside_no_other(controls:
     process.say("serve")
     with late[0], controls[0]:
         assert late[0].recv(100) == b"", "it finds that it is not wanted, and ends"
-        assert json.loads(controls[0].recv(100))["do"] == "serve"
+        assert json.loads(controls[0].recv(100).removeprefix(LAST))["do"] == "serve"
         await process.aclose()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import anyio
 import pytest
+from kit.servers.etcd_cells import A
 
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
-from aelastic.rdzv.record_text import text_of
+from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import endpoints
 from aelastic.rdzv.stores.c10d import C10dStore
@@ -101,11 +101,10 @@ def test_an_even_number_works_and_is_said(caplog: pytest.LogCaptureFixture) -> N
 
 def test_an_agent_that_finds_what_one_with_a_single_endpoint_has_written_is_told_both() -> None:
     store = QuorumStore(SETTINGS, "job", {})
-    leader = LeaderRecord(1, Candidate("n0", ("n0",), 1, "token"), renewals=0)
     own, other = SETTINGS.endpoint, "127.0.0.2:1"
     told = f"this agent has the rendezvous endpoints {own}, another agent of this run has {other}: use the same list on every node"
     with pytest.raises(InputError, match=f"^{told}$"):
-        store._cell_of(text_of(leader), other)
+        store._cell_of(to_text(A).encode(), other)
 
 
 # Endpoints that are the addresses of one name, which DNS gets to know one by one.
@@ -175,7 +174,7 @@ async def test_the_doctor_says_so_too(resolve_to: Resolver) -> None:
     assert str(finding).split(None, 1) == ["error", told]
 
 
-async def test_a_board_is_at_the_addresses_once_all_are_known(resolve_to: Resolver) -> None:
+async def test_a_store_is_at_the_addresses_once_all_are_known(resolve_to: Resolver) -> None:
     store = QuorumStore(NAMED, "job", {})
     for addresses in ("10.0.0.1", "10.0.0.3 10.0.0.1"):
         resolve_to(addresses)

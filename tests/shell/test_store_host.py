@@ -19,8 +19,9 @@ from aelastic.host.children import waited_for
 from aelastic.host.names import Address, NoAnswerError
 from aelastic.tcpstore import child as children
 from aelastic.tcpstore import host as hosts
-from aelastic.tcpstore.child import Death, Fork, StoreProcess
+from aelastic.tcpstore.child import LAST, Death, Fork, StoreProcess
 from aelastic.tcpstore.host import LONG_LIFE_S, NAME_TIMEOUT_S, PAUSE_MAX_S, STARTS_MAX, StoreHost
+from aelastic.tcpstore.server import next_command, pieces_of
 
 
 class Child:
@@ -206,10 +207,8 @@ async def test_a_fork_that_was_killed_before_it_served_is_followed_by_another_an
     assert [command[-1] for command in commands] == ["quick", "careful"]
 
 
-@on_virtual_time
-async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def unread(monkeypatch: pytest.MonkeyPatch) -> tuple[StoreProcess, socket.socket]:
+    """A process that reads no command by itself, and its end of the control socket."""
     theirs: list[socket.socket] = []
 
     def start_helper(command: list[str], **options: Any) -> Any:
@@ -220,6 +219,14 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
     process = StoreProcess({}, "served nothing")
     await process.start()
     waited_for.discard(0)
+    return process, theirs[0]
+
+
+@on_virtual_time
+async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    process, theirs = await unread(monkeypatch)
     assert process._control is not None
     process._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     with socket.create_server(("", 0)) as listener:
@@ -228,25 +235,59 @@ async def test_commands_that_the_socket_does_not_take_are_sent_as_soon_as_it_doe
             process.say("set", key="k" * 100, value="v")
         process.say("drop")  # what waited is void
         process.say("serve", listener.fileno(), keys={"last": "one"})
-    assert [json.loads(command)["do"] for command, _ in process._unsent] == ["drop", "serve"] or len(
+    assert [json.loads(b"".join(pieces)[1:])["do"] for pieces, _ in process._unsent] == ["drop", "serve"] or len(
         process._unsent
     ) == 1
-    theirs[0].setblocking(False)
+    theirs.setblocking(False)
     heard = []
     while True:
         try:
-            said, listeners, *_ = socket.recv_fds(theirs[0], 1 << 16, 1)
+            said, listeners, *_ = socket.recv_fds(theirs, 1 << 16, 1)
         except BlockingIOError:
             break
-        heard.append(json.loads(said))
+        heard.append(json.loads(said.removeprefix(LAST)))
         for each in listeners:
             os.close(each)
-        theirs[0].send(json.dumps({"number": heard[-1]["number"]}).encode())
+        theirs.send(LAST + json.dumps({"number": heard[-1]["number"]}).encode())
         await process.hear()
     assert heard[-1] == {"do": "serve", "number": process._said, "keys": {"last": "one"}}
     assert not process._unsent
     process._control.close()
-    theirs[0].close()
+    theirs.close()
+
+
+async def test_a_command_and_an_answer_that_no_socket_takes_at_once_go_in_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where others make it void once the child has some of it."""
+    process, theirs = await unread(monkeypatch)
+    large = "v" * 2_000_000
+    process.say("set", key="k", value=large)
+    process.say("set", key="k", value="void")
+    process.say("drop")
+
+    def serve() -> list[dict[str, Any]]:
+        theirs.setblocking(True)
+        heard = []
+        for _ in range(2):
+            heard.append(json.loads(next_command(theirs)[0]))
+            for piece in pieces_of(json.dumps({"number": heard[-1]["number"], "value": large}).encode()):
+                theirs.send(piece)
+        return heard
+
+    async with anyio.create_task_group() as tasks:
+        heard: list[dict[str, Any]] = []
+
+        async def served_there() -> None:
+            heard.extend(await anyio.to_thread.run_sync(serve))
+
+        tasks.start_soon(served_there)
+        answers = [await process.hear() for _ in range(2)]
+    assert [each["do"] for each in heard] == ["set", "drop"] and heard[0]["value"] == large
+    assert [each.value for each in answers] == [large, large]
+    assert process._control is not None
+    process._control.close()
+    theirs.close()
 
 
 async def test_a_name_server_that_says_nothing_of_localhost_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Connections to a coordinator that say nothing, half of something, or too much, or come as its server ends."""
+"""Connections to a leader that say nothing, half of something, or too much, or come as its server ends."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -12,20 +13,23 @@ import anyio.lowlevel
 import pytest
 from anyio.abc import TaskGroup
 from kit.launching import on_both_loops, run
-from kit.shared_board import InProcessBoard, SharedWorld
+from kit.servers.etcd_cells import stored_by
+from kit.shared_cell import InProcessCell, SharedWorld
 from kit.virtual_clock import on_virtual_time
 from kit.waiting import DEADLINE_S
 
 from aelastic import aio
 from aelastic.host.sockets import HeldPort
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.log.leader import campaign
+from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode
+from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode, to_text
 from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.term import begin_term
 from aelastic.rdzv.wire import strangers as strangers_module
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import (
@@ -38,7 +42,7 @@ from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream, connect
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
 HELLO = m.Hello(
-    PROTOCOL, TERMS, "token", 0, m.Status(m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY))
+    PROTOCOL, TERMS, "token", "a", m.Status(m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY))
 )
 
 
@@ -132,6 +136,8 @@ class Kept:
     def is_closing(self) -> bool:
         return False
 
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
     def pause_reading(self) -> None:
         self.is_reading = False
 
@@ -144,7 +150,7 @@ async def test_a_connection_is_not_read_while_too_many_of_its_messages_wait() ->
     kept, count = Kept(), 3 * UNHANDLED_MAX
     stream = Stream(kept, UPWARD)
     stream.connection_made(kept)  # type: ignore[arg-type]
-    said = [m.Alive(number) for number in range(count)]
+    said = [m.Status(HELLO.status.node, HELLO.status.past, number) for number in range(count)]
     frames = b"".join(encode(message) for message in said)
     stream.data_received(frames[:-5])
     assert len(kept.messages) == UNHANDLED_MAX and not kept.is_reading
@@ -162,27 +168,19 @@ LEASE_S = 0.3
 ENOUGH = 5
 
 
-class OthersBoard(InProcessBoard):
-    """Answers each renewal, as soon as it may, that another agent leads."""
-
-    def __init__(self, may_say: anyio.Event) -> None:
-        super().__init__("run", SharedWorld())
-        self._may_say = may_say
-
-    async def renew(self, record: LeaderRecord) -> None:
-        await self._may_say.wait()
-
-
-def coordinator_server(lease_s: float, is_over: anyio.Event) -> tuple[CoordinatorServer, int]:
-    """A server that another agent has displaced, which it hears when it asks once that is so; and its port."""
-    port = HeldPort()
+def coordinator_server(lease_s: float) -> tuple[CoordinatorServer, int, SharedWorld]:
+    """A server that leads as soon as it runs; its port, and where its cell is."""
+    port, world = HeldPort(), SharedWorld()
     port.listen_at(["127.0.0.1"])
-    record = LeaderRecord(1, Candidate("node", ("127.0.0.1",), port.number, "token"), 0)
-    core, terms = Coordinator(RoundRules(1, 2), RestartPolicy(0)), m.Terms("run", 1, 2, 0, lease_s)
-    leader = begin_term(core, terms, record, anyio.current_time())
-    return CoordinatorServer(
-        leader, record, OthersBoard(is_over), anyio.Lock(), port, lambda: None, Strangers(2), Proofs(None)
-    ), port.number
+    terms, at = TERMS.replace(lease_s=lease_s), m.LeaderAt("node", "node", ("127.0.0.1",), port.number, "token")
+    core, sessions = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Connections(terms, at.token, 1, 60.0)
+    candidate = campaign(Node("node"), 1, 1, has_listened=True)
+    leader = Leader(core, sessions, candidate, at, "host", False, "1f", anyio.current_time())
+    cell, strangers = InProcessCell("run", world), Strangers(2)
+    server = CoordinatorServer(
+        leader, cell, anyio.Lock(), port, None, lambda: None, lambda *_: None, lambda *_: None, strangers, Proofs(None)
+    )
+    return server, port.number, world
 
 
 class Crowd:
@@ -212,11 +210,11 @@ class Crowd:
         self._met += 1
         if self._met == ENOUGH:
             self.is_met.set()
-        try:
+        with suppress(ConnectionError):  # reset: the same
             await reader.read()
-        except ConnectionError:
-            pass  # reset: the same
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 @on_both_loops
@@ -226,17 +224,19 @@ def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, en
 
     async def main() -> None:
         crowd = Crowd()
-        server, port = coordinator_server(LEASE_S if end == "displaced" else DEADLINE_S, crowd.is_met)
+        server, port, world = coordinator_server(LEASE_S if end == "displaced" else DEADLINE_S)
 
-        async def cancel_in_time(scope: anyio.CancelScope) -> None:
+        async def end_it(scope: anyio.CancelScope) -> None:
             await crowd.is_met.wait()
-            scope.cancel()
+            if end == "displaced":  # it reads so when it renews the cell
+                world.texts["run"] = to_text(stored_by("other", term=9)).encode()
+            else:
+                scope.cancel()
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(crowd.knock, port, tasks)
             with anyio.CancelScope() as scope:
-                if end == "cancelled":
-                    tasks.start_soon(cancel_in_time, scope)
+                tasks.start_soon(end_it, scope)
                 await server.run()
             crowd.is_over = True
 
@@ -258,7 +258,7 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     monkeypatch.setattr(strangers_module, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
-        server, port = coordinator_server(DEADLINE_S, anyio.Event())
+        server, port, _ = coordinator_server(DEADLINE_S)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -282,7 +282,7 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
         raise LookupError(broken)
 
     async def main() -> None:
-        server, port = coordinator_server(TERMS.lease_s, anyio.Event())
+        server, port, _ = coordinator_server(TERMS.lease_s)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             with monkeypatch.context() as patched:
@@ -293,6 +293,8 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
                         with pytest.raises(ConnectionResetError):
                             await reader.read()
                     writer.close()
+                    with suppress(ConnectionError):
+                        await writer.wait_closed()
                 while not caplog.messages:  # noqa: ASYNC110  it comes with the next event of the loop
                     await asyncio.sleep(0)
             member = await connect(["127.0.0.1"], port, lambda: Stream(heard, DOWNWARD), DEADLINE_S)
@@ -316,7 +318,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
     count = 20 if half else STRANGERS_MIN + 20
 
     async def main() -> None:
-        server, port = coordinator_server(300.0, anyio.Event())
+        server, port, _ = coordinator_server(300.0)
         ended = 0
 
         async def stranger() -> None:
@@ -326,7 +328,8 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
                 writer.write(half)
                 await reader.read()
             except ConnectionError:
-                pass
+                with suppress(ConnectionError):
+                    await writer.wait_closed()
             finally:
                 ended += 1
                 writer.transport.abort()

@@ -15,6 +15,7 @@ from kit.waiting import DEADLINE_S
 from aelastic.aio import described
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.secret.secret_file import SecretFile
@@ -23,6 +24,11 @@ from aelastic.rdzv.wire import stream as stream_module
 from aelastic.rdzv.wire.proofs import MEMBER, Proofs
 from aelastic.rdzv.wire.strangers import Strangers
 from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
+
+
+def numbered(number: int) -> r.Fetched:
+    """A message that can be told from another one."""
+    return r.Fetched("a", "b", f"b-{number}", "0", "text", is_last=True)
 
 
 class Heard:
@@ -103,9 +109,9 @@ async def test_messages_of_both_ends_come_in_once_both_are_proved(secrets: tuple
             DEADLINE_S,
         )
         for number in range(3):
-            stream.send(encode(m.Alive(number)))  # it waits for the proof
+            stream.send(encode(numbered(number)))  # it waits for the proof
         await server.wait(3)
-        assert server.messages == [m.Alive(number) for number in range(3)]
+        assert server.messages == [numbered(number) for number in range(3)]
         assert stream.is_proved.is_set() and not stream.refusal
         streams[0].send(encode(m.Probe()))
         await client.wait(1)
@@ -155,7 +161,7 @@ async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises
 async def test_a_message_whose_handling_raises_resets_its_own_connection() -> None:
     class Bad(Heard):
         def on_message(self, stream: Stream, message: Any) -> None:
-            if message == m.Alive(13):
+            if message == numbered(13):
                 raise LookupError("nobody\nexpected this")
             super().on_message(stream, message)
 
@@ -163,15 +169,15 @@ async def test_a_message_whose_handling_raises_resets_its_own_connection() -> No
     async with serving(server, Proofs(None), streams) as port:
         bad = await connect(["127.0.0.1"], port, lambda: Stream(clients[0], DOWNWARD), DEADLINE_S)
         good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
-        bad.send(encode(m.Alive(13)) + encode(m.Alive(14)))
+        bad.send(encode(numbered(13)) + encode(numbered(14)))
         await clients[0].wait(1)
         assert clients[0].resets == server.resets == [True], "an end in order would say that the other agent is gone"
-        good.send(encode(m.Alive(13)))
+        good.send(encode(numbered(13)))
         await clients[1].wait(1)
         good = await connect(["127.0.0.1"], port, lambda: Stream(clients[1], DOWNWARD), DEADLINE_S)
-        good.send(encode(m.Alive(1)))
+        good.send(encode(numbered(1)))
         await server.wait(3)
-        assert server.messages == [m.Alive(1)]
+        assert server.messages == [numbered(1)]
         good.close()
     assert len(server.failures) == 2
     assert server.failures[0].startswith("LookupError: nobody expected this (test_stream.py:")
@@ -228,12 +234,12 @@ async def test_a_frame_that_was_changed_is_a_broken_connection_and_not_a_word_of
             DEADLINE_S,
         )
         await stream.is_proved.wait()
-        stream.send(encode(m.Alive(1)))
+        stream.send(encode(numbered(1)))
         assert stream._transport is not None
-        frame = encode(m.Alive(2))
+        frame = encode(numbered(2))
         stream._transport.write(frame[:4] + bytes(16) + frame[4:])
         await server.wait(2)
-        assert server.messages == [m.Alive(1)]
+        assert server.messages == [numbered(1)]
         assert server.refusals == ["the message was altered on the way, or another program sent it"]
         assert server.resets == [True], "the node has a grace to connect again"
 

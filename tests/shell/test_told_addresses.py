@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from kit.shared_board import InProcessBoard, SharedWorld
+from kit.shared_cell import InProcessCell, SharedWorld
 
 from aelastic.host import names
 from aelastic.host.sockets import HeldPort
-from aelastic.rdzv.ballots import Ballots
-from aelastic.rdzv.protocol.messages import Seat, Seats
+from aelastic.rdzv.campaigns import Campaigns
+from aelastic.rdzv.coordinator.job_state import Participant
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import endpoints
-from aelastic.rdzv.survivors.election import Election
-from aelastic.rdzv.survivors.election_events import Seated
 from aelastic.rdzv.wire import listening
 from aelastic.rdzv.wire.listening import addresses_beside, own_addresses
 from aelastic.rdzv.wire.proofs import Proofs
@@ -25,7 +23,7 @@ from aelastic.rdzv.wire.strangers import Strangers
 OWN = "127.0.0.5"
 
 
-class Board(InProcessBoard):
+class Cell(InProcessCell):
     """One whose connection comes from an address of this host."""
 
     own_address = endpoint_host = ""
@@ -45,11 +43,11 @@ class Board(InProcessBoard):
 def test_beside_the_name_of_this_host_others_are_told_its_addresses(
     local_addr: str | None, local: list[str], way: str, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Board, "own_address", way)
-    board = Board("job", SharedWorld())
+    monkeypatch.setattr(Cell, "own_address", way)
+    cell = Cell("job", SharedWorld())
     settings = RendezvousSettings("etcd", "etcd:2379", 1, 3, local_addr=local_addr)
-    own = own_addresses(settings, board)
-    assert [*own, *addresses_beside(own, local, board)] == told
+    own = own_addresses(settings, cell)
+    assert [*own, *addresses_beside(own, local, cell)] == told
 
 
 @pytest.mark.parametrize(
@@ -83,10 +81,10 @@ async def test_votes_are_asked_for_where_the_others_know_this_node(
     monkeypatch.setattr(names, "look_up", look_up)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     port = HeldPort()
-    ballots = Ballots(Election("n1", 5.0), port, Strangers(3), Proofs(None), lambda: None)
-    seats = tuple(Seat(f"n{i}", f"host{i}", address, 1, peer_address) for i in range(3))
-    ballots.post(Seated(Seats(1_002, 2, "secret", seats)))
-    port.listen_at(await ballots._addresses())
+    campaigns = Campaigns(port, Strangers(3), Proofs(None), 5.0, lambda *_: None)
+    participants = [Participant(f"n{i}", f"n{i}", f"host{i}", "", 1, address, 1, peer_address) for i in range(3)]
+    campaigns.listen_at(participants, "n1")
+    port.listen_at(await campaigns._addresses())
     found = {str(each.getsockname()[0]) for each in port.listeners}
     port.close()
     assert found == listens or (listens == {"all"} and found <= {"::", "0.0.0.0"})

@@ -14,8 +14,6 @@ from kit.stories.coordinator import told
 from kit.stories.files import Story, read
 
 from aelastic.rdzv.coordinator.forming import Forming
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.member.contact import Contact
 
 pytestmark = pytest.mark.timeout(60.0 + 5 * ATTACKS + 200 * EVERYWHERE_S)
 
@@ -84,10 +82,10 @@ def test_the_round_of_a_new_job_ends_once_the_leader_of_the_other_nodes_has_disp
     path.run()
 
 
-def test_a_new_job_that_goes_on_after_it_was_displaced_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Contact, "given_up", lambda *_: None)
-    with pytest.raises(BrokenPromiseError, match=r"node0#4 has run round 1 of node0#4 .* beside a newer one"):
-        DISPLACED.run()
+def test_a_leader_that_does_not_give_up_its_log_to_a_newer_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.rdzv.log.leader.must_give_up_log", lambda *_, **__: False)
+    with pytest.raises(BrokenPromiseError, match=r"has run round .* beside round .*, which is newer"):
+        attack(36, "node0")
 
 
 # As its host comes back, the endpoint is silent for 2 s: the question of the leader that the other nodes have elected is lost, and is given up
@@ -106,10 +104,10 @@ def test_a_new_job_is_displaced_once_the_leader_of_the_other_nodes_asks_the_endp
     NOT_DISPLACED_FOR_LONG.run()
 
 
-def test_a_leader_that_leaves_the_endpoint_to_a_new_job_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Leader, "_reclaim_if_needed", lambda *_: [])
-    with pytest.raises(BrokenPromiseError, match=r"has run round 2 of node1#2 .* beside a newer one"):
-        NOT_DISPLACED_FOR_LONG.run()
+def test_votes_that_are_counted_twice_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aelastic.rdzv.log.votes.is_more_than_half", lambda *_: True)
+    with pytest.raises(BrokenPromiseError, match=r"is committed, and .* know that"):
+        attack(6, "c10d")
 
 
 def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of_a_break_beside_it() -> None:
@@ -178,14 +176,15 @@ def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job
 
 
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
-    """Two sides of a cut, each with a round of its own: one's job fails, and its leader knows of nobody who should read that."""
-    size = Size(nodes=2, min_nodes=1, max_nodes=2, max_restarts=0, has_etcd=True)
-    failed_at, begins_again_at = 11.28, 14.3
+    """The endpoint has gone with its host, and comes back empty once the others' job has failed."""
+    size = Size(nodes=3, min_nodes=1, max_nodes=3, max_restarts=0, is_board_on_node0=True)
+    gone_at, failed_at, begins_again_at = 2.5, 10.0, 8.5
     faults = (
-        (1.98, Fault("cut", "node0", "node1", 12.0)),
-        (3.25, Fault("crash", "node0", seconds=2.0)),
+        (2.4, Fault("cut", "node0", "node1", 30.0)),
+        (2.4, Fault("cut", "node0", "node2", 30.0)),
+        (gone_at, Fault("crash", "node0", seconds=begins_again_at - gone_at)),
         (failed_at, Fault("fail", "node1")),
-        (begins_again_at + 1.0, Fault("freeze", "node0", seconds=0.3)),
+        (14.0, Fault("freeze", "node0", seconds=0.3)),
     )
     path = Path(2, size, faults)
     path.run()

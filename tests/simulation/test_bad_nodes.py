@@ -18,7 +18,7 @@ from kit.stories.coordinator import failure, node
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, DeadlinePassed, Event, Lost, Phase
+from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Phase
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.ledger import BLAME_WINDOW_S, Reached
 from aelastic.rdzv.protocol import messages as m
@@ -73,7 +73,6 @@ class Job:
         if self.core.is_due(self.now):
             self.tell(DeadlinePassed())
         self.join([*self.core.roster.stopping])
-        self.tell(Confirmed(self.core.forming.losses))
 
     def settle(self) -> None:
         """A round runs."""

@@ -163,7 +163,7 @@ def test_what_a_cut_holds_back_comes_when_it_is_over() -> None:
     two.world.cut.add(("node0", "node1"))
     two.here.post(two, lambda: two.client.transport.write(b"late"))
     two.pass_time(30)
-    assert two.server.lines == [] and two.client.transport.get_write_buffer_size() == 4
+    assert two.server.lines == [] and two.client.transport.get_write_buffer_size() == 0, "the kernel has it"
     two.world.heal("node0", "node1")
     two.pass_time(5)
     assert two.server.lines == ["late"]

@@ -21,23 +21,13 @@ from aelastic.rdzv.protocol import requests as r
 class Bench:
     """Of one job."""
 
-    ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this coordinator's clock
-    fence: int = 0  # of that one
+    ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this leader's clock
     number: int = 0  # how often a node was cordoned or uncordoned
     _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # without a seat, by node id
 
     def remember(self, ledger: Ledger) -> None:
         """With the end of the last round."""
         self.ledger = ledger
-
-    def on_begun(self, fence: int) -> None:
-        """A round that knows of all that has begun."""
-        self.fence = max(self.fence, fence)
-
-    def hear(self, ledger: Ledger, fence: int) -> None:
-        """What another coordinator remembered when a round began; the newest round's counts."""
-        if fence > self.fence:
-            self.ledger, self.fence = ledger, fence
 
     def take(self, roster: Roster, now: float, *, keep: int) -> list[Send]:
         """Nodes that are ready, and cordoned, take part in no round, as long as `keep` others are left."""

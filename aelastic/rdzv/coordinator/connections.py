@@ -5,8 +5,6 @@
 - An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
   if it does, the same rank was given to two nodes.
 - A **lease** ends by silence.  If we slept, what others said is still in our sockets: each gets another lease, once.
-- An agent that knows a **newer epoch** than ours, and each that comes after it, is taken in once we have a newer one:
-  a board that has lost what it knew has elected this agent with an epoch that the others take for an old one.
 
 `Refused` is the only message that a leader sends on a connection before the first `Plan`.
 """
@@ -14,6 +12,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from functools import reduce
@@ -21,26 +20,27 @@ from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
 
+from aelastic.rdzv.coordinator.absent import Absent
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.plans import Plans, changed
-from aelastic.rdzv.coordinator.roster import Roster, some_of
+from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.coordinator.unheard import Unheard
+from aelastic.rdzv.log import node as log
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
-from aelastic.rdzv.protocol.sense import objection_to
-from aelastic.rdzv.survivors.absent import Absent
-from aelastic.rdzv.survivors.electorate import Electorate
+from aelastic.rdzv.protocol.sense import is_term_too_high, objection_to
 
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
+HOSTS_MIN = 16
 
 
 class Stage(StrEnum):
     OPEN = auto()  # it has not said Hello
-    WAITING = auto()  # its node is not taken in yet: the one with its node rank may live, or our epoch is too old
+    WAITING = auto()  # its node is not taken in yet: the agent with its node rank may live
     MEMBER = auto()  # it speaks for its node
     HUNG_UP = auto()  # it follows another leader, or looks for one: nobody sends or reads here any more
 
@@ -54,6 +54,10 @@ class Connection:
     stage: Stage = Stage.OPEN
     hello: m.Hello | None = None  # with the newest status, until its node is taken in
     node_id: str = ""
+    host: str = ""  # of its node, as that says
+    address: str = ""
+    name: str = ""  # of its node in the log
+    log: log.Status | None = None  # what that knows of it
     preferred_rank: int | None = None
     has_left: bool = False  # its node has: that the connection closes is no loss
 
@@ -68,6 +72,7 @@ class Connection:
             preferred_rank=self.preferred_rank,
             way_address=self.way,
             peer_address=self.peer,
+            log_name=self.name,
         )
 
 
@@ -85,37 +90,36 @@ class Connections:
 
     Args:
         terms: what each agent must have been told.
-        token: what each agent must have read on the board.
-        epoch: of our leadership.
+        token: what each agent must have read in the cell, or in our campaign.
+        term: of our leadership.
         looks_s: for how long an agent looks for a leader before it gives up.
         has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
     """
 
     terms: m.Terms
     token: str
-    epoch: int
+    term: int
     looks_s: float
     has_fixed_ranks: bool = False
     is_over: bool = False  # every node is told the verdict
     unheard: Unheard = field(default_factory=Unheard)
     plans: Plans = field(init=False)
-    electorate: Electorate = field(default_factory=Electorate)
     _woke_at: float = -math.inf  # when this process was last found to have slept
     _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last one that came with it
+    _host_of: dict[str, str] = field(default_factory=dict[str, str])  # node to its host
+    _nodes_on: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])  # host to nodes
+    _hosts_limit: int = HOSTS_MIN
     # New decisions for nodes whose first status is still unheard; they read these anyway.
     _at_once: dict[str, list[m.CoordinatorMessage]] = field(default_factory=dict[str, list[m.CoordinatorMessage]])
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
-    # Connections that wait for a newer epoch, each with what its node reads once it is taken in.
-    _await_epoch: dict[int, str] = field(default_factory=dict[int, str])
-    newest_epoch: int = 0  # the newest that one of them knows
 
     def __post_init__(self) -> None:
         self.absent = Absent(self.terms.lease_s, self.looks_s)
-        self.plans = Plans(self.epoch, self.terms.lease_s)
+        self.plans = Plans(self.term, self.terms.lease_s)
 
     @property
     def is_empty(self) -> bool:
@@ -130,10 +134,7 @@ class Connections:
     @property
     def awaited_hosts(self) -> str:
         node_ids = {*self._conn_of, *self._graces, *self.absent.node_ids}
-        return some_of([self.electorate.host_of(i) for i in node_ids])
-
-    def _is_awaited(self, node_id: str) -> bool:
-        return node_id in self._conn_of or node_id in self._graces or node_id in self.absent.node_ids
+        return some_of([self._host_of[i] for i in node_ids])
 
     def has_heard_all(self, since: float, now: float) -> bool:
         """Whether each node that may live, as far as it is known, has said something since then."""
@@ -142,6 +143,41 @@ class Connections:
 
     def is_connected(self, node_id: str) -> bool:
         return node_id in self._conn_of
+
+    def nodes_at(self, host: str, addresses: set[str]) -> list[str]:
+        """The nodes that are connected from a host, and are reached at one of these addresses."""
+        found = []
+        for node_id in self._nodes_on.get(host, ()):
+            connection = self._connections[self._conn_of[node_id]]
+            if not addresses.isdisjoint((connection.address, connection.peer)):
+                found.append(node_id)
+        return found
+
+    def is_open(self, conn: int) -> bool:
+        return conn in self._connections
+
+    def name_of(self, conn: int) -> str:
+        """Of the node behind a connection, in the log; empty before it is taken in."""
+        connection = self._connections.get(conn)
+        return connection.name if connection is not None and connection.is_member else ""
+
+    def name_of_node(self, node_id: str) -> str:
+        """Of a node, in the log; empty if it is not connected."""
+        return self.name_of(self._conn_of[node_id]) if node_id in self._conn_of else ""
+
+    def log_of(self, conn: int) -> log.Status | None:
+        """What the node behind a connection knows of the log, as it has said last."""
+        return self._connections[conn].log if conn in self._connections else None
+
+    def statuses(self) -> list[tuple[int, str, log.Status]]:
+        """What the nodes that are connected know of the log: connection, name and status."""
+        found = ((conn, self._connections[conn]) for conn in self._conn_of.values())
+        return [(conn, each.name, each.log) for conn, each in found if each.log is not None]
+
+    def send_again(self, conn: int) -> None:
+        """The node behind a connection is to be sent its plan."""
+        if (connection := self._connections.get(conn)) is not None and connection.is_member:
+            self.plans.send(connection.node_id)
 
     def first_reports(self) -> list[Reported]:
         """The first statuses that are still unheard, of nodes that are connected."""
@@ -204,8 +240,6 @@ class Connections:
         self, conn: int, now: float, *, is_reset: bool = False, has_hung_up: bool = False, is_leading: bool = False
     ) -> list[Action]:
         connection, may_live = self._forget(conn), is_reset or has_hung_up
-        if connection is not None and connection.is_member and not may_live:
-            self.electorate.on_dead(connection.node_id)
         is_missed = connection is not None and connection.is_member and not connection.has_left
         if connection is not None and is_missed and (may_live or not self.is_over):
             node_id = connection.node_id
@@ -269,13 +303,12 @@ class Connections:
     def _on_said(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         node_id = connection.node_id
         match message:
-            case m.Alive(fence, closing_epoch):
-                self.electorate.on_said(node_id, fence, closing_epoch)
+            case m.Alive():
                 return []
+            case m.Status(node) if node.node_id == node_id and is_term_too_high(message, self.term):
+                return self._refuse(conn, "protocol error: a term that no log has counted to", now)
             case m.Status(node) if node.node_id == node_id:
-                connection.has_left = message.left is not None
-                if connection.has_left:
-                    self.electorate.on_dead(node_id)
+                connection.has_left, connection.log = message.left is not None, message.log
                 self.unheard.add(node_id, Reported(connection.locate(node), message), now)
                 return []
             case r.Fetch(asker) | r.Fetched(asker) if asker == node_id:
@@ -295,7 +328,7 @@ class Connections:
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
             reason = "this agent read an outdated record of the leader; retrying"
             return self._refuse(conn, reason, now, is_final=False)
-        if objection := objection_to(hello, self.terms, self.epoch):
+        if objection := objection_to(hello, self.terms, self.term):
             return self._refuse(conn, objection, now)
         connection.stage, connection.hello = Stage.WAITING, hello
         connection.preferred_rank = hello.status.node.preferred_rank
@@ -305,7 +338,7 @@ class Connections:
         connection = self._forget(conn)
         if connection is not None and connection.is_member and not connection.has_left and not self.is_over:
             self.unheard.add(connection.node_id, Lost(connection.node_id, reason), now)
-        return [Say(conn, m.Refused(reason, is_final)), Drop(conn)]
+        return [Say(conn, m.Refused(reason, is_final)), Drop(conn, in_order=True)]
 
     # Two agents with one node rank.
 
@@ -318,7 +351,7 @@ class Connections:
         other = self._connections.get(rival)
         is_same = other is not None and other.node_id == connection.hello.status.node.node_id
         if other is None or not other.is_member or is_same or rival == dead:
-            return self._admit(conn, now)
+            return self._take_in(conn, now)
         self._probed.setdefault(rival, Probed(now + PROBE_TIMEOUT_S)).waiting.append(conn)
         return [Say(rival, m.Probe())]
 
@@ -338,45 +371,29 @@ class Connections:
                 actions += self._refuse(conn, f"{taken}: give each node its own --node-rank", now)
                 continue
             connection.preferred_rank = None
-            actions += self._admit(conn, now, notice=f"{taken}: this node takes part without it")
+            actions += self._take_in(conn, now, notice=f"{taken}: this node takes part without it")
         return actions
 
     # Taking nodes in.
 
-    def _admit(self, conn: int, now: float, notice: str = "") -> list[Action]:
-        hello = self._connections[conn].hello
-        assert hello is not None
-        if not self._await_epoch and hello.seen_epoch <= self.epoch:
-            return self._take_in(conn, notice, now)
-        self._await_epoch[conn] = notice
-        self.newest_epoch = max(self.newest_epoch, hello.seen_epoch)
-        return []
-
-    def begin_epoch(self, epoch: int, now: float) -> list[Action]:
-        """Our epoch is a newer one: agents that have waited for it are taken in, if it is new enough for them."""
-        self.epoch = epoch
-        self.plans.begin_epoch(epoch)
+    def begin_term(self, term: int) -> None:
+        """Our term is a newer one."""
+        self.term = term
+        self.plans.begin_term(term)
         for node_id in self._conn_of:
             self.plans.send_again(node_id)
-        if self.newest_epoch > epoch:
-            return []
-        waiting, self._await_epoch, self.newest_epoch = self._await_epoch, {}, 0
-        actions: list[Action] = []
-        for conn, notice in waiting.items():
-            if conn in self._connections and self._connections[conn].stage is Stage.WAITING:  # else gone meanwhile
-                actions += self._take_in(conn, notice, now)
-        return actions
 
-    def _take_in(self, conn: int, notice: str, now: float) -> list[Action]:
+    def _take_in(self, conn: int, now: float, notice: str = "") -> list[Action]:
         actions: list[Action] = []
         connection = self._connections[conn]
         hello, connection.hello = connection.hello, None
         assert hello is not None
-        status, kept = hello.status, hello.kept
+        status = hello.status
         node_id = status.node.node_id
         old, silent_s = self._conn_of.get(node_id), 0.0
         if old is not None:
-            silent_s = now - self._connections.pop(old).said_at
+            silent_s = now - self._connections[old].said_at
+            self._forget(old)
             actions.append(Drop(old))
         self._graces.pop(node_id, None)
         self.absent.on_back(node_id)
@@ -384,26 +401,30 @@ class Connections:
         self._conn_of[node_id] = conn
         if connection.preferred_rank is not None:
             self._conn_of_rank[connection.preferred_rank] = conn
-        knew_another = 0 < hello.seen_epoch < self.epoch
+        connection.name, connection.log = hello.name, status.log
         node = connection.locate(status.node)
-        self.electorate.on_welcome(node, kept.seats)
-        self.electorate.on_ended(each for each in kept.ended if not self.is_connected(each))
-        self.electorate.forget(self._is_awaited)
-        known = kept if self.electorate.is_on else kept.replace(seats=None)
-        self.unheard.add(node_id, Reported(node, status, True, known, knew_another, silent_s=silent_s), now)
+        connection.host, connection.address = node.host, node.master_addr
+        self._nodes_on.setdefault(node.host, {})[node_id] = None
+        self._note_host(node_id, node.host)
+        self.unheard.add(node_id, Reported(node, status, True, silent_s=silent_s), now)
         self.plans.send_again(node_id)
         if notice:
             self.plans.change(node_id, m.Waiting(notice), now)
-        if (newest := self.electorate.newer_than(kept.seats)) is not None:
-            actions += [Say(conn, newest), *([Say(conn, m.Probe())] if newest.closing else [])]
         if old is not None and old in self._probed:  # whether it lives: it can say so here only
             self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).waiting)
             actions.append(Say(conn, m.Probe()))
         return actions
 
+    def _note_host(self, node_id: str, host: str) -> None:
+        if len(self._host_of) >= self._hosts_limit:  # most may be of nodes that have gone since
+            known = {*self._conn_of, *self._graces, *self.absent.node_ids}
+            self._host_of = {each: its for each, its in self._host_of.items() if each in known}
+            self._hosts_limit = 2 * len(self._host_of) + HOSTS_MIN
+        self._host_of[node_id] = host
+
     # What nodes hear.
 
-    def say(self, node_id: str, message: m.Seats | m.Departed | r.Answer | r.Show | r.Shown) -> list[Action]:
+    def say(self, node_id: str, message: r.Answer | r.Show | r.Shown) -> list[Action]:
         """Tells a node something, if it is connected."""
         conn = self._conn_of.get(node_id)
         return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
@@ -422,7 +443,7 @@ class Connections:
             return []
         self._forget(conn)  # what it has yet to say must not harm the agent that has its place
         self.plans.forget(node_id)
-        return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn)]
+        return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
     def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
         """Adds a decision to the plan of every connected node, even if its first status is unheard."""
@@ -437,57 +458,41 @@ class Connections:
         self.plans.change(node_id, decision, now)
         self._at_once.setdefault(node_id, []).append(decision)
 
-    def send_plans(self, now: float) -> list[Action]:
+    def send_plans(self, log_plan: Callable[[str], log.Plan | None], held: Container[str], now: float) -> list[Action]:
         """Nodes are sent their plans, where these have changed.
 
-        A node whose first status is unheard reads that it has a leader, and new decisions only: a leader in doubt must
-        not repeat an assignment that it made earlier.
+        A node whose first status is unheard reads that it has a leader, and new decisions only: a leader that is not
+        certain that it leads must not repeat an assignment that it made earlier.
+
+        Args:
+            log_plan: of a node, by its name in the log.
+            held: names of nodes whose plans wait.
+            now: the time.
         """
         actions: list[Action] = []
         for node_id in self.plans.take_changed():
             conn = self._conn_of.get(node_id)
             if conn is None:
                 continue
+            if self._connections[conn].name in held:
+                self.plans.send(node_id)
+                continue
             if node_id in self.unheard.first_reports:
                 plan = reduce(changed, self._at_once.get(node_id, ()), self.plans.empty)
             else:
                 plan = self.plans.of(node_id, now)
                 self.plans.on_sent(node_id)
-            actions.append(Say(conn, plan))
+            actions.append(Say(conn, plan.replace(log=log_plan(self._connections[conn].name))))
         self._at_once.clear()
         return actions
-
-    def seat(self, assigned: dict[str, m.Assigned], roster: Roster) -> list[Action]:
-        """All nodes hear which are assigned to a round: a coordinator after this one is to know it."""
-        round_ = next(iter(assigned.values()), None)
-        if round_ is None or not self.electorate.may_vote_by(round_):
-            return []
-        nodes = [roster.members[i].node for i in roster.participants if i in roster.members]
-        seats = self.electorate.begin(round_, self.token, nodes, self.is_connected)
-        return [] if seats is None else [each for i in self._conn_of for each in self.say(i, seats)]
-
-    @property
-    def missing(self) -> list[m.Seat]:
-        """Nodes that could go on with another coordinator: no round begins while they could."""
-        return self.electorate.missing(self.is_connected, is_on_board=self.electorate.is_on_board)
-
-    def missing_since(self, time: float) -> list[m.Seat]:
-        """The same without the endpoint, if only nodes count that have said something since then."""
-        heard = {each.node_id for each in self._connections.values() if each.is_member and each.said_at > time}
-        return self.electorate.missing(heard.__contains__, is_on_board=False)
-
-    def unaccounted(self) -> list[m.Seat]:
-        """Those of them, if no node of a round that they may vote by is here: the board alone tells of them."""
-        return [] if self.electorate.has_any(self.is_connected) else self.missing
 
     def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
         return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 
-    def dismiss(self, last_word: m.Goodbye | m.Ended) -> list[Action]:
+    def dismiss(self, last_word: m.Goodbye) -> list[Action]:
         """This agent leads no longer."""
-        word = self.plans.empty.replace(ended=last_word) if isinstance(last_word, m.Ended) else last_word
-        actions = [*self.say_all(word), *(Drop(conn) for conn in self._connections)]
-        self._connections, self._conn_of, self._graces, self._probed = {}, {}, {}, {}
+        actions = [*self.say_all(last_word), *(Drop(conn, in_order=True) for conn in self._connections)]
+        self._connections, self._conn_of, self._nodes_on, self._graces, self._probed = {}, {}, {}, {}, {}
         return actions
 
     def _forget(self, conn: int) -> Connection | None:
@@ -495,6 +500,10 @@ class Connections:
         connection = self._connections.pop(conn, None)
         if connection is not None and connection.is_member:
             del self._conn_of[connection.node_id]
+            nodes = self._nodes_on[connection.host]
+            del nodes[connection.node_id]
+            if not nodes:
+                del self._nodes_on[connection.host]
             if (rank := connection.preferred_rank) is not None and self._conn_of_rank.get(rank) == conn:
                 del self._conn_of_rank[rank]
         return connection
@@ -510,11 +519,9 @@ class Connections:
         assert members == self._conn_of, "a node has one connection"
         assert not self._graces.keys() & self._conn_of.keys(), "a node that is connected is in no grace"
         waiting = {conn for conn, each in self._connections.items() if each.stage is Stage.WAITING}
-        probing = {conn for each in self._probed.values() for conn in each.waiting}
-        assert waiting <= self._await_epoch.keys() | probing, (
-            "an agent waits for an epoch, or for the answer of another"
-        )
-        assert all((each.hello is not None) == (each.stage is Stage.WAITING) for each in self._connections.values())
+        rivalled = {conn for each in self._probed.values() for conn in each.waiting}
+        assert waiting <= rivalled, "an agent waits for another"
+        has_hello = {conn for conn, each in self._connections.items() if each.hello is not None}
+        assert has_hello == waiting, "a greeting is kept until its node is taken in"
         self.unheard.validate()
         self.absent.validate()
-        self.electorate.validate()

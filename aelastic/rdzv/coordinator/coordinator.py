@@ -2,7 +2,7 @@
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
 - **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.
-- **Taking over**: the round is older than this coordinator.  Its nodes report until each seat is taken or given up.
+- **Gathering**: the round is older than this leader.  Its nodes report, or are given up.
 
 Nodes report where they stand, and one function, `_on_reported`, says what follows, whether a node has connected now, or
 changed, or says the same once more.  A node with workers of a round that went on without it is a stray.
@@ -10,20 +10,20 @@ changed, or says the same once more.  A node with workers of a round that went o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import inf
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.decisions.decision import next_round
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.forming import Forming, Newcomers, Step
+from aelastic.rdzv.coordinator.gathering import Gathering, credible
 from aelastic.rdzv.coordinator.inquiry import Inquiry
+from aelastic.rdzv.coordinator.job_state import JobState, Round
 from aelastic.rdzv.coordinator.roster import SUCCEEDED, Roster, RoundRules, hosts_of, joined, replaced_by
-from aelastic.rdzv.coordinator.takeover import Takeover, credible, has_seat
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import Standing
@@ -36,7 +36,6 @@ class Coordinator(Machine[ev.Event, Send]):
     rules: RoundRules
     policy: RestartPolicy
     own_node_id: str = ""  # of the agent that this coordinator runs in
-    seat_before: tuple[int, int] | None = None  # fence and group rank of the coordinator's before it, which is gone
     phase: Phase = Phase.FORMING
     round: int = 0  # the last one that was completed; 0: none yet
     deadline: float | None = None
@@ -45,8 +44,11 @@ class Coordinator(Machine[ev.Event, Send]):
     newcomers: Newcomers = field(init=False)
     inquiry: Inquiry = field(default_factory=Inquiry)
     drain: Drain[Send] = field(default_factory=lambda: Drain(Send))
-    takeover: Takeover | None = None  # of a round that is older than this coordinator
+    gathering: Gathering | None = None  # of a round that is older than this leader
     verdict: m.Ended | None = None
+    version: int = 0  # of what the log is to keep: rises with each change
+    _begun: Round | None = None  # the last round
+    _asks: dict[str, tuple[r.Ask, float]] = field(default_factory=dict[str, tuple[r.Ask, float]])  # accepted, and when
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
@@ -60,8 +62,18 @@ class Coordinator(Machine[ev.Event, Send]):
     def runs_round(self) -> bool:
         return self.phase is Phase.RUNNING
 
+    @property
+    def looks_at_newcomers(self) -> bool:
+        """Whether its deadline is that at which nodes that wait may end the round."""
+        return self.phase is Phase.RUNNING and not self.drain.is_on
+
     def is_due(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
+
+    def put_off(self, until: float) -> None:
+        """Nodes that wait wait longer: the next round could not begin now."""
+        assert self.looks_at_newcomers, "nothing else can wait"
+        self.deadline = until
 
     def _dispatch(self, event: ev.Event, now: float) -> list[Send]:
         match event:
@@ -70,20 +82,50 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Lost():
                 return self._on_gone(event, now)
             case r.Fetch() | r.Fetched():
-                return [Send(*each) for each in self.roster.passed_on(event, is_new=self.takeover is not None)]
+                return [Send(*each) for each in self.roster.passed_on(event, is_new=self.gathering is not None)]
             case ev.Broken():
                 if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
                 return []  # what has become of its node is heard soon
-            case ev.Confirmed(losses):
-                self.forming.on_confirmed(losses)
-                return self._form(now) if self.phase is Phase.FORMING else []  # the round may begin
-            case ev.CutOff(kind):  # the next round waits for the board
+            case ev.CutOff(kind):  # this leader steps down
                 return self._on_cut_off(Cause(kind), now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
                 assert_never(event)
+
+    # What the log keeps.
+
+    def state(self, now: float) -> JobState:
+        """Everything that a leader has to know that continues this job."""
+        asks = tuple(ask.replace(deadline_s=max(0.0, ask.deadline_s - (now - at))) for ask, at in self._asks.values())
+        ledger, departed = self.forming.bench.ledger.turned(now), tuple(sorted(self.roster.departed))
+        return JobState(self._begun, self.forming.restart_count, ledger, departed, asks, self.verdict)
+
+    def resume(self, state: JobState, gone: Iterable[str], now: float) -> None:
+        """Continues a job from what the log keeps.
+
+        Args:
+            state: of the last entry, with ages as they are now.
+            gone: nodes that are known to have ended.
+            now: the time.
+        """
+        assert self.phase is Phase.FORMING and not self.round, "a leader resumes a job before it hears of any node"
+        self.forming.resume(state, now)
+        for ask in state.asks:
+            self._asks[ask.ask_id] = ask, now
+        if state.verdict is not None:
+            self.phase, self.verdict = Phase.CLOSED, state.verdict
+            return
+        if (round_ := state.last_round) is None:
+            return
+        self._begun, self.round, self.phase = round_, round_.number, Phase.GATHERING
+        self.roster.take_round(round_, state.restart_count, state.departed)
+        host = round_.participants[round_.leader_rank].host if round_.leader_rank >= 0 else ""
+        departed = {*state.departed}
+        self.gathering = Gathering(round_.number, round_.node_ids, departed, round_.leader_rank, host, now)
+        self.gathering.on_gone(set(gone) & set(round_.node_ids))
+        self.deadline = now + GRACE_S
 
     # What nodes report.
 
@@ -110,45 +152,24 @@ class Coordinator(Machine[ev.Event, Send]):
             sends += self._replace_previous_agent(node, now)
             self.drain.on_connected(node.node_id)
             self.roster.hear_round(past.round)
-            self.forming.proposed.hear(event.kept.seats)
-            if event.knew_another and not self.round:
-                self.forming.await_older_round(now)
-            if self.takeover is None and is_here:
+            if self.gathering is None and is_here:
                 back_at = since - event.back_s
                 self.forming.end.on_back(node, back_at - event.silent_s, back_at)
-            if has_seat(past, self.rules.max_nodes) and (self._is_new or past.epoch != self.roster.epoch or is_here):
-                ledger, is_paid = event.kept.ledger.turned(since), past.fence > self.roster.fence
-                self.forming.on_past(past, ledger, is_paid=is_paid)
-        if self.takeover is None and is_here and is_own_round:
+        if self.gathering is None and is_here and is_own_round:
             failed_at = None if event.failed_s is None else since - event.failed_s
             self.forming.end.on_past(node.node_id, past, since, failed_at=failed_at)
             if node.unfit and past.standing is Standing.READY:
                 self.forming.end.unfit.add(node.host)
         return sends
 
-    @property
-    def _is_new(self) -> bool:
-        """Whether this coordinator has begun no round."""
-        return not self.round or self.phase is Phase.TAKING_OVER
-
     def _follow(self, node: m.Node, past: m.Past, before: m.Status | None, now: float, since: float) -> list[Send]:
         """What follows from where a node stands."""
-        has_place = has_seat(past, self.rules.max_nodes)
-        is_newer = past.fence > self.roster.fence
-        if self.phase is Phase.FORMING and is_newer and self.roster.is_inherited and before is None:
-            self.forming.end.on_free(Cause(CauseKind.SUPERSEDED, round=past.round), -inf)
         match self.phase:
-            case Phase.FORMING | Phase.TAKING_OVER if has_place and self._is_new and is_newer:  # it is taken over
-                return self._begin_takeover(past, now) + self._take_seat(node, past, before, since, now)
-            case Phase.TAKING_OVER if past.fence == self.roster.fence:  # it takes its seat
-                return self._take_seat(node, past, before, since, now)
-            case Phase.FORMING | Phase.RUNNING if before is None and (
-                ended := self.forming.proposed.of(self.roster.fence)
-            ):
-                return self._close(ended)
-            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER if past.standing is Standing.READY:
+            case Phase.GATHERING if node.node_id in self.roster.participants and past.fence <= self.roster.fence:
+                return self._gather(node, past, since, now)
+            case Phase.FORMING | Phase.RUNNING | Phase.GATHERING if past.standing is Standing.READY:
                 return self._on_waiting(node, past, before, now)
-            case Phase.FORMING | Phase.RUNNING | Phase.TAKING_OVER:
+            case Phase.FORMING | Phase.RUNNING | Phase.GATHERING:
                 return self._on_workers(node, past, before, now)
             case Phase.CLOSED:  # it hears the verdict, once
                 return self._close(self.verdict, node) if before is None else []
@@ -182,12 +203,9 @@ class Coordinator(Machine[ev.Event, Send]):
         """A node has workers, or has had: they belong to this round, or are to be stopped."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
-        departed: list[Send] = []
-        if has_place and is_running and before is None:  # it may have missed that
-            departed = [Send(node_id, m.Departed(self.round, rank)) for rank in sorted(self.roster.departed)]
         if has_place and member is None and past.standing is Standing.FINISHED and is_running:
             self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
-            return departed
+            return []
         if member is not None and member.is_stray and before is not None:
             return []  # its plan says so
         if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
@@ -197,7 +215,7 @@ class Coordinator(Machine[ev.Event, Send]):
         if not is_running:
             return self._form(now)
         opted_in = past.has_opted_in and node_id not in self.roster.opted_in
-        told = departed + (self._on_opted_in(node_id) if opted_in else [])
+        told = self._on_opted_in(node_id) if opted_in else []
         return told + self._on_standing(node, past, now)
 
     def _on_opted_in(self, node_id: str) -> list[Send]:
@@ -244,6 +262,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
                 sends, cause = self.forming.bench.ask(wish, self.roster, self.rules.limits, now)
+                self.version += 1  # a cordon outlives this leader
                 is_on = cause is not None and self.phase is Phase.RUNNING
                 return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
             case r.Ask() | r.Frozen() | r.Saved():
@@ -263,11 +282,9 @@ class Coordinator(Machine[ev.Event, Send]):
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
                 ahead = self.forming.start_ahead([node.node_id], self.roster, now)
-                return ahead + self._form(now, is_greeted=True)
-            case Phase.TAKING_OVER:  # it waits; if it has a seat, the round is over
-                assert self.takeover is not None
-                self.takeover.on_ready(node.node_id)
-                return self._end_takeover(now)
+                return ahead + self._form(now)
+            case Phase.GATHERING:  # it waits
+                return []
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
@@ -298,16 +315,14 @@ class Coordinator(Machine[ev.Event, Send]):
         match self.phase:
             case Phase.FORMING:  # the round may begin without it
                 return self._form(now)
-            case Phase.TAKING_OVER:  # its seat is given up
-                assert self.takeover is not None
-                self.takeover.give_up(node_id, was_finished=was_finished)
-                return self._end_takeover(now)
+            case Phase.GATHERING:
+                return self._gather_without(node_id, now, was_finished=was_finished) if is_participant else []
             case Phase.RUNNING if not is_participant:  # others may have waited for it
                 self._look_again(now)
                 return []
             case Phase.RUNNING if was_finished:  # it is missed only if the job restarts
-                departed = m.Departed(self.round, self.roster.depart(node_id))  # for a coordinator after this one
-                told = [Send(i, departed) for i in self.roster.connected_participants()] + self._close_if_finished()
+                self._depart(node_id)
+                told = self._close_if_finished()
                 return told + (self._drain(None, now) if self.drain.is_on else [])
             case Phase.RUNNING:  # ends the round for free
                 return self._end_round(now)
@@ -316,16 +331,30 @@ class Coordinator(Machine[ev.Event, Send]):
             case _:
                 assert_never(self.phase)
 
+    def _gather_without(self, node_id: str, now: float, *, was_finished: bool) -> list[Send]:
+        """A node of the round that is gathered is gone: it is missing, unless it had finished."""
+        assert self.gathering is not None
+        if was_finished:
+            self._depart(node_id)
+        else:
+            self.gathering.on_gone([node_id])
+        return self._end_gathering(now)
+
+    def _depart(self, node_id: str) -> None:
+        """A node has finished the round, and leaves it: the log keeps that."""
+        rank = self.roster.depart(node_id)
+        self.version += 1
+        if self.gathering is not None:
+            self.gathering.on_departed(rank)
+
     def _on_cut_off(self, cause: Cause, now: float) -> list[Send]:
         match self.phase:
             case Phase.FORMING:  # no round is cut off
                 return self._form(now)
-            case Phase.TAKING_OVER:  # seats that no node has taken are given up
-                self.forming.await_confirmation()
-                told = self._end_takeover(now, if_complete=False)
+            case Phase.GATHERING:
+                told = self._end_gathering(now, is_late=True)
                 return told + (self._end_round(now, cause, in_place=False) if self.runs_round else [])
             case Phase.RUNNING:
-                self.forming.await_confirmation()
                 return self._end_round(now, cause, in_place=False)
             case Phase.CLOSED:
                 return []  # the job is over
@@ -338,8 +367,8 @@ class Coordinator(Machine[ev.Event, Send]):
         match self.phase:
             case Phase.FORMING:  # the round begins, or the job times out
                 return self._form(now)
-            case Phase.TAKING_OVER:  # seats that no node has taken are given up
-                return self._end_takeover(now, if_complete=False)
+            case Phase.GATHERING:  # nodes that have not reported are missing
+                return self._end_gathering(now, is_late=True)
             case Phase.RUNNING if self.drain.is_on:
                 return self._drain(None, now)  # nodes have yet to say more
             case Phase.RUNNING:  # newcomers are taken in, or wait longer
@@ -355,13 +384,35 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _drain(self, event: r.Request | None, now: float) -> list[Send]:
         """A node asks for a drain, or says how far it is with one; newcomers wait for its end."""
-        was_on, roster, takeover = self.drain.is_on, self.roster, self.takeover
-        sends = self.drain.handle(event, lambda: self.forming.crew(roster, takeover, self.round, self.phase), now)
+        was_on, roster, gathering = self.drain.is_on, self.roster, self.gathering
+        sends = self.drain.handle(event, lambda: self.forming.crew(roster, gathering, self.round, self.phase), now)
+        if isinstance(event, r.Ask):
+            self._keep(event, sends, now)
         if self.phase is Phase.FORMING or (self.phase is Phase.RUNNING and self.drain.is_over):
             return sends + (self._end_drain(now) if self.phase is Phase.RUNNING else self._form(now))
         if self.phase is Phase.RUNNING and (self.drain.is_on or was_on):
             self.deadline = self.drain.deadline if self.drain.is_on else self.newcomers.on_come(None, now)
         return sends
+
+    def _keep(self, ask: r.Ask, sends: list[Send], now: float) -> None:
+        """A request that was accepted is kept until it is done: the log remembers it for the next leader."""
+        answers = [each.message for each in sends if isinstance(each.message, r.Answer)]
+        is_accepted = any(each.ask_id == ask.ask_id and each.is_applied for each in answers)
+        if not is_accepted or ask.ask_id in self._asks:
+            return
+        self.version += 1
+        if ask.verb is r.Verb.CANCEL:
+            self._forget_drains()
+        else:
+            self._asks[ask.ask_id] = ask, now
+
+    def _forget_drains(self) -> None:
+        """Forgets requests for drains of nodes that are not to leave any more."""
+        leaving = self.drain.leaving.keys()
+        hosts = {self.roster.members[i].node.host for i in leaving if i in self.roster.members}
+        for ask_id, (ask, _) in list(self._asks.items()):
+            if ask.verb is r.Verb.DRAIN and (ask.target or ask.node_id) not in {*leaving, *hosts}:
+                del self._asks[ask_id]
 
     def _end_drain(self, now: float) -> list[Send]:
         """All workers end together: nodes that go leave, the others go on if they are enough."""
@@ -386,12 +437,12 @@ class Coordinator(Machine[ev.Event, Send]):
         ahead = self.forming.start_ahead([*self.roster.ready], self.roster, now)
         return ahead + self._form(now)
 
-    def _form(self, now: float, *, is_greeted: bool = False) -> list[Send]:
+    def _form(self, now: float) -> list[Send]:
         self.forming.bench.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
         self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
-        step = self.forming.step(self.roster, is_first=self.round == 0, now=now, is_greeted=is_greeted)
+        step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
         if verdict is not None and step is not Step.END:
             return leave + self._close(verdict)
         is_refill = self.forming.refilled_until is not None
@@ -416,9 +467,13 @@ class Coordinator(Machine[ev.Event, Send]):
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
         sends += self.forming.bench.take(self.roster, now, keep=self.rules.min_nodes)
-        self.round = self.roster.next_round(self.round)
-        assignments = self.roster.assign(self.round, self.forming.kept(now), self.rules.limits, self.own_node_id)
-        self.forming.stop(len(assignments), self.roster.fence, hosts_of(self.roster.busy))
+        self.round, count = self.roster.next_round(self.round), self.forming.restart_count
+        self._begun = self.roster.assign(self.round, count, self.rules.limits, self.own_node_id)
+        self.forming.stop(len(self._begun.participants), hosts_of(self.roster.busy))
+        self._asks = {ask_id: each for ask_id, each in self._asks.items() if each[0].verb is not r.Verb.RESTART}
+        self._forget_drains()
+        self.version += 1
+        assignments = self.roster.participants
         self.deadline = self.newcomers.on_begun(now)
         sends += [Send(*each) for each in assignments.items()] + self.newcomers.start_ahead([*self.roster.ready])
         return sends + self.newcomers.tell(self.roster.ready, self.deadline, now)
@@ -429,68 +484,55 @@ class Coordinator(Machine[ev.Event, Send]):
     def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
         """The job is over: all nodes hear so, or one that comes late."""
         assert verdict is not None
-        self.phase, self.deadline, self.verdict, self.takeover = Phase.CLOSED, None, verdict, None
+        self.version += self.verdict is None
+        self.phase, self.deadline, self.verdict, self.gathering = Phase.CLOSED, None, verdict, None
         self.drain.on_round_over()
         self.forming.stop()
         return [Send(node_id, verdict) for node_id in ([late.node_id] if late else self.roster.members)]
 
-    def _begin_takeover(self, past: m.Past, now: float) -> list[Send]:
-        """Gathers the round of a node; nodes that have reconnected with an older one are strays."""
-        old_round, self.round, self.phase = self.round, past.round, Phase.TAKING_OVER
-        self.takeover = Takeover.of(past, self.seat_before, now)
-        self.forming.take_over(past.group_world_size, now)
-        self.deadline = now + self.rules.takeover_timeout_s
-        strays = self.roster.disown_participants(past.fence)
-        return [Send(node.node_id, self.forming.went_on(old_round)) for node in strays]
-
-    def _take_seat(self, node: m.Node, past: m.Past, before: m.Status | None, since: float, now: float) -> list[Send]:
-        assert self.takeover is not None
-        if not self.takeover.take_seat(node.node_id, past, since):
-            if past.standing is Standing.READY:
-                return self._on_waiting(node, past, before, now)
-            self.roster.put_stray(node)
-            taken = next_round(Cause(CauseKind.SEAT_TAKEN, round=past.round))
-            return [Send(node.node_id, self.forming.interrupted(past.round, taken))]
-        self.roster.take_seat(node, past.standing)
+    def _gather(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
+        """A node of the round that this leader continues reports."""
+        assert self.gathering is not None
+        assigned = self.roster.participants[node.node_id]
+        if past.fence < assigned.fence:  # it has yet to hear of the round, or has workers of an earlier one
+            if past.standing is not Standing.READY:
+                return self._on_workers(node, past, None, now)
+            past = m.Past(Standing.BUSY, assigned.round, term=assigned.term, has_spares=past.has_spares)
+        self.gathering.on_reported(node.node_id, past, since)
+        self.roster.put(node, past.standing)
         if past.has_opted_in:
             self.roster.opt_in(node.node_id)
         self.forming.end.on_seat(node, past, since)
-        return self._end_takeover(now)
+        return [Send(node.node_id, assigned), *self._end_gathering(now)]
 
-    def _end_takeover(self, now: float, *, if_complete: bool = True) -> list[Send]:
-        """Goes on with the round if it has lost no node; else it is over."""
-        takeover = self.takeover
-        assert takeover is not None
-        if if_complete and not takeover.is_complete:
+    def _end_gathering(self, now: float, *, is_late: bool = False) -> list[Send]:
+        """Continues the round if it has lost no node; else it is over."""
+        gathering = self.gathering
+        assert gathering is not None
+        if not gathering.are_all_known and not is_late:
             return []
-        if if_complete and takeover.is_presumed:
-            assert self.deadline is not None
-            self.deadline = min(self.deadline, now + GRACE_S)
-            return []
-        self.phase, self.takeover = Phase.RUNNING, None
-        self.roster.inherit(takeover.by_rank, takeover.departed)
-        if (verdict := self.forming.proposed.of(self.roster.fence)) is not None:
-            return self._close(verdict)
-        if self.forming.inherit(takeover, now):
-            return self._end_round(now)
+        self.phase, self.gathering = Phase.RUNNING, None
+        told = [send for ask, at in [*self._asks.values()] for send in self._on_wish(ask, at)]
+        if self.forming.inherit(gathering, now):
+            return told + (self._end_round(now) if self.phase is Phase.RUNNING else [])
         self.deadline = self.newcomers.on_come(None, now)
-        told = self._close_if_finished()
-        if not told:
-            told = self.newcomers.start_ahead([*self.roster.ready])
+        finished = self._close_if_finished()
+        if not finished:
+            told += self.newcomers.start_ahead([*self.roster.ready])
             told += self.newcomers.tell(self.roster.ready, self.deadline, now)
-        return told + self._drain(None, now)
+        return told + finished + self._drain(None, now)
 
     def validate(self) -> None:
         is_forming, is_running = self.phase is Phase.FORMING, self.phase is Phase.RUNNING
-        self.roster.validate(self.round, is_forming=is_forming, is_running=is_running)
+        self.roster.validate(is_forming=is_forming, is_running=is_running)
         self.forming.validate()
         self.newcomers.validate()
-        if self.takeover is not None:
-            self.takeover.validate()
-            assert self.deadline is not None, "a takeover ends"
+        if self.gathering is not None:
+            self.gathering.validate()
+            assert self.deadline is not None, "nodes are waited for, for a time"
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
-        assert (self.takeover is not None) == (self.phase is Phase.TAKING_OVER), "a takeover has its phase"
+        assert (self.gathering is not None) == (self.phase is Phase.GATHERING), "gathering is a phase"
         assert not is_running or len(self.roster.participants) <= self.rules.max_nodes, "a round has at most max nodes"
-        is_waiting = self.roster.is_awaited or not self.round or self.forming.is_unconfirmed
+        is_waiting = self.roster.is_awaited or not self.round
         assert self.deadline is not None or is_waiting or not is_forming, "a round that forms waits for something"
         assert self.deadline is None or not self.is_closed, "nothing is due after the verdict"

@@ -18,7 +18,7 @@ from aelastic.rdzv.protocol import requests as r
 class Phase(StrEnum):
     FORMING = auto()  # the last round is over, nodes gather for the next
     RUNNING = auto()  # a round runs
-    TAKING_OVER = auto()  # nodes of a round that is older than this coordinator reconnect
+    GATHERING = auto()  # nodes of a round that is older than this leader report
     CLOSED = auto()  # there is a verdict
 
 
@@ -29,8 +29,6 @@ class Reported(Record):
         node: as its connection shows it.
         status: where it stands.
         is_new: it is the first on this connection.
-        kept: what the node keeps for a leader that knows nothing of its round; with the first status only.
-        knew_another: a coordinator before this one has taken it in.
         failed_s: so long before this the node had failed, as it had told on an earlier connection, which was not heard.
         age_s: since it came.
         back_s: before that, for so long the node had been connected; with the first status only.
@@ -40,8 +38,6 @@ class Reported(Record):
     node: m.Node
     status: m.Status
     is_new: bool = False
-    kept: m.Kept = m.Kept()
-    knew_another: bool = False
     failed_s: float | None = None
     age_s: float = 0.0
     back_s: float = 0.0
@@ -64,23 +60,17 @@ class Lost(Record):
     age_s: float = 0.0  # since it was heard last, or before it is `Broken`
 
 
-class Confirmed(Record):
-    """The board has said that this agent leads, in answer to a question asked after so many losses."""
-
-    losses: int
-
-
 class CutOff(Record):
-    """Other nodes may go on without those that are connected: the board does not answer, or this agent hears none."""
+    """Others may go on without the nodes that are connected: the endpoint is silent, or this agent hears no other."""
 
     kind: CauseKind = CauseKind.ENDPOINT_SILENT
 
 
-Event: TypeAlias = Reported | r.Enquiry | Broken | Lost | Confirmed | CutOff | DeadlinePassed
+Event: TypeAlias = Reported | r.Enquiry | Broken | Lost | CutOff | DeadlinePassed
 
 
 class Send(Record):
     """Deliver a message to one node.  In order per node; a node that is gone is reported by `Lost`."""
 
     node_id: str
-    message: m.CoordinatorMessage | m.Departed
+    message: m.CoordinatorMessage

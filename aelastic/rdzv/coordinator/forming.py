@@ -7,14 +7,9 @@
   but takes in those that wait already.
 - Below `min_nodes` a round waits for the join timeout, then the job ends.
 - A node that takes longer than the join timeout to **stop** its workers has no seat in the next round.
-- A round that has **lost** nodes begins only after the board was asked once more, after the loss, whether this agent
-  leads.  The story behind it: the machine is suspended, its clock with it; the others elect another and go on; ours
-  wakes up sure of its lease, sees that all connections are closed, and would start a second job beside theirs.  A later
-  round with **newcomers** waits as well, after the last of its nodes has come: these may be read before what is closed.
 - A node whose **connection** has broken is back at once, or lost after a grace: no round begins before that is known.
-- A coordinator that is **new** waits a little longer, twice.  Before its first round: the round that runs may be known
-  to nodes that have not reconnected yet.  After a takeover: spares find the new coordinator at the same time as the
-  nodes of the round do, and a place that a spare comes too late for costs a second interruption.
+- A leader that is **new** waits a little longer: spares find it at the same time as the nodes of the round do, and a
+  place that a spare comes too late for costs a second interruption.
 """
 
 from __future__ import annotations
@@ -29,9 +24,9 @@ from aelastic.decisions.decision import Decision, next_round
 from aelastic.rdzv.coordinator.bench import Bench
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Phase, Send
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
+from aelastic.rdzv.coordinator.gathering import Gathering
+from aelastic.rdzv.coordinator.job_state import JobState
 from aelastic.rdzv.coordinator.roster import Roster, RoundRules, hosts_of
-from aelastic.rdzv.coordinator.takeover import Proposed, Takeover
-from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.requests.drain import Crew
 from aelastic.rdzv.restart_policy import End, RestartPolicy
@@ -163,24 +158,18 @@ class Forming:
     is_charged: bool = False  # as nodes have heard
     is_corrected: bool = False  # they have heard another one before
     verdict: m.Ended | None = None  # if the job cannot pay for it
-    proposed: Proposed = field(default_factory=Proposed)  # what a coordinator before this one was about to say
     deadline: float | None = None
     since: float | None = None
     join_by: float | None = None
     last_call_until: float | None = None
-    older_round_until: float | None = None  # until then a round that is older than this coordinator may show itself
     spares_until: float | None = None  # until then spares of a round that was taken over may reconnect
     refilled_until: float | None = None  # until then nodes may come in the place of those that have left in order
     ahead_until: float | None = None  # until then the round waits for workers that start ahead of it
-    losses: int = 0  # nodes that rounds have lost, and rounds that were to begin with newcomers
-    confirmed: int = 0  # of these, how many before the board was asked last
-    is_greeted: bool = False  # nodes have come since the round was to begin last
     is_behind: bool = False  # nodes have said more than the coordinator has heard yet
     is_in_place: bool = False  # the last round was left in place
 
-    def step(self, roster: Roster, *, is_first: bool, now: float, is_greeted: bool = False) -> Step:
-        """What the round does now, with the nodes that there are; `is_greeted`: one has just come.  O(1)."""
-        self.is_greeted |= is_greeted
+    def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
+        """What the round does now, with the nodes that there are.  O(1)."""
         rules, ready = self.rules, len(roster.ready)
         if self.since is None:
             self.since = now
@@ -201,10 +190,7 @@ class Forming:
             return self._wait(until)
         if roster.broken:
             return self._wait(None)
-        if self.is_greeted and not is_first and not roster.ready.keys() <= roster.participants.keys():
-            self.losses += 1
-        self.is_greeted = False
-        return self._wait(None) if self.is_unconfirmed else self._settle(now)
+        return self._settle(now)
 
     def start_ahead(self, nodes: Collection[str], roster: Roster, now: float) -> list[Send]:
         """What nodes read that have to start workers for the round, while those of others wait at the safe point.
@@ -216,7 +202,6 @@ class Forming:
         waiting = roster.start_ahead(nodes) if may_others_wait else []
         if waiting:
             self.ahead_until = now + START_AHEAD_MAX_S
-        self.losses += sum(send.node_id in roster.participants for send in waiting)  # the round may begin without them
         return waiting
 
     def _more_until(self, roster: Roster, *, is_first: bool, now: float) -> float | None:
@@ -224,9 +209,6 @@ class Forming:
         ready = len(roster.ready)
         if self.ahead_until is not None and roster.prepared < self.rules.min_nodes:
             return self.ahead_until
-        if is_first and self.older_round_until is not None and now < self.older_round_until:
-            # The story behind it: a spare becomes the coordinator, and the other spares are faster than nodes that run.
-            return self.older_round_until
         if ready >= self.rules.max_nodes:
             return None
         if self.spares_until is not None and now < self.spares_until:
@@ -339,22 +321,9 @@ class Forming:
         """Whether the coordinator has heard all that nodes have said."""
         self.is_behind = not is_all
 
-    def on_confirmed(self, losses: int) -> None:
-        """The board was asked after so many losses, and this agent leads."""
-        self.confirmed = losses
-
     def await_replacement(self, now: float) -> None:
         """Nodes leave the round in order: the next one waits for others, for some time."""
         self.refilled_until = self.join_by = now + self.rules.drain_wait_s
-
-    def await_confirmation(self) -> None:
-        """The next round begins when the board was asked once more."""
-        self.losses += 1
-
-    @property
-    def is_unconfirmed(self) -> bool:
-        """Whether a node was lost since the board was asked whether this agent leads."""
-        return self.losses > self.confirmed
 
     def _wait(self, deadline: float | None) -> Step:
         self.deadline = deadline
@@ -372,17 +341,10 @@ class Forming:
         self.since = now
         self.end.await_telling(untold)
 
-    def on_past(self, past: m.Past, ledger: Ledger, *, is_paid: bool) -> None:
-        """A node brings what it has heard; `is_paid`: of a round after the last, whose end is paid for."""
-        self.restart_count = max(self.restart_count, past.restart_count)
-        if not is_paid:
-            self.end.on_count(past.restart_count)
-        self.bench.hear(ledger, past.fence)
-
-    def crew(self, roster: Roster, takeover: Takeover | None, round_: int, phase: Phase) -> Crew:
+    def crew(self, roster: Roster, gathering: Gathering | None, round_: int, phase: Phase) -> Crew:
         """The nodes of the job, for what they ask, and how many of them it needs."""
         crew = roster.crew(round_ if phase is Phase.RUNNING else 0, is_closed=phase is Phase.CLOSED)
-        coming = () if takeover is None else takeover.coming
+        coming = () if gathering is None else tuple(gathering.awaited)
         least = self.rules.least_left if round_ else 1  # before the first round others may yet come
         rule = self.policy.drain_rule
         return crew.replace(able=crew.able + coming, least=least, rule="" if rule is None else rule.text)
@@ -392,44 +354,34 @@ class Forming:
         decision = self.policy.after_drain(cause) if leaving else None
         return None if decision is None else m.Ended(m.Outcome.TIMED_OUT, decision)
 
-    def kept(self, now: float) -> tuple[int, Ledger]:
-        """What nodes keep for the next coordinator, with ages."""
-        return self.restart_count, self.bench.ledger.turned(now)
-
-    def await_older_round(self, now: float) -> None:
-        """Another coordinator has welcomed a node: a round of that one may yet show itself."""
-        if self.older_round_until is None:
-            self.older_round_until = now + self.rules.takeover_timeout_s
-
     def note_loss(self, roster: Roster, node: m.Node, event: m.Left | Lost, now: float, *, was_finished: bool) -> None:
         """A node of the last round has gone."""
         if not was_finished:
             roster.note_loss(node.host, event.reason)
         self.end.on_gone(node, event, now, ends_round=not was_finished)
-        self.losses += isinstance(event, Lost) and not was_finished
 
-    def inherit(self, takeover: Takeover, now: float) -> bool:
-        """The last round is one that another coordinator has begun; gives whether it is over."""
-        if takeover.has_spares:  # they find the new coordinator at the same time as the nodes of the round do
-            self.spares_until = now + SPARES_TIMEOUT_S
-        if (loss := takeover.loss) is not None:
-            # A coordinator that lived on for the grace after a failure would have answered it.
-            host = self.bench.ledger.keeper if takeover.missing == [takeover.gone_rank] else ""
-            loss = loss.replace(hosts=(host,) if host else ())
-            self.end.on_missing(loss, takeover.lost_at if takeover.is_charged else -inf)
-            self.losses += 1
-        if (cause := takeover.end) is not None:
-            self.end.on_free(cause, inf if takeover.ended is None else -inf)
-        return self.end.cause is not None
-
-    def take_over(self, size: int, now: float) -> None:
-        """A round of so many nodes shows itself that another coordinator has begun."""
-        self.stop(size)
+    def resume(self, state: JobState, now: float) -> None:
+        """This leader continues a job: its last round is one that another leader has begun."""
+        self.restart_count = state.restart_count
+        self.bench.remember(state.ledger.turned(now))
+        self.stop(0 if state.last_round is None else len(state.last_round.participants))
         self.since = now
 
-    def stop(self, size: int = 0, fence: int = 0, hosts: Iterable[str] = ()) -> None:
-        """A round of so many nodes has begun, which has that fence if it is this coordinator's; or the job is over."""
-        self.bench.on_begun(fence)
+    def inherit(self, gathering: Gathering, now: float) -> bool:
+        """The nodes of the last round have reported, or are missing; gives whether it is over."""
+        if gathering.has_spares:  # they find the new leader at the same time as the nodes of the round do
+            self.spares_until = now + SPARES_TIMEOUT_S
+        if (loss := gathering.loss) is not None:
+            # A leader that lived on for the grace after a failure would have answered it.
+            host = gathering.leader_host if gathering.missing == [gathering.leader_rank] else ""
+            loss = loss.replace(hosts=(host,) if host else ())
+            self.end.on_missing(loss, gathering.lost_at if gathering.is_charged else -inf)
+        if (cause := gathering.end) is not None:
+            self.end.on_free(cause, inf if gathering.ended is None else -inf)
+        return self.end.cause is not None
+
+    def stop(self, size: int = 0, hosts: Iterable[str] = ()) -> None:
+        """A round of so many nodes has begun; or the job is over."""
         self.end = RoundEnd(size, self.restart_count, hosts=set(hosts))
         self.since = self.join_by = self.last_call_until = self.spares_until = self.refilled_until = None
         self.is_corrected = self.is_charged = False

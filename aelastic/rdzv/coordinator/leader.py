@@ -1,13 +1,13 @@
-"""The leader: one agent's term as coordinator, from its election until it steps down.
+"""The leader: one agent's candidacy, and its leadership until it steps down.
 
-It composes `connections.py` (connections, and nodes behind them), `leadership.py` (until when this agent may decide),
-`coordinator.py` (decides) and `verdict.py` (lets the verdict out).  Pure: `coordinator_server.py` carries it out.
+It composes `connections.py` (connections, and the nodes behind them), `rdzv.log` (how agents agree) and
+`coordinator.py` (what on).  Pure: `coordinator_server.py` carries it out.
 
-- While leadership is **not certain** decisions wait for the board's answer; connections, leases and heartbeats go on.
-- A decision is only for nodes that are connected to this agent; any other says where it stands when it reconnects.
-- All other nodes fall silent **at once**: they may have lost this agent, not it them.  It ends its round, and stands
-  back from the board for a while, so that one of them can coordinate; if none does, it goes on.
-- `Ended` with `REPLACED` is for one node; every other is the verdict, for all.
+- **One entry at a time.**  Where the coordinator has changed what the log keeps, an entry with that is proposed.  What
+  follows reaches nodes once it is committed; what they report meanwhile waits.
+- **The cell** of the endpoint is read first, then locked for this term, and renewed three times a lease.
+- **Lease.**  A leader that has not heard from a quorum for a lease steps down, and its side stops its workers.
+- A leader that meets a **higher term** and has a quorum takes a term above it, and keeps its followers.
 """
 
 from __future__ import annotations
@@ -19,71 +19,141 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
+from aelastic.core.record import Record
 from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Confirmed, CutOff, Lost, Reported, Send
+from aelastic.rdzv.coordinator.coordinator_events import CutOff, Lost, Reported, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.verdict import VerdictGate
-from aelastic.rdzv.coordinator.waiting_text import doubt_text, ended_in_vain, waiting_texts
+from aelastic.rdzv.coordinator.job_state import JobState, Participant, payload_of, state_in, voters_in
+from aelastic.rdzv.coordinator.roster import some_of
+from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.log import cell as cells
+from aelastic.rdzv.log import leader as leading
+from aelastic.rdzv.log import votes
+from aelastic.rdzv.log.cell import Cell
+from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryId, Payload, id_of, log_of, order
+from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.log.node import Plan as LogPlan
+from aelastic.rdzv.log.node import Status as LogStatus
+from aelastic.rdzv.log.votes import Mandate, Votes
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.survivors.leadership import LeaderLease
+from aelastic.rdzv.seen import NOTHING_SEEN, Seen
 
 # So often nodes that wait read what for.
 WAITING_TEXT_INTERVAL_S = 10.0
-# A renewal that a round waits for is asked for again so soon.
-RETRY_S = 0.25
-DISPLACED = "another agent leads the job now"
+# A cell that could not be read, or that another leader has, is read again so soon.
+READ_AGAIN_S = 0.25
+# A candidate that has no quorum by then has lost.
+CANDIDACY_S = 1.5
+# A proposal that must be in the cell first is made anew, without new voters, if the endpoint is silent for so long.
+SILENT_CELL_S = 1.0
+ASK_AGAIN_S = 0.1
+NOT_PROPOSED = -1
+HEARD_MIN = 16
+# For so long a leader that hears no other node does not campaign again: one of them may reach the store without it.
+STAND_BACK_LEASES, STAND_BACK_S = 0.5, 0.5
+OTHER_LEADS = "another agent leads the job now"
 
 
 class Phase(StrEnum):
-    LEADING = auto()  # leadership is certain: the coordinator decides
-    DOUBTFUL = auto()  # the board has not answered for a lease: decisions wait
-    RECLAIMING = auto()  # the board is asked for a newer epoch: decisions and welcomes wait
-    STEPPED_DOWN = auto()  # another agent leads, or this one is leaving
+    CANDIDATE = auto()  # it seeks the votes of a quorum
+    LEADING = auto()  # it decides for the job
+    STEPPED_DOWN = auto()  # another agent leads, or none
+
+
+class Asked(Record):
+    """A question to the endpoint that has not been answered."""
+
+    at: float
+    written: m.StoredCell | None  # `None`: the cell is read
 
 
 @dataclass(slots=True)
 class Leader(Machine[ev.Event, ev.Action]):
-    """One term of one coordinator.
+    """One term, or several in a row, of one leader.
 
     Args:
-        coordinator: decides.
-        sessions: of this term; its lease is the silence after which an agent is lost.
-        lease: of our leadership.
+        coordinator: decides what is to be agreed on.
+        sessions: its connections; their lease is the silence after which an agent is lost.
+        log: how it agrees.
+        at: where other agents reach it.
+        host: of this agent.
+        do_nodes_vote: else the store alone decides.
+        word: a random one, for an endpoint that remembers nothing.
+        started: when it began to campaign.
+        gone: tokens of leaders that have ended, or have said goodbye.
+        seen: the cell, as this agent has seen it last.
+        silent: the token of a leader from which this agent has heard nothing for a lease.
+        job_before: the log of a job that is over: what it has left in the cell counts as nothing.
+        is_replaceable: another agent can lead, and reach the store without this one.
     """
 
     coordinator: Coordinator
     sessions: Connections
-    lease: LeaderLease
-    is_replaceable: bool = False  # another agent can coordinate, and reach the board without this one
+    log: leading.Leader
+    at: m.LeaderAt
+    host: str
+    do_nodes_vote: bool
+    word: str
+    started: float
+    gone: frozenset[str] = frozenset()
+    seen: Seen = NOTHING_SEEN
+    job_before: str = ""
+    silent: str = ""
+    is_replaceable: bool = False
 
-    phase: Phase = Phase.LEADING
-    verdict: VerdictGate = field(default_factory=VerdictGate)
-    _waiting_text_at: float = field(init=False)
+    phase: Phase = Phase.CANDIDATE
+    stored: m.StoredCell | None = None  # the cell, as it was read or written last
+    _has_read: bool = False  # it was
+    _asked: Asked | None = None
+    _cell_at: float = -math.inf  # when the last write of the cell that it took was asked for
+    _cell_due: float = -math.inf  # when to read or renew it
+    _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
+    _ask_at: float = -math.inf  # when voters are asked next
+    _seeks_since: float = 0.0  # since when it seeks the votes of a quorum, if it has none
+    _heartbeat_at: float = 0.0
+    _waiting_text_at: float = 0.0
+    _heard: dict[str, float] = field(default_factory=dict[str, float])  # voters, by name: when they were heard last
+    _heard_limit: int = HEARD_MIN
+    _name_of: dict[int, str] = field(default_factory=dict[int, str])  # connections of followers that may vote
+    _serial: int = 0  # of the last plan
+    _sent: dict[str, int] = field(default_factory=dict[str, int])  # to each follower: the serial of its last plan
+    _is_resumed: bool = False  # the coordinator knows what the log keeps
+    _version: int = 0  # of what the coordinator has decided, as it was proposed last
+    _payload: Payload = NO_PAYLOAD  # of that proposal
+    _given_up: Entry | None = None  # the last entry of a log that cannot continue, where this leader founds another
+    _payload_version: int = NOT_PROPOSED
+    _agreed: EntryId | None = None  # the last entry that the coordinator's state is of
+    _words: int = 0  # incarnations that it has begun, or has asked for
+    _lost_writes: int = 0  # since the last one that was answered: some may have been carried out
+    _held: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
     _has_spares: bool = False  # as all nodes have heard
-    _nodes_asked_at: float | None = None  # since when they are to say that they are here: the board is silent
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
-        self._waiting_text_at = self.lease.started + WAITING_TEXT_INTERVAL_S
+        self._heartbeat_at = self._seeks_since = self.started
+        self._waiting_text_at = self.started + WAITING_TEXT_INTERVAL_S
+
+    @property
+    def term(self) -> int:
+        return self.log.node.term
+
+    @property
+    def name(self) -> str:
+        """Of this agent's node in the log."""
+        return self.log.node.name
+
+    @property
+    def lease_s(self) -> float:
+        return self.sessions.terms.lease_s
 
     @property
     def has_stepped_down(self) -> bool:
         return self.phase is Phase.STEPPED_DOWN
-
-    @property
-    def is_blocked(self) -> bool:
-        """Whether other nodes may have elected a coordinator: no round begins, and no verdict is said."""
-        return bool(self.sessions.missing)
-
-    @property
-    def _has_round(self) -> bool:
-        """Whether workers may run in a round of this coordinator's, or in one that it is taking over."""
-        return self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.TAKING_OVER}
 
     @property
     def has_own_node(self) -> bool:
@@ -91,257 +161,656 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.is_connected(self.coordinator.own_node_id)
 
     @property
+    def is_over(self) -> bool:
+        """Whether the verdict is agreed on."""
+        return isinstance(self.log.node.committed, Entry) and self.log.node.committed.is_verdict
+
+    @property
     def has_told_all(self) -> bool:
         """Whether every node that is known has heard how the job ended, or has ended before."""
-        sessions = self.sessions
-        is_lost = self.coordinator.roster.lost_hosts or sessions.electorate.unmet or sessions.absent.may_look
-        return self.verdict.is_released and sessions.is_empty and not is_lost
+        is_lost = self.coordinator.roster.lost_hosts or self.sessions.absent.may_look
+        return self.is_over and self.sessions.is_empty and not is_lost
 
     @property
     def deadline(self) -> float | None:
         if self.phase is Phase.STEPPED_DOWN:
             return None
-        times = [self.lease.renew_at, self._waiting_text_at, self.sessions.deadline, self.verdict.deadline]
-        due = self.coordinator.deadline
-        if self.phase is Phase.LEADING and due is not None and self.lease.is_certain(due):
-            times.append(due)  # else decisions wait for the board
+        times = [self._heartbeat_at, self._waiting_text_at, self.sessions.deadline]
+        if self.phase is Phase.CANDIDATE:
+            times.append(self._ask_at if self._ask_at > 0 else None)
+        if not self._has_mandate:
+            times.append(self._has_lost_at)
+        if self._asked is None:
+            times.append(self._cell_due)
+        if self._may_decide:
+            times.append(self.coordinator.deadline)
+        if leading.is_held(self.log) and self._silent_since is not None:
+            times.append(self._silent_since + SILENT_CELL_S)
         return min(time for time in times if time is not None)
+
+    @property
+    def _has_mandate(self) -> bool:
+        return bool(self.log.mandate) or self.is_over
+
+    @property
+    def _has_lost_at(self) -> float:
+        """When it steps down, if no quorum has voted for it by then."""
+        return self._seeks_since + (CANDIDACY_S if self.phase is Phase.CANDIDATE else self.lease_s)
+
+    @property
+    def _why_lost(self) -> str:
+        committed = self.log.node.committed
+        if not isinstance(committed, Entry) or not committed.voters:
+            return "too few nodes voted for this one"
+        found = leading.phase_1_votes(self.log)
+        missing = [each.host for each in voters_in(committed) if each.name not in found.known | found.replaced]
+        if not missing:
+            return "there is no quorum: the endpoint has given its vote to another agent, or cannot be reached"
+        return (
+            f"there is no quorum: {some_of(missing)} cannot be reached, and may be running without this node; restart "
+            "an agent on each, or all agents with --rdzv-conf survivor=endpoint"
+        )
+
+    @property
+    def _may_decide(self) -> bool:
+        is_free = self.is_over or (bool(self.log.mandate) and self.log.proposal is None)
+        return self.phase is Phase.LEADING and self._is_resumed and is_free
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  one case for each event
         match self.phase:
             case Phase.STEPPED_DOWN:
                 return []  # it came late: another agent leads, and hears it
-            case Phase.LEADING | Phase.DOUBTFUL | Phase.RECLAIMING:
+            case Phase.CANDIDATE | Phase.LEADING:
                 pass
             case _:
                 assert_never(self.phase)
-        if self.phase is Phase.LEADING and not self.lease.is_certain(now):
-            self.phase = Phase.DOUBTFUL
         match event:
             case ev.Opened(conn, peer, way):  # it is to say Hello within a lease
                 self.sessions.on_opened(conn, peer, way, now)
                 actions = []
-            case ev.Received():
-                actions = self._on_received(event, now)
+            case ev.Received(conn, message):
+                actions = self._on_received(conn, message, now)
             case ev.Garbled(conn, reason, is_other):
                 actions = self.sessions.on_garbled(conn, reason, now, is_other_protocol=is_other)
-            case ev.Closed(conn, is_reset):  # its node may connect again
-                actions = self.sessions.on_closed(conn, now, is_reset=is_reset) + self._reclaim_if_needed(now)
-            case ev.Renewed() | ev.RenewFailed() if self.phase is not Phase.RECLAIMING and not self.lease.is_asked:
-                raise self._impossible(event)
-            case ev.Renewed():
-                actions = self._on_renewed(event, now)
-            case ev.RenewFailed():
-                actions = self._on_renew_failed(now)
-            case ev.Reclaimed():
-                actions = self._on_reclaimed(event, now)
-            case ev.Published() | ev.PublishFailed() if not self.verdict.is_asked:
-                raise self._impossible(event)
-            case ev.Published(is_ours=True):  # all nodes hear the verdict
-                actions = self._let_out(self.verdict.release(), now)
-            case ev.Published():  # another agent leads
-                actions = self._step_down(DISPLACED)
-            case ev.PublishFailed():  # the board is asked again soon
-                self.verdict.on_failed(now)
+                self._on_followers_gone()
+            case ev.Closed(conn, close):
+                actions = self._on_closed(conn, close, now)
+            case ev.Flushed(conn, serial):
+                self._on_flushed(conn, serial)
                 actions = []
+            case ev.CellSaid(stored):
+                actions = self._on_cell(stored, now)
+            case ev.CellFailed():
+                actions = self._on_cell_failed(now)
+            case ev.Campaigned(conn, campaign):
+                actions = self._on_campaigned(conn, campaign, now)
+            case ev.Declined():
+                actions = self._on_declined(event, now)
             case ev.Resigned():
-                actions = self._step_down("the leader's agent is leaving", is_gone=True)
+                return self._step_down("the leader's agent is leaving", now, is_gone=True)
             case ev.DeadlinePassed():
                 actions = self._on_deadline_passed(now)
             case _:
                 assert_never(event)
-        actions += self._decide(now)
-        # The plans come first: they are the first that is said on a connection.
-        return actions if self.has_stepped_down else [*self.sessions.send_plans(now), *actions]
+        return actions if self.has_stepped_down else self._carry_on(actions, now)
+
+    def _carry_on(self, actions: list[ev.Action], now: float) -> list[ev.Action]:
+        """Agrees on what can be agreed on now, decides what is to be decided, and says what follows."""
+        actions = [*actions, *self._agree(now), *self._decide(now)]
+        if self.has_stepped_down:
+            return actions
+        return [*self._send_plans(now), *actions, *self._ask_votes(now), *self._ask_cell(now)]
 
     # Connections.
 
-    def _on_received(self, event: ev.Received, now: float) -> list[ev.Action]:
-        is_leading = self.phase is Phase.LEADING  # for its session, or it is refused
-        actions = self.sessions.on_received(event.conn, event.message, now, is_leading=is_leading)
-        if isinstance(event.message, m.Hello) and not is_leading:
-            self._tell_returned(event.message, now)
-        actions += self.verdict.on_heard(now, self.sessions, self.coordinator)
-        return actions + self._reclaim_if_needed(now)
+    def _on_received(self, conn: int, message: m.Upward, now: float) -> list[ev.Action]:
+        actions = self.sessions.on_received(conn, message, now, is_leading=self.phase is Phase.LEADING)
+        if isinstance(message, m.HungUp):
+            self._on_follower_closed(conn, Close.HUNG_UP)
+        if (name := self.sessions.name_of(conn)) and name != self.name:
+            self._note_heard(name, now)
+            if (status := self.sessions.log_of(conn)) is not None:
+                self._on_status(conn, name, status, now)
+        return actions
 
-    # The board.
+    def _note_heard(self, name: str, now: float) -> None:
+        if len(self._heard) >= self._heard_limit:  # most may be of agents that have gone since
+            self._heard = {each: at for each, at in self._heard.items() if now - at < self.lease_s}
+            self._heard_limit = 2 * len(self._heard) + HEARD_MIN
+        self._heard[name] = now
 
-    def _on_renewed(self, event: ev.Renewed, now: float) -> list[ev.Action]:
-        if event.record is None:
-            return self._step_down(DISPLACED)  # another agent leads
-        if self.phase is Phase.RECLAIMING:
-            return []  # it answers about the epoch before
-        losses = self.lease.on_renewed(event.record, now)
-        self.sessions.electorate.on_board(has_answered=not event.is_assumed)
-        self._lead(now)
-        if event.rival_epoch and self.is_blocked:
-            return self._step_down(DISPLACED)  # most nodes may be there
-        told = self._heartbeat()
-        if self.lease.is_certain(now) and not self.is_blocked:
-            # A round that has lost nodes may begin, if that was known when the board was asked.
-            told += self._tell_coordinator(Confirmed(losses), now)
-        return told + self._reclaim_if_needed(now, event.rival_epoch)  # certain again, unless it took too long
+    def _on_status(self, conn: int, name: str, status: LogStatus, now: float) -> None:
+        """What a node knows of the log, if that may matter."""
+        if status.term > self.term and (self.phase is Phase.CANDIDATE or self.log.mandate):
+            self._campaign_again(status.term, now)
+        is_known = self._name_of.get(conn) == name
+        if is_known:
+            if self.log.followers[name].status != status:
+                self.log = leading.on_status(self.log, name, status)
+            return
+        committed, proposal = self.log.node.committed, self.log.proposal
+        voters = {
+            *(committed.voters if isinstance(committed, Entry) else ()),
+            *(proposal.voters if proposal is not None else ()),
+        }
+        speaks_for_voter = not voters.isdisjoint(status.replaces)
+        has_news = order(status.committed) > order(committed) or status.accepted is not None
+        if name in voters or speaks_for_voter or has_news:
+            self._on_voter(conn, name, status)
 
-    def _on_renew_failed(self, now: float) -> list[ev.Action]:
-        if self.phase is Phase.RECLAIMING:
-            return []  # it answers about the epoch before
-        self.lease.on_renew_failed()
-        self.sessions.electorate.on_board(has_answered=False)
-        if self.coordinator.forming.is_unconfirmed:
-            self.lease.renew_by(now + RETRY_S)
-        return self._heartbeat(now - self.lease.lease_s / 2)  # the board is away, but this agent lives, and says so
+    def _on_voter(self, conn: int, name: str, status: LogStatus) -> None:
+        """A node has a vote, or knows of the log what this leader does not: what it says of it counts from now on."""
+        self._name_of = {each: its for each, its in self._name_of.items() if its != name}
+        self._name_of[conn] = name
+        self.log = leading.on_connected(self.log, name, status)
+        self.sessions.send_again(conn)
 
-    def _on_reclaimed(self, event: ev.Reclaimed, now: float) -> list[ev.Action]:
-        if self.phase is not Phase.RECLAIMING:
-            raise self._impossible(event)
-        if event.record is None:
-            return self._step_down("no newer epoch could be had from the board")  # another agent leads
-        self.lease.on_reclaimed(event.record)  # it may be our old one, which had been renewed meanwhile
-        self.coordinator.roster.begin_epoch(event.record.epoch)
-        self._lead(now)
-        told = self.sessions.begin_epoch(event.record.epoch, now)
-        return told + self._reclaim_if_needed(now)  # agents that have waited for the epoch are taken in
+    def _on_closed(self, conn: int, close: Close, now: float) -> list[ev.Action]:
+        self._on_follower_closed(conn, close)
+        return self.sessions.on_closed(conn, now, is_reset=close is Close.ABORTED)
+
+    def _on_follower_closed(self, conn: int, close: Close) -> None:
+        if (name := self._name_of.pop(conn, None)) is not None:
+            self.log = leading.on_follower_closed(self.log, name, close)
+
+    def _on_followers_gone(self) -> None:
+        """Connections were dropped here: that proves nothing."""
+        for conn in [each for each in self._name_of if not self.sessions.is_open(each)]:
+            self._on_follower_closed(conn, Close.ABORTED)
+
+    def _on_flushed(self, conn: int, serial: int) -> None:
+        name = self._name_of.get(conn)
+        if name is not None and self._sent.get(name) == serial:
+            self.log = leading.on_plan_sent(self.log, name)
+
+    def _send_plans(self, now: float) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        held = set(self._name_of.values()) if leading.is_held(self.log) else set[str]()
+        for say in self.sessions.send_plans(self._log_plan, held, now):
+            self._serial += 1
+            if isinstance(say, ev.Say) and (name := self._name_of.get(say.conn)) is not None:
+                self._sent[name] = self._serial
+                actions.append(say.replace(serial=self._serial))
+            else:
+                actions.append(say)
+        return actions
+
+    def _log_plan(self, name: str) -> LogPlan | None:
+        """What a node is to know of the log."""
+        if name == self.name:
+            return None
+        if name in self._name_of.values():
+            return leading.plan_for(self.log, name)
+        return LogPlan(self.term, self._has_mandate, id_of(self.log.node.committed), None, None)
+
+    def _tell_voters(self) -> None:
+        """The log has changed: followers that vote are sent their plans."""
+        for conn in self._name_of:
+            self.sessions.send_again(conn)
+
+    # The log.
+
+    def _agree(self, now: float) -> list[ev.Action]:
+        """Completes phases as far as the votes allow."""
+        before, actions = self._known_to_voters, list[ev.Action]()
+        if not self._has_mandate:
+            self._note_replaced()
+        has_changed = True
+        while has_changed and not self.is_over:
+            if not self.log.mandate:
+                has_changed = self._establish(now)
+            elif self.log.proposal is not None:
+                has_changed, told = self._commit(now)
+                actions += told
+            else:
+                has_changed = False
+        if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more: all are told
+            self.phase = Phase.LEADING
+            self._resume(now)
+            self.sessions.on_over(now)
+        if self._known_to_voters != before:
+            self._tell_voters()
+        if self._is_resumed and self.log.given_up is not None and self._agreed is not None:  # it founds another log
+            self._agreed, self._version = None, NOT_PROPOSED
+        if self._is_resumed and id_of(self.log.node.committed) != self._agreed:
+            return actions + self._step_down(OTHER_LEADS, now)  # an entry that another leader has proposed
+        return actions
+
+    @property
+    def _known_to_voters(self) -> tuple[object, ...]:
+        """What a plan tells a voter of the log."""
+        log, node = self.log, self.log.node
+        return node.term, log.mandate, node.committed, log.proposal, node.accepted
+
+    def _establish(self, now: float) -> bool:
+        """Phase 1, if it can be completed, or a step of it."""
+        heard, established = self.log.node.committed, leading.establish(self.log)
+        if established is None:
+            return False
+        if established.given_up is not None and isinstance(heard, Entry):
+            self._given_up = heard
+        self.log = established
+        if established.mandate:
+            self.phase = Phase.LEADING
+            if established.proposal is None:
+                self._resume(now)
+        return True
+
+    def _commit(self, now: float) -> tuple[bool, list[ev.Action]]:
+        """Phase 2, if it can be completed, and what nodes hear then."""
+        proposal, committed = self.log.proposal, leading.commit(self.log)
+        if committed is None or proposal is None:
+            return False, []
+        self.log = committed
+        self._resume(now)
+        if proposal.payload != self._payload:  # one that was adopted
+            return True, []
+        self._agreed, self._version = id_of(committed.node.committed), self._payload_version
+        return True, self._release(now)
+
+    def _note_replaced(self) -> None:
+        """Recovery: a voter is gone if another agent has come in its place, on the same host with the same address."""
+        node, committed = self.log.node, self.log.node.committed
+        if not isinstance(committed, Entry) or not committed.voters:
+            return
+        voters = voters_in(committed)
+        taken, replaced = {each.node_id for each in voters}, set(node.replaces)
+        for each in voters:
+            is_here = self.sessions.is_connected(each.node_id) or each.node_id == self.coordinator.own_node_id
+            if is_here or each.name in replaced:
+                continue
+            newcomer = next((node_id for node_id in self._nodes_at(each) if node_id not in taken), None)
+            if newcomer is not None:
+                taken.add(newcomer)
+                replaced.add(each.name)
+        self.log = self.log.replace(node=node.replace(replaces=tuple(sorted(replaced))))
+
+    def _nodes_at(self, voter: Participant) -> list[str]:
+        """The nodes that are connected from the place of a voter, and this agent's, if it has that place."""
+        addresses = {voter.address, voter.peer_address}
+        found = self.sessions.nodes_at(voter.host, addresses)
+        if not self.has_own_node and self.host == voter.host and addresses & {*self.at.addresses}:
+            found.append(self.coordinator.own_node_id)
+        return found
+
+    def _resume(self, now: float) -> None:
+        """The coordinator continues from what the log keeps, once."""
+        if self._is_resumed:
+            return
+        self._is_resumed = True
+        self.coordinator.roster.begin_term(self.term)
+        node, committed = self.log.node, self.log.node.committed
+        known = committed if isinstance(committed, Entry) else self._given_up
+        if known is not None and known.payload:
+            gone = [*(each.name for each in node.ended), *(each.name for each in node.ended_followers)]
+            self.coordinator.resume(state_in(known), [name.partition("~")[0] for name in gone], now)
+        self._version, self._agreed = self.coordinator.version, id_of(committed)
+        if known is not committed:  # what is known of the job goes into the first entry of the new log
+            self._version = NOT_PROPOSED
+
+    def _release(self, now: float) -> list[ev.Action]:
+        """What was proposed is agreed on: nodes hear what follows."""
+        held, self._held = self._held, []
+        if self.is_over:
+            self.sessions.on_over(now)
+        return self._deliver(held, now)
+
+    def _propose(self, now: float) -> None:
+        """What the coordinator has decided becomes an entry."""
+        core = self.coordinator
+        state = core.state(now)
+        payload, is_verdict = payload_of(state), state.verdict is not None
+        voters = self._voters(state, now)
+        self.log = leading.propose(self.log, voters, voters, is_verdict=is_verdict, payload=payload)
+        new_voters = set(voters) - set(self._name_of.values())
+        for conn, name, status in self.sessions.statuses() if new_voters else ():
+            if name in new_voters:
+                self._on_voter(conn, name, status)
+        self._version = self._payload_version = core.version
+        self._payload = payload
+        self._tell_voters()
+
+    def _voters(self, state: JobState, now: float) -> tuple[str, ...]:
+        """Who is to decide on the next entry."""
+        committed = self.log.node.committed
+        before = committed.voters if isinstance(committed, Entry) else ()
+        if not self.do_nodes_vote or state.last_round is None:
+            return ()
+        hosts: dict[str, str] = {}
+        for each in state.last_round.participants:
+            if each.vote_port or each.name in before:
+                hosts[each.name] = each.host
+        if before and self._is_cell_silent(now):  # new voters go to the endpoint first
+            hosts = {name: host for name, host in hosts.items() if name in before}
+        return votes.choose_voters(hosts, before) if hosts else before
+
+    def _campaign_again(self, highest: int, now: float, *, has_listened: bool = False) -> None:
+        """In a term above every other; followers stay.  What was proposed is proposed again."""
+        if self.log.proposal is not None:
+            self._version = NOT_PROPOSED
+        term = leading.next_term(max(highest, self.term))
+        self.log = leading.campaign_again(self.log, term, has_listened=has_listened or self.log.has_listened)
+        self._seeks_since = now
+        self.coordinator.roster.begin_term(self.term)
+        self.sessions.begin_term(self.term)
+        self._name_of = {conn: name for conn, name in self._name_of.items() if name in self.log.followers}
+        self._cell_due = -math.inf
+
+    def _ask_votes(self, now: float) -> list[ev.Action]:
+        """Asks the voters that have not answered, now and again."""
+        committed = self.log.node.committed
+        if self.phase is not Phase.CANDIDATE or now < self._ask_at or not isinstance(committed, Entry):
+            return []
+        self._ask_at = now + ASK_AGAIN_S
+        known = {*self._name_of.values(), self.name, *(each.name for each in self.log.node.ended_followers)}
+        known |= {each.name for each in self.log.node.ended}
+        asked = tuple(each for each in voters_in(committed) if each.name not in known)
+        return [ev.AskVotes(asked, m.Campaign(self.term, committed.id, self.at))] if asked else []
+
+    def _on_campaigned(self, conn: int, campaign: m.Campaign, now: float) -> list[ev.Action]:
+        """Another agent seeks this one's vote, or asks who leads."""
+        is_leading, ours = self.phase is Phase.LEADING, log_of(self.log.node.committed)
+        if ours is None or log_of(campaign.committed) != ours:  # a stranger, for all we know
+            return [ev.Answer(conn, m.Declined(self.term, "this node knows another log"))]
+        if campaign.term > self.term + m.TERMS_AHEAD_MAX:
+            reason = f"term {campaign.term} is none that a log has counted to"
+            return [ev.Answer(conn, m.Declined(self.term, reason, None, is_leading))]
+        if campaign.term > self.term:
+            if not is_leading:
+                return [*self._step_down(OTHER_LEADS, now), ev.PassOn(conn, campaign)]
+            self._campaign_again(campaign.term, now)
+        reason = "this node leads" if is_leading else "this node seeks votes itself"
+        return [ev.Answer(conn, m.Declined(self.term, reason, self.at if is_leading else None, is_leading))]
+
+    def _on_declined(self, event: ev.Declined, now: float) -> list[ev.Action]:
+        """A node does not vote for this one: it may know of a higher term, or follow a leader that lives."""
+        if self.phase is not Phase.CANDIDATE:
+            return []
+        if event.leader and event.is_own:
+            return self._step_down(OTHER_LEADS, now, alive=event.leader)
+        if event.leader not in {"", self.silent, *self.gone}:
+            return self._step_down(OTHER_LEADS, now)
+        if self.term < event.term <= self.term + m.TERMS_AHEAD_MAX:
+            self._campaign_again(event.term, now)
+        return []
+
+    # The cell.
+
+    @property
+    def is_cell_ours(self) -> bool:
+        cell = None if self.stored is None else self.stored.cell
+        return cell is not None and (cell.leader, cell.term) == (self.at.token, self.term)
+
+    @property
+    def _cell_of_this_job(self) -> Cell | None:
+        cell = None if self.stored is None else self.stored.cell
+        is_of_job_before = cell is not None and self.job_before != "" and _verdict_in(cell) == self.job_before
+        return None if is_of_job_before else cell
+
+    def _is_cell_silent(self, now: float) -> bool:
+        return self._silent_since is not None and now >= self._silent_since + SILENT_CELL_S
+
+    def _is_cell_fresh(self, now: float) -> bool:
+        return now - self._cell_at <= self.lease_s
+
+    def _ask_cell(self, now: float) -> list[ev.Action]:
+        """Reads the cell, locks it for this term, or renews it."""
+        has_failed = self._silent_since is not None
+        if self._asked is not None or (has_failed and now < self._cell_due):
+            return []
+        if not self._has_read:
+            return self._ask(None, now) if now >= self._cell_due else []
+        if self.is_cell_ours:
+            return self._write_cell(now)
+        cell = self._cell_of_this_job
+        is_gone = self._is_leader_gone(cell, now)
+        if cells.may_lock(
+            cell, self.at.token, self.term, is_leader_gone=is_gone, has_quorum_without=self._has_quorum_without()
+        ):
+            ours = log_of(self.log.node.committed) if self.log.mandate is Mandate.QUORUM else None
+            locked = cells.lock(cell, self.at.token, self.term, ours, self._new_incarnation())
+            return self._ask(m.StoredCell(locked, self.at), now)
+        return self._ask(None, now) if now >= self._cell_due else []
+
+    def _write_cell(self, now: float) -> list[ev.Action]:
+        """Renews the cell, at once where it is behind."""
+        assert self.stored is not None
+        view = self.log.views[0]
+        if view is not None and leading.must_begin_again(self.log, view):
+            cell = cells.begin_again(self.stored.cell, log_of(self.log.node.committed), self._new_incarnation())
+            return self._ask(m.StoredCell(cell, self.at), now)
+        if view is None or not leading.may_write(self.log, 0):
+            self._cell_due = now + self.lease_s / 3
+            return []
+        has_news = self.log.proposal is not None and bool(self.log.mandate) and not view.has_proposal
+        is_behind = order(self.log.node.committed) > order(self.stored.cell.committed)
+        if not (has_news or is_behind or now >= self._cell_due):
+            return []
+        return self._ask(m.StoredCell(leading.cell_for(self.log, self.stored.cell), self.at), now)
+
+    def _new_incarnation(self) -> str:
+        self._words += 1
+        return self.word if self._words == 1 else f"{self.word}.{self._words}"
+
+    def _ask(self, written: m.StoredCell | None, now: float) -> list[ev.Action]:
+        if written is not None and self._lost_writes:  # a text that no lost write has written
+            cell = written.cell
+            written = written.replace(cell=cell.replace(renewals=cell.renewals + self._lost_writes))
+        self._asked, self._cell_due = Asked(now, written), now + (READ_AGAIN_S if written is None else self.lease_s / 3)
+        if self._silent_since is None:
+            self._silent_since = now
+        return [ev.ReadCell() if written is None else ev.WriteCell(written)]
+
+    def _is_leader_gone(self, cell: Cell | None, now: float) -> bool:
+        if cell is None or cell.leader in {"", self.at.token} or cell.leader in self.gone:
+            return True  # or it is this one, in an earlier term
+        return now - self.seen.since >= self.lease_s
+
+    def _has_quorum_without(self) -> bool:
+        """Whether this agent needs no vote of the endpoint."""
+        committed = self.log.node.committed
+        if not isinstance(committed, Entry) or not committed.voters:
+            return False
+        found = leading.phase_1_votes(self.log).replace(endpoints=0)
+        return votes.mandate(committed.configuration, found) is Mandate.QUORUM
+
+    def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[ev.Action]:
+        asked, self._asked, self._silent_since = self._asked, None, None
+        if asked is None:
+            return []  # nothing was asked
+        self._has_read, self.stored = True, stored
+        cell = None if stored is None else stored.cell
+        self.seen = self.seen.after(cell, now)
+        has_no_log = self.phase is Phase.CANDIDATE or self.log.node.committed is None
+        if has_no_log and cell is not None and _verdict_in(cell) not in {"", self.job_before}:
+            return self._step_down("the job is over", now)  # this agent's node reads so
+        if cell is None or not self.is_cell_ours:
+            return self._on_other_cell(now)
+        has_locked = self.log.views[0] is None
+        change = leading.on_locked if has_locked else leading.on_cell_written
+        self.log = change(self.log, 0, cell)
+        if stored == asked.written:
+            self._cell_at, self._lost_writes = asked.at, 0
+        if has_locked or stored != asked.written:  # a write whose answer was lost has been carried out: it is renewed
+            self._cell_due = now
+        return []
+
+    def _on_other_cell(self, now: float) -> list[ev.Action]:
+        """The endpoint says something else than this leader has written."""
+        cell = self._cell_of_this_job
+        is_others = cell is not None and cell.leader not in {"", self.at.token} and cell.leader not in self.gone
+        if cell is None or not is_others or self._is_leader_gone(cell, now):  # it is locked again
+            if cell is not None and cell.term >= self.term:
+                self._campaign_again(cell.term, now)
+            return []
+        is_renewed = self.seen.since == now
+        other = cell.committed
+        if other is None and cell.accepted is not None:
+            other = cell.accepted.entry
+        if leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed):
+            return self._step_down(OTHER_LEADS, now)
+        if self._has_quorum_without() or leading.is_of_other_log(self.log, other):
+            if cell.term >= self.term:
+                self._campaign_again(cell.term, now)
+            return []
+        ours = self.log.node.committed
+        if self.phase is Phase.CANDIDATE and isinstance(ours, Entry) and self.name in ours.voters:
+            return []  # a quorum of voters needs no vote of the endpoint
+        return self._step_down(OTHER_LEADS, now)
+
+    def _on_cell_failed(self, now: float) -> list[ev.Action]:
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._lost_writes += asked.written is not None
+            self._silent_since = asked.at if self._silent_since is None else self._silent_since
+        self._has_read = self._has_read and self.is_cell_ours
+        self._cell_due = now + READ_AGAIN_S
+        return []
 
     # Time.
 
     def _on_deadline_passed(self, now: float) -> list[ev.Action]:
         if self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was on its way
-        have_slept = now - self.deadline > self.lease.lease_s / 3
-        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept) + self._reclaim_if_needed(now)
-        actions += self._stand_back_if_alone(now)
-        if now >= self.lease.renew_at:
-            actions += self._renew(now) or self._heartbeat(now - self.lease.lease_s / 2)
+        have_slept = now - self.deadline > self.lease_s / 3
+        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
+        self._on_followers_gone()
+        if not self._has_mandate and now >= self._has_lost_at:
+            return actions + self._step_down(self._why_lost, now)
+        stand_back_s = self.lease_s * STAND_BACK_LEASES + STAND_BACK_S
+        if self._is_alone:
+            return actions + self._step_down("lost all other nodes at once", now, stand_back_s=stand_back_s)
+        if self.phase is Phase.LEADING and not self._has_contact(now):
+            return actions + self._step_down("no contact with a quorum", now, stand_back_s=stand_back_s)
+        if now >= self._heartbeat_at:
+            self._heartbeat_at = now + self.lease_s / 3
+            self._name_endpoint(now)
+            actions += self.sessions.say_all(self._heartbeat)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            if (
-                self.phase is not Phase.LEADING and not self.sessions.unheard.is_empty
-            ):  # the board, whatever comes of it
-                doubt = m.Waiting(doubt_text(self.lease.unconfirmed_s(now)))
-                self.sessions.decide_for_all(doubt, now)
-            else:
-                actions += self._deliver(waiting_texts(self.coordinator, now, self.sessions.missing), now)
-        if have_slept:
-            self.verdict.on_woken(now)
-        if self.verdict.is_due(now):
-            actions += self._let_out(self.verdict.on_deadline_passed(now, self.sessions), now)
-        return actions + self.verdict.publish_again(now, self.sessions, self.coordinator)
+            actions += self._deliver(waiting_texts(self.coordinator, now), now)
+        if self._is_cell_silent(now) and leading.is_held(self.log) and self._has_quorum_without():
+            self._campaign_again(self.term, now)  # what was proposed is proposed again, without new voters
+        return actions
 
-    # Moves.
-
-    def _heartbeat(self, heard_after: float = -math.inf) -> list[ev.Action]:
-        """Without the board's answer not for nodes that are late: if this agent hears nothing, it is to be missed."""
-        return self.sessions.say_all(m.Heartbeat(self.lease.renewals, self._has_spares), heard_after)
-
-    def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
-        self.coordinator.forming.on_heard(is_all=self.phase is not Phase.LEADING or self.sessions.unheard.is_empty)
-        return self._deliver(self.coordinator.handle(event, now), now)
-
-    def _reclaim_if_needed(self, now: float, newest: int = 0) -> list[ev.Action]:
-        """Asks for a newer epoch if the board, or an agent that greets, knows of one above ours."""
-        newest = max(newest, self.sessions.newest_epoch)
-        if newest <= self.lease.epoch or self.phase in {Phase.RECLAIMING, Phase.STEPPED_DOWN}:
-            return []  # or asked for already
-        self.phase = Phase.RECLAIMING
-        self.lease.reclaim(now)
-        return [ev.Reclaim(newest)]
-
-    def _stand_back_if_alone(self, now: float) -> list[ev.Action]:
-        """Lets another agent coordinate if this one may be cut off: of two nodes, either may be."""
-        core, at_least = self.coordinator, max(2, self.coordinator.rules.min_nodes)
-        if not self.is_replaceable or core.is_closed or self.phase is Phase.RECLAIMING:
-            return []
-        if not self.sessions.are_all_silent(core.own_node_id, at_least):
-            return []
-        self.phase = Phase.RECLAIMING
-        told = self._cut_off(CutOff(CauseKind.NODES_SILENT), now) if self._has_round else []
-        return [ev.Reclaim(self.lease.epoch, self.lease.stand_back(now)), *told]
-
-    def _cut_off(self, event: CutOff, now: float) -> list[ev.Action]:
-        """Ends the round: other nodes may continue without this side.
-
-        A node that has reconnected is notified as well, even if the coordinator core does not know it yet.  The story
-        behind it: the connection of this agent's own node breaks, and is made again while the board is silent; its
-        workers would keep running beside the next round of the others, for as long as the cut lasts.
-        """
-        told = self._tell_coordinator(event, now)
-        for reported in self.sessions.first_reports():
-            self._tell_missed(reported.node, reported.status.past, now)
-        return told
-
-    def _tell_returned(self, hello: m.Hello, now: float) -> None:
-        """A node that was not connected when its round ended hears so now: the board may be away for long."""
-        node = hello.status.node
-        is_ours = self.sessions.is_connected(node.node_id) and hello.seen_epoch <= self.lease.epoch
-        if is_ours:  # else another coordinator may have taken its round over
-            self._tell_missed(node, hello.status.past, now)
-
-    def _tell_missed(self, node: m.Node, past: m.Past, now: float) -> None:
-        """Notifies a node that the coordinator core does not know yet: its round is over, or continued without it."""
-        core, forming = self.coordinator, self.coordinator.forming
-        if past.standing is not m.Standing.BUSY:
+    def _name_endpoint(self, now: float) -> None:
+        """An endpoint that has lost its memory is named by the next entry; one that decides alone, by another log."""
+        committed, view = self.log.node.committed, self.log.views[0]
+        if self.phase is not Phase.LEADING or self.is_over or not isinstance(committed, Entry) or view is None:
             return
-        if past.fence < core.roster.fence:
-            self.sessions.stop(node.node_id, forming.went_on(past.round), now)
+        if votes.is_named(committed.configuration, 0, view.incarnation):
             return
-        is_over = core.phase is CoordinatorPhase.FORMING and core.round and not forming.end.untold
-        if is_over and past.fence == core.roster.fence:
-            self.sessions.stop(node.node_id, forming.ended(past.round), now)
+        if committed.voters:
+            self._version = NOT_PROPOSED
+        else:
+            self._campaign_again(self.term, now, has_listened=True)
 
-    def _ask_nodes(self, now: float) -> list[ev.Action]:
-        """While the board is silent the word of most nodes counts: without them no round begins (ADR 24)."""
-        known, forming = self.sessions.electorate, self.coordinator.forming
-        is_needed = self.phase is Phase.DOUBTFUL or (self.phase is Phase.LEADING and forming.is_unconfirmed)
-        if not is_needed or not self.lease.is_by_nodes(now) or not known.can_elect:
-            self._nodes_asked_at = None
-            return []
-        if self._nodes_asked_at is None:
-            self._nodes_asked_at = now
-            return self.sessions.say_all(m.Probe())
-        if self.sessions.missing_since(self._nodes_asked_at):
-            return []
-        self._nodes_asked_at, self.phase = None, Phase.LEADING
-        known.on_board(has_answered=False)
-        self.lease.on_confirmed_by_nodes(now)
-        return self._tell_coordinator(Confirmed(forming.losses), now)
+    def _has_contact(self, now: float) -> bool:
+        """Whether this leader has heard from a quorum within a lease."""
+        committed, node = self.log.node.committed, self.log.node
+        if not isinstance(committed, Entry) or self.is_over:
+            return True  # no round runs
+        if not committed.voters:
+            return self._has_cell(committed, now) or self._are_all_here
+        heard = {name for name in committed.voters if now - self._heard.get(name, -math.inf) < self.lease_s}
+        ended = frozenset(each.name for each in node.ended_followers), frozenset(each.name for each in node.ended)
+        endpoints = int(self._has_cell(committed, now))
+        found = Votes(frozenset({*heard, self.name}), *ended, leading.replaced(self.log), endpoints)
+        return votes.mandate(committed.configuration, found) is not Mandate.NONE
 
-    def _lead(self, now: float) -> None:
-        """The board has answered that this agent leads."""
-        self.phase = Phase.LEADING if self.lease.is_certain(now) else Phase.DOUBTFUL
+    @property
+    def _are_all_here(self) -> bool:
+        return all(map(self.sessions.is_connected, self.coordinator.roster.participants))
 
-    def _step_down(self, reason: str, *, is_gone: bool = False, ended: m.Ended | None = None) -> list[ev.Action]:
+    @property
+    def _heartbeat(self) -> m.Heartbeat:
+        is_ours = self.stored is not None and self.is_cell_ours
+        return m.Heartbeat(self._has_spares, self.stored.cell.renewals if is_ours and self.stored else 0)
+
+    def _has_cell(self, committed: Entry, now: float) -> bool:
+        """Whether the endpoint that the committed entry names votes for this leader."""
+        view = self.log.views[0]
+        is_named = view is not None and votes.is_named(committed.configuration, 0, view.incarnation)
+        return is_named and self._is_cell_fresh(now)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this agent may be the one that is cut off: of two nodes, either may be."""
+        core = self.coordinator
+        if self.phase is not Phase.LEADING or not self.is_replaceable or self.is_over or self.do_nodes_vote:
+            return False
+        return self.sessions.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
+
+    def _step_down(
+        self, reason: str, now: float, *, is_gone: bool = False, stand_back_s: float = 0.0, alive: str = ""
+    ) -> list[ev.Action]:
+        actions: list[ev.Action] = []
+        runs = self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING}
+        if self._is_resumed and runs and not is_gone and reason != OTHER_LEADS:
+            self._held = []
+            is_of_store = self._decides_alone and not self._is_alone
+            silent = CauseKind.ENDPOINT_SILENT if is_of_store else CauseKind.NODES_SILENT
+            actions += self._deliver(self.coordinator.handle(CutOff(silent), now), now)
+            actions += self._send_plans(now)
+        node = leading.step_down(self.log)
         self.phase = Phase.STEPPED_DOWN
-        return [*self.sessions.dismiss(ended or m.Goodbye(reason, is_gone)), ev.StepDown(reason)]
+        return [
+            *actions,
+            *self.sessions.dismiss(m.Goodbye(reason, is_gone)),
+            ev.StepDown(reason, node, stand_back_s, alive),
+        ]
+
+    # Decisions.
 
     def _decide(self, now: float) -> list[ev.Action]:
-        """Lets the coordinator decide what there is to decide, if it is certain that this agent leads."""
-        unheard, core = self.sessions.unheard, self.coordinator
-        actions = self._ask_nodes(now)
-        # Others may go on, without this side: its round is over.
-        if self.phase is Phase.DOUBTFUL and self._has_round and self.is_blocked:
-            actions += self._cut_off(CutOff(), now)
-        while self.phase is Phase.LEADING or (self.phase is Phase.DOUBTFUL and self.sessions.is_over):
-            if (event := unheard.pop(now)) is not None:
+        """Lets the coordinator decide what there is to decide."""
+        unheard, core, actions = self.sessions.unheard, self.coordinator, list[ev.Action]()
+        while self._may_decide:
+            if core.version != self._version and not self.is_over:
+                self._propose(now)
+                actions += self._agree(now)  # at once, where this agent decides alone
+            elif (event := unheard.pop(now)) is not None:
+                self._look_at_store(event, now)
                 actions += self._tell_coordinator(event, now)
                 self._note_read(event)
-            elif ended := ended_in_vain(core, self.sessions.unaccounted, now):
-                return actions + self._step_down("nodes that may run the job cannot be reached", ended=ended)
+            elif core.is_due(now) and core.looks_at_newcomers and self._is_next_round_out_of_reach(now):
+                core.put_off(now + READ_AGAIN_S)
             elif core.is_due(now):
                 actions += self._tell_coordinator(ev.DeadlinePassed(), now)
                 assert not core.is_due(now), "what is due is done at once"
             else:
                 break
-        if core.phase is CoordinatorPhase.RUNNING and bool(core.roster.ready) != self._has_spares:
+        runs_as_agreed = core.phase is CoordinatorPhase.RUNNING and self.log.proposal is None
+        if runs_as_agreed and bool(core.roster.ready) != self._has_spares:
             self._has_spares = bool(core.roster.ready)
-            actions += self._heartbeat()  # the coordinator after this one is to know it, however soon that is
-        forming, fence = core.forming, self.sessions.electorate.newest_fence
-        if self.phase is Phase.LEADING and self.lease.is_behind(forming.losses, forming.confirmed, fence):
-            actions += self._renew(now)
+            actions += self.sessions.say_all(self._heartbeat)
         return actions
 
-    def _renew(self, now: float) -> list[ev.Action]:
-        known, losses = self.sessions.electorate, self.coordinator.forming.losses
-        return [ev.Renew(known.newest_for_board)] if self.lease.renew(now, losses, known.newest_fence) else []
+    def _look_at_store(self, event: CoordinatorEvent, now: float) -> None:
+        """A node has come: before that ends a round, it is known whether the store is there to begin the next one."""
+        is_newcomer = isinstance(event, Reported) and event.is_new and self.coordinator.looks_at_newcomers
+        if is_newcomer and self._decides_alone and now > self._cell_at + SILENT_CELL_S:
+            self._cell_due = min(self._cell_due, now)
+
+    def _is_next_round_out_of_reach(self, now: float) -> bool:
+        """Whether the store alone decides, and is silent: a round that is ended now is followed by none."""
+        is_silent = self._silent_since is not None and now >= self._silent_since + ASK_AGAIN_S
+        return is_silent and self._decides_alone
+
+    @property
+    def _decides_alone(self) -> bool:
+        """Whether the store does, and no node."""
+        committed = self.log.node.committed
+        return isinstance(committed, Entry) and not committed.voters
+
+    def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
+        core = self.coordinator
+        core.forming.on_heard(is_all=self.sessions.unheard.is_empty)
+        sends = core.handle(event, now)
+        if core.version != self._version and not self.is_over:
+            self._held += sends
+            return []
+        return self._deliver(sends, now)
 
     def _note_read(self, event: CoordinatorEvent) -> None:
         """What the coordinator has heard of a node: that it is gone, or has read answers."""
@@ -358,30 +827,28 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _deliver(self, sends: Iterable[Send], now: float) -> list[ev.Action]:
         actions: list[ev.Action] = []
-        assigned: dict[str, m.Assigned] = {}
         for node_id, message in ((send.node_id, send.message) for send in sends):
             match message:
-                case m.Ended(outcome) if outcome is not m.Outcome.REPLACED and not self.verdict.is_released:
-                    actions += self.verdict.hold(Send(node_id, message), now, self.sessions, self.coordinator)
-                case m.Departed() | r.Show() | r.Shown():
+                case r.Show() | r.Shown():
                     actions += self.sessions.say(node_id, message)
                 case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
                     actions += self.sessions.say(node_id, message)  # it wants to see something of others
                 case _:
                     actions += self.sessions.decide(node_id, message, now)
-                    if isinstance(message, m.Assigned):
-                        assigned[node_id] = message
-        return actions + self.sessions.seat(assigned, self.coordinator.roster)
-
-    def _let_out(self, held: list[Send], now: float) -> list[ev.Action]:
-        if self.verdict.is_released:
-            self.sessions.on_over(now)
-        return self._deliver(held, now)
+        return actions
 
     def validate(self) -> None:
-        for part in (self.sessions, self.verdict, self.lease):
-            part.validate()
-        assert self.sessions.epoch == self.lease.epoch, "Welcome names the epoch of the record"
-        assert self.phase is not Phase.RECLAIMING or self.lease.is_asked, "the board is asked for the epoch"
+        self.sessions.validate()
+        assert self.sessions.term == self.term, "plans are of this term"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
-        assert not self.verdict.is_released or self.coordinator.is_closed, "the verdict is the coordinator's"
+        assert set(self._name_of.values()) <= self.log.followers.keys(), "a follower is one of the log's"
+
+
+def _verdict_in(cell: Cell) -> str:
+    """The log of a job that is over, as the cell says; empty if it does not."""
+    return cell.committed.log if cell.committed is not None and cell.committed.is_verdict else ""
+
+
+def begin(node: Node, term: int, *, has_listened: bool) -> leading.Leader:
+    """The log of an agent that campaigns."""
+    return leading.campaign(node, term, 1, has_listened=has_listened)

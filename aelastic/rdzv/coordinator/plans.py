@@ -21,11 +21,11 @@ class Plans:
     """Plans by node.
 
     Args:
-        epoch: of the leader that they come from.
+        term: of the leader that they come from.
         lease_s: as the job has it.
     """
 
-    epoch: int
+    term: int
     lease_s: float
     _plans: dict[str, m.Plan] = field(default_factory=dict[str, m.Plan])
     # When the notice in a node's plan was decided, and when that it is cordoned: both say how long something lasts.
@@ -37,7 +37,7 @@ class Plans:
     @property
     def empty(self) -> m.Plan:
         """The plan of a node about which nothing is decided: it waits."""
-        return m.Plan(self.epoch, self.lease_s)
+        return m.Plan(self.term, self.lease_s)
 
     def of(self, node_id: str, now: float) -> m.Plan:
         """The plan of a node, as it is sent now."""
@@ -74,6 +74,10 @@ class Plans:
             answers = tuple(each for each in plan.answers if each.ask_id in asks)
             self._plans[node_id] = plan.replace(answers=answers)
 
+    def send(self, node_id: str) -> None:
+        """A node is to be sent its plan once more."""
+        self._changed[node_id] = None
+
     def send_again(self, node_id: str, *, is_waiting: bool = False) -> None:
         """A node has a new connection, or has been heard on it; one that waits is in no round."""
         plan = self._plans.get(node_id)
@@ -92,10 +96,10 @@ class Plans:
             book.pop(node_id, None)
         self._unread.discard(node_id)
 
-    def begin_epoch(self, epoch: int) -> None:
-        """The leader has a newer epoch."""
-        self.epoch = epoch
-        self._plans = {node_id: plan.replace(epoch=epoch) for node_id, plan in self._plans.items()}
+    def begin_term(self, term: int) -> None:
+        """The leader has a newer term."""
+        self.term = term
+        self._plans = {node_id: plan.replace(term=term) for node_id, plan in self._plans.items()}
 
     def take_changed(self) -> list[str]:
         """Nodes whose plans are to be sent, in the order in which these have changed."""
@@ -107,12 +111,12 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C9
     """A plan with one decision more, and without those that it overtakes."""
     match decision:
         case m.Assigned():  # the round before is over, and all that was said about waiting for this one
-            return m.Plan(plan.epoch, plan.lease_s, assigned=decision, settled=plan.settled, answers=plan.answers)
+            return m.Plan(plan.term, plan.lease_s, assigned=decision, settled=plan.settled, answers=plan.answers)
         case m.Interrupted(round_) if plan.interrupted is not None and plan.interrupted.round == round_:
             return plan.replace(interrupted=decision)  # its cause is another one after all
         case m.Interrupted(round_):  # which the node may have yet to read of: a round may end as soon as it has begun
             begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
-            ended = m.Plan(plan.epoch, plan.lease_s, assigned=begun, interrupted=decision)
+            ended = m.Plan(plan.term, plan.lease_s, assigned=begun, interrupted=decision)
             return ended.replace(starts_ahead=plan.starts_ahead, notice=plan.notice, answers=plan.answers)
         case m.Ended():
             return plan.replace(ended=decision)

@@ -14,12 +14,11 @@ from aelastic.core.record import Record
 from aelastic.decisions.cause import Cause, CauseKind, first_of, listed
 from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.rdzv.coordinator.coordinator_events import Send
-from aelastic.rdzv.ledger import Ledger
+from aelastic.rdzv.coordinator.job_state import Round, round_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.addresses import master_address
 from aelastic.rdzv.protocol.messages import Standing
-from aelastic.rdzv.protocol.ranks import assign_ranks, order_nodes
+from aelastic.rdzv.protocol.ranks import order_nodes
 from aelastic.rdzv.requests.drain import Crew
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
 
@@ -49,15 +48,15 @@ class Roster:
     # Members that are no strays, in that order, too; and how many members wait or not, by how their workers start.
     _of: dict[Standing, dict[str, m.Node]] = field(default_factory=lambda: {standing: {} for standing in Standing})
     _starts: Counter[tuple[bool, m.Starts]] = field(default_factory=Counter[tuple[bool, m.Starts]])
-    # Nodes of the last round by group rank, each with its assignment if this coordinator made it.
-    participants: dict[str, m.Assigned | None] = field(default_factory=dict[str, m.Assigned | None])
+    # Nodes of the last round by group rank, each with what it is told.
+    participants: dict[str, m.Assigned] = field(default_factory=dict[str, m.Assigned])
     agent_of_rank: dict[int, str] = field(
         default_factory=dict[int, str]
     )  # --node-rank to the node that joined with it last
+    newest_round: int = 0  # that a node has told of, which may be of another log: numbers rise for each node
     fence: int = 0  # of the last round: what tells it from another one of the same number
-    epoch: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
+    term: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
-    newest_round: int = 0  # that any node has told of
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
     opted_in: set[str] = field(default_factory=set[str])  # nodes whose workers can leave the last round in place
     broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
@@ -151,7 +150,7 @@ class Roster:
         """
         hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
         nodes = tuple(self.connected_participants()) if round_ else ()
-        return Crew(hosts, nodes, round_, self.epoch, tuple(self._able()))
+        return Crew(hosts, nodes, round_, self.term, tuple(self._able()))
 
     def passed_on(self, enquiry: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
         """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked.
@@ -219,43 +218,6 @@ class Roster:
             self.set_starts(node_id, m.Starts.PREPARING)
         return [Send(node_id, m.StartAhead(self.reported[node_id].starts)) for node_id in waiting]
 
-    @property
-    def has_finished(self) -> bool:
-        """Whether a node of the last round has done its work."""
-        return bool(self.departed or self.finished)
-
-    def assign(self, round_: int, kept: tuple[int, Ledger], limits: tuple[int, int], own: str) -> dict[str, m.Assigned]:
-        """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
-
-        Nodes that are preparing take part in the first one, and where there are too few without them.
-
-        Args:
-            kept: for the next coordinator: the restart count, and what is remembered, with ages.
-            limits: how many nodes at least and at most.
-            own: the node of the coordinator's agent.
-        """
-        (min_nodes, max_nodes), (restart_count, ledger) = limits, kept
-        ready = self.ready
-        if self.participants and self.prepared >= min_nodes:
-            ready = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
-        candidates = {node_id: (node.preferred_rank, node.host) for node_id, node in ready.items()}
-        order = order_nodes(candidates, tuple(self.participants), max_nodes)
-        nodes = [ready[node_id] for node_id in order]
-        table = assign_ranks([(node.role, node.local_world_size) for node in nodes])
-        address, port = master_address(nodes), nodes[0].master_port
-        own_rank = order.index(own) if own in order else -1
-        ledger = ledger.replace(keeper=ready[own].host if own_rank >= 0 else "")
-        assignments = {}
-        for node, ranks in zip(nodes, table, strict=True):
-            self.put(node, Standing.BUSY)
-            assignments[node.node_id] = m.Assigned(
-                round_, restart_count, ranks, address, port, own_rank, epoch=self.epoch, ledger=ledger
-            )
-        self.participants, self.departed, self.lost_hosts = dict(assignments), set(), {}
-        self.opted_in = {node.node_id for node in nodes if node.starts is m.Starts.READY}
-        self.fence = m.fence_of(self.epoch, round_)
-        return assignments
-
     def hear_round(self, round_: int) -> None:
         """A node has told of a round."""
         self.newest_round = max(self.newest_round, round_)
@@ -265,14 +227,43 @@ class Roster:
         self.newest_round = max(last, self.newest_round) + 1
         return self.newest_round
 
-    def begin_epoch(self, epoch: int) -> None:
-        """This coordinator was elected, or has a newer epoch: that of its next rounds."""
-        self.epoch = epoch
+    @property
+    def has_finished(self) -> bool:
+        """Whether a node of the last round has done its work."""
+        return bool(self.departed or self.finished)
 
-    def take_seat(self, node: m.Node, standing: Standing) -> None:
-        """A node of a round that another coordinator has begun."""
-        self.participants[node.node_id] = None
-        self.put(node, standing)
+    def assign(self, number: int, restart_count: int, limits: tuple[int, int], own: str) -> Round:
+        """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
+
+        Nodes that are preparing take part in the first one, and where there are too few without them.
+
+        Args:
+            number: of the round.
+            restart_count: that its workers are told.
+            limits: how many nodes at least and at most.
+            own: the node of the leader's agent.
+        """
+        (min_nodes, max_nodes), ready = limits, self.ready
+        if self.participants and self.prepared >= min_nodes:
+            ready = {i: node for i, node in ready.items() if node.starts is not m.Starts.PREPARING}
+        candidates = {node_id: (node.preferred_rank, node.host) for node_id, node in ready.items()}
+        order = order_nodes(candidates, tuple(self.participants), max_nodes)
+        nodes = [ready[node_id] for node_id in order]
+        round_ = round_of(number, self.term, nodes, own)
+        for node in nodes:
+            self.put(node, Standing.BUSY)
+        self.take_round(round_, restart_count)
+        self.opted_in = {node.node_id for node in nodes if node.starts is m.Starts.READY}
+        return round_
+
+    def take_round(self, round_: Round, restart_count: int, departed: Iterable[int] = ()) -> None:
+        """The last round is this one."""
+        self.participants, self.departed = round_.assigned(restart_count), set(departed)
+        self.opted_in, self.lost_hosts, self.fence = set(), {}, round_.fence
+
+    def begin_term(self, term: int) -> None:
+        """This leader has a newer term: that of its next rounds."""
+        self.term = term
 
     def opt_in(self, node_id: str) -> None:
         """The workers of a node can leave the round in place."""
@@ -293,15 +284,6 @@ class Roster:
         """A host of the last round is lost, before its workers had finished."""
         self.lost_hosts[host] = reason
 
-    def inherit(self, participants: Iterable[str], departed: set[int]) -> None:
-        """The last round is one that another coordinator has begun."""
-        self.participants, self.departed = dict.fromkeys(participants), departed
-
-    @property
-    def is_inherited(self) -> bool:
-        """Whether another coordinator has begun the last round."""
-        return bool(self.participants) and not any(self.participants.values())
-
     def stop_participants(self) -> list[str]:
         """The last round is over; gives the nodes that have workers to stop."""
         nodes = self._with_workers()
@@ -315,14 +297,6 @@ class Roster:
         for node in nodes:
             self.put_stray(node)
             self.lost_hosts[node.host] = "its workers do not stop"
-        return nodes
-
-    def disown_participants(self, fence: int) -> list[m.Node]:
-        """The last round was not the newest one, which has this fence; gives the nodes with workers: strays now."""
-        nodes = self._with_workers()
-        for node in nodes:
-            self.put_stray(node)
-        self.participants, self.departed, self.opted_in, self.fence = {}, set(), set(), fence
         return nodes
 
     def _with_workers(self) -> list[m.Node]:
@@ -342,8 +316,7 @@ class Roster:
     def connected_participants(self) -> list[str]:
         return [node_id for node_id in self.participants if node_id in self.members]
 
-    def validate(self, round_: int, *, is_forming: bool, is_running: bool) -> None:
-        assert self.newest_round >= round_, "the next round is above each that any node has told of"
+    def validate(self, *, is_forming: bool, is_running: bool) -> None:
         failed = self._of[Standing.FAILED]
         workers, is_over = self.busy or failed or self.finished, self.stopping or failed
         assert not (is_forming and workers), "before the next round, all workers of the last one are being stopped"

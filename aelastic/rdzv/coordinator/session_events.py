@@ -1,7 +1,7 @@
-"""Events and actions of the leader core: what happened to connections and on the board, and what is to be done.
+"""Events and actions of the leader core: what happened to connections and the cell, and what is to be done.
 
-Every action says what answers it.  Connections have numbers, never used twice.  Operations on the board take effect in
-the order of their actions, those of this agent's member included, and are answered in that order.
+Every action says what answers it.  Connections have numbers, never used twice.  One question to the endpoint is open at
+a time.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
-from aelastic.rdzv.leader_record import LeaderRecord
-from aelastic.rdzv.protocol.messages import Downward, Seats, Upward
+from aelastic.rdzv.coordinator.job_state import Participant
+from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.messages import Downward, Upward
 
 # Events.
 
@@ -40,89 +42,126 @@ class Garbled(Record):
 
 
 class Closed(Record):
-    """A connection broke, or was closed."""
+    """A connection ended, after all that came on it was received."""
 
     conn: int
-    is_reset: bool = False  # it broke; else the other end has closed it
+    close: Close
 
 
-class Renewed(Record):
-    """Answers `Renew`: our record as the board has it now; `None`: another agent leads."""
+class Flushed(Record):
+    """A plan that was sent is in the kernel's hands."""
 
-    record: LeaderRecord | None
-    is_assumed: bool = False  # it cannot be asked now, and this agent was elected by the nodes of the round
-    rival_epoch: int = 0  # it was asked meanwhile: another agent leads there, which knew nothing of the job
+    conn: int
+    serial: int
 
 
-class RenewFailed(Record):
-    """Answers `Renew`: the board cannot be asked now."""
+class CellSaid(Record):
+    """Answers `ReadCell` and `WriteCell`: what is in the cell now; `None`: nothing."""
+
+    stored: m.StoredCell | None
+
+
+class CellFailed(Record):
+    """Answers `ReadCell` and `WriteCell`: the endpoint cannot be asked now."""
 
     reason: str
 
 
-class Reclaimed(Record):
-    """Answers `Reclaim`, as `Renewed` does; `None`: another agent leads, or the board cannot be asked."""
+class Campaigned(Record):
+    """Another agent seeks this node's vote, or asks who leads.  Answered by `Answer` or `PassOn`."""
 
-    record: LeaderRecord | None
-
-
-class Published(Record):
-    """Answers `Publish`."""
-
-    is_ours: bool
+    conn: int
+    campaign: m.Campaign
 
 
-class PublishFailed(Record):
-    """Answers `Publish`: the board cannot be asked now."""
+class Declined(Record):
+    """A node does not vote for this agent.
+
+    Args:
+        term: the highest that it knows of.
+        leader: the token of the leader that it follows; empty if it follows none.
+        is_own: that leader has answered itself.
+    """
+
+    term: int
+    leader: str = ""
+    is_own: bool = False
 
 
 class Resigned(Record):
-    """This agent leaves, and has told the board."""
+    """This agent leaves."""
 
 
-OfConnection: TypeAlias = Opened | Received | Garbled | Closed
-OfBoard: TypeAlias = Renewed | RenewFailed | Reclaimed | Published | PublishFailed
-Event: TypeAlias = OfConnection | OfBoard | Resigned | DeadlinePassed
+OfConnection: TypeAlias = Opened | Received | Garbled | Closed | Flushed
+OfCell: TypeAlias = CellSaid | CellFailed
+Event: TypeAlias = OfConnection | OfCell | Campaigned | Declined | Resigned | DeadlinePassed
 
 # Actions.
 
 
 class Say(Record):
-    """Send a message on a connection.  Not answered."""
+    """Send a message on a connection.  Answered by `Flushed`, if it has a serial."""
 
     conn: int
     message: Downward
+    serial: int = 0
 
 
 class Drop(Record):
-    """Close a connection once all that was said is sent.  Not answered."""
+    """Close a connection once all that was said is sent.  Not answered.
+
+    Args:
+        in_order: the last word was a goodbye; else the other end is to see a reset: this process lives.
+    """
 
     conn: int
+    in_order: bool = False
 
 
-class Renew(Record):
-    """Renew our record on the board.  Answered by `Renewed` or `RenewFailed`."""
+class AskVotes(Record):
+    """Ask voters for their votes.  Answered by their connections, and by `Declined`."""
 
-    seats: Seats | None = None  # the round that the board is to know
-
-
-class Reclaim(Record):
-    """Campaign with our own record, for an epoch above this one.  Answered by `Reclaimed`."""
-
-    above: int
-    stand_back_s: float = 0.0  # before that our record is given up for so long: another agent may be elected
+    participants: tuple[Participant, ...]
+    campaign: m.Campaign
 
 
-class Publish(Record):
-    """Write the verdict on the board.  Answered by `Published` or `PublishFailed`."""
+class Answer(Record):
+    """Decline a campaign.  Not answered."""
 
-    verdict: str
+    conn: int
+    declined: m.Declined
+
+
+class PassOn(Record):
+    """Have this agent's member answer a campaign: the agent leads no longer.  Not answered."""
+
+    conn: int
+    campaign: m.Campaign
+
+
+class ReadCell(Record):
+    """Read the cell.  Answered by `CellSaid` or `CellFailed`."""
+
+
+class WriteCell(Record):
+    """Replace the cell, if it is as it was read or written last.  Answered by `CellSaid` or `CellFailed`."""
+
+    stored: m.StoredCell
 
 
 class StepDown(Record):
-    """This agent is coordinator no longer; nothing follows.  Not answered."""
+    """This agent leads no longer; nothing follows.  Not answered.
+
+    Args:
+        node: what it keeps of the log.
+        stand_back_s: for so long it does not campaign.
+        alive: the token of a leader that has answered; empty if none has.
+    """
 
     reason: str
+    node: Node
+    stand_back_s: float = 0.0
+    alive: str = ""
 
 
-Action: TypeAlias = Say | Drop | Renew | Reclaim | Publish | StepDown
+Action: TypeAlias = Say | Drop | AskVotes | Answer | PassOn | ReadCell | WriteCell | StepDown

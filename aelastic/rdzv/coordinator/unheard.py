@@ -42,9 +42,10 @@ class Unheard:
     def add(self, node_id: str, event: Event, now: float) -> None:
         """Adds what a node reports, or what became of it.
 
-        The story behind the newest status: the board is slow, and node A is silent, is lost, and comes back ready, all
-        before the board has answered.  Then a round begins that A is told of, A is lost to it, and last comes A's first
-        status, of before it was told.  And while a board stays away, the queue would grow with each connection.
+        The story behind the newest status: the endpoint is slow, and node A is silent, is lost, and comes back ready,
+        all before the endpoint has answered.  Then a round begins that A is told of, A is lost to it, and last comes
+        A's first status, of before it was told.  And while an endpoint stays away, the queue would grow with each
+        connection.
         """
         if isinstance(event, Reported):
             if event.is_new:
@@ -66,11 +67,9 @@ class Unheard:
                 continue
             if earlier.is_new:  # what came with it is as old as it is
                 waited_s = now - since
-                kept = earlier.kept.replace(ledger=earlier.kept.ledger.aged(waited_s))
                 failed_s = None if earlier.failed_s is None else earlier.failed_s + waited_s
-                event = earlier.replace(
-                    node=event.node, status=event.status, kept=kept, back_s=earlier.back_s + waited_s, failed_s=failed_s
-                )
+                back_s = earlier.back_s + waited_s
+                event = earlier.replace(node=event.node, status=event.status, back_s=back_s, failed_s=failed_s)
                 self._first_reports[node_id] = event
             self._queue[number] = node_id, event, now
             return True

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import assert_never
 
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.roster import hosts_of, some_of
-from aelastic.rdzv.coordinator.verdict import unknown_outcome
 from aelastic.rdzv.protocol import messages as m
 
 
-def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat] = ()) -> list[Send]:
+def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
     """What is waited for, for each node that waits.
 
     Args:
         coordinator: decides.
         now: the time.
-        missing: nodes that could have elected another coordinator.
     """
-    roster, rules, takeover = coordinator.roster, coordinator.rules, coordinator.takeover
+    roster, rules, gathering = coordinator.roster, coordinator.rules, coordinator.gathering
     match coordinator.phase:
-        case Phase.FORMING | Phase.TAKING_OVER:
+        case Phase.FORMING | Phase.GATHERING:
             nodes = roster.ready
             waiting = forming_text(
                 joined=list(nodes.values()),
@@ -32,10 +30,8 @@ def waiting_texts(coordinator: Coordinator, now: float, missing: Sequence[m.Seat
                 waited_s=coordinator.forming.waited_s(now),
                 starts_in_s=coordinator.forming.starts_in_s(now),
                 is_first=coordinator.round == 0,
-                reconnected=None if takeover is None else (takeover.round, len(takeover.seats), takeover.size),
+                reconnected=None if gathering is None else (gathering.round, len(gathering.here), len(gathering.nodes)),
             )
-            if missing:
-                waiting = waiting.replace(text=f"{waiting.text}; {missing_text(missing)}")
             return [Send(node_id, waiting) for node_id in nodes]
         case Phase.RUNNING:
             if not roster.finished:
@@ -87,32 +83,6 @@ def forming_text(
         missing = _names_of_missing(joined, lost, fewest) or [f"{max(lacking, 0) or most - len(joined)} more"]
         return waiting.replace(missing=f"waiting for {some_of(missing)}")
     return waiting
-
-
-def doubt_text(unconfirmed_s: float) -> str:
-    """Why what nodes have said has no consequences."""
-    return (
-        f"rendezvous: no answer from the endpoint for {unconfirmed_s:.0f} s: running workers continue, no new round "
-        "can start"
-    )
-
-
-def missing_text(missing: Sequence[m.Seat]) -> str:
-    """Why no round begins, though enough nodes are ready."""
-    return (
-        f"cannot start a round: {some_of([seat.host for seat in missing])} cannot be reached and may be running "
-        "without this node; restart an agent on each, or all agents with --rdzv-conf survivor=endpoint"
-    )
-
-
-def ended_in_vain(coordinator: Coordinator, unaccounted: Callable[[], Sequence[m.Seat]], now: float) -> m.Ended | None:
-    """How these agents end, and not the job, if they have waited for too long for nodes that may be at work."""
-    limit_s = coordinator.rules.join_timeout_s
-    if coordinator.phase is not Phase.FORMING or coordinator.forming.waited_s(now) < limit_s:
-        return None
-    if not (missing := unaccounted()):
-        return None
-    return unknown_outcome(missing, limit_s)
 
 
 def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:

@@ -1,16 +1,14 @@
-"""A member: how this node finds the job's coordinator, stays with it, and becomes it when the coordinator is lost.
+"""A member: how this node finds the job's leader, follows it, and campaigns when there is none.
 
-It stands between the supervisor and one connection to the coordinator.  `agent_link.py` carries out its actions.
+It stands between the supervisor and one connection to the leader.  `agent_link.py` carries out its actions.
 
-- **Searching** (reading, campaigning, pausing, connecting, greeting): the board is read.  No leader: this node
-  campaigns.  A leader: it connects, and says where it stands.  After `join_timeout` without a leader it gives up.
-- **Member**: what the supervisor submits goes up, what the coordinator decides comes down, heartbeats both ways.
-- **Leader lost**: a broken connection is tried again at once; then the board is read.  This node campaigns against a
-  leader that is certainly gone, and only then: `leader_watch.py` says when.
-- **Given up**: a leader that lives, but is silent, has given this node up: its workers are stopped (`contact.py`).
-
-Its status says where the node stands, whole (`node_state.py`), so no message is sent again.  Epochs fence leaders: one
-is suspended, another is elected, the first wakes up and answers a node that still has its address.
+- **Searching**: the endpoint's cell names the leader.  Where it names none that lives, or is silent to a voter that has
+  lost its leader, this node campaigns.  Other voters are asked who leads.
+- **Campaigning**: this agent is a candidate, or leads; the log is in the hands of its leader core.
+- **Connecting, following**: the whole status goes up, the whole plan comes down, signs of life both ways.
+- A node **votes** by connecting: for a candidate of a higher term, once it has heard nothing from its leader for a
+  lease, or has read its end or its goodbye.
+- A node that has heard from no leader for a lease and a little more **stops its workers** by itself.
 """
 
 from __future__ import annotations
@@ -20,155 +18,224 @@ from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.log import node as following
+from aelastic.rdzv.log.entries import Entry, log_of
+from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.member import member_events as ev
-from aelastic.rdzv.member.contact import Contact
-from aelastic.rdzv.member.leader_watch import LeaderWatch, WatchPhase
 from aelastic.rdzv.member.member_events import Action, Event, Phase
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.member.search import Search
-from aelastic.rdzv.member.trust import last_word, not_followed, objection
+from aelastic.rdzv.member.sight import Sight
+from aelastic.rdzv.member.trust import not_followed, objection, verdict_in
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.codec import objection as unreadable
 
+# After a lease without a message the leader has given this node up; so much later it stops its workers by itself.
+MARGIN_S = 0.7
+# Voters campaign one after the other, by rank: mostly the first one is elected before the second one begins.
+STAGGER_S = 0.05
+# Between two looks at the cell of a node that connects again to a leader that it has lost.
+LOOK_S = 0.5
+# So many nodes of a round look at the cell, too, where the leader does not say that it has renewed it.
+WATCHERS = 8
+# A leader that was lost is gone if it has renewed nothing for this share of a lease: it does three times in one.
+SILENT_SHARE = 0.4
+# For this share of a lease a node that has lost its leader votes for no other: its connection may have been reset.
+VOTES_AFTER = 0.5
+# So much later than a voter may campaign, other nodes do.
+TURN_OF_VOTERS_S = 1.0
+# After a candidacy that was lost.
+PAUSE_S = 0.3
+# An agent that has accepted the connection and sends no plan may be suspended, or has lost; thousands greet at once.
+GREETING_LEASES = 3
+CANDIDATE_S = 2.0
+
 
 @dataclass(slots=True)
 class Member(Machine[Event, Action]):
-    """One node's side of the rendezvous."""
+    """One node's side of the rendezvous.
 
-    node_id: str  # new each time an agent starts
-    terms: m.Terms  # what the user told this agent about the job
-    search: Search  # how long to look for a coordinator
+    Args:
+        node_id: new each time an agent starts.
+        terms: what the user told this agent about the job.
+        search: how long to look for a leader.
+        may_lead: its agent may be the leader.
+        do_nodes_vote: else the store alone decides.
+    """
 
-    phase: Phase = Phase.IDLE
+    node_id: str
+    terms: m.Terms
+    search: Search
+    may_lead: bool = True
+    do_nodes_vote: bool = True
+
+    phase: Phase = Phase.SEARCHING
     state: NodeState = field(default_factory=NodeState)
-    leader: LeaderWatch = field(init=False)
-    contact: Contact = field(init=False)
-    record: LeaderRecord | None = None  # the last that the board has shown; of the leader that this node connects to
+    log: Node | None = None  # `None`: this agent's leader core has it
+    sight: Sight = field(default_factory=Sight)  # of the endpoint's cell
+    leader: m.LeaderAt | None = None  # whom this node connects to, or follows
+    term: int = 0  # of it
     conn: int = 0  # the connection; numbers are never used twice
+    heard_at: float = 0.0  # the last message on it, or when it was opened
+    led_at: float | None = None  # when a leader was heard last; `None`: none has been yet
+    lost_at: float | None = None  # since when there is no leader; `None`: there is one, or none was looked for
+    is_gone: bool = False  # the last one has ended, or has said goodbye
+    gone: tuple[str, ...] = ()  # tokens of such leaders
     alive_at: float = 0.0  # when the leader is to hear from this node again, at the latest
-    is_leader: bool = False  # this agent hosts the coordinator
+    read_verdict: bool = False  # the cell said how the job ended
+    _is_open: bool = False  # the connection, and `Hello` is sent
+    _is_candidate: bool = False  # that agent seeks this node's vote
+    _is_leading: bool = False  # the agent that this node is connected to leads
+    _has_retried: bool = False  # a connection that was reset was made anew
+    _campaign_at: float = 0.0  # not before
+    _highest: int = 0  # term that this node has heard of
+    _silent: str = ""  # token of the last leader, if it was lost without proof that it has ended
+    _job_before: str = ""  # the log of a job that is over, as where a scheduler requeues one under its id
+    _led_here: tuple[m.LeaderAt, int] | None = None  # the leader in this agent, and its term
+    _names: int = 0  # names that it has had in the log
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
-        self.leader, self.contact = LeaderWatch(self.terms.lease_s), Contact(self.terms.lease_s)
+        self.log = Node(self.node_id)
+
+    @property
+    def lease_s(self) -> float:
+        return self.terms.lease_s
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this agent campaigns or leads."""
+        return self.log is None
 
     @property
     def deadline(self) -> float | None:
-        if self.phase is Phase.OVER:
+        if self.phase is Phase.OVER or (self.search.since is None and self.phase is Phase.SEARCHING):
             return None
-        own = {Phase.PAUSING: self.search.read_at, Phase.MEMBER: self.alive_at}.get(self.phase)
-        times = self.search.deadline, self.leader.deadline, own, self._look_at
+        times: list[float | None] = [self.search.deadline, self._stop_at]
+        match self.phase:
+            case Phase.SEARCHING:
+                times += [self.search.read_at if not self.sight.is_asked else None, self._may_campaign_at]
+            case Phase.CONNECTING:
+                times += [self._greeted_by, self._look_at]
+            case Phase.FOLLOWING:
+                times += [self.alive_at, self.heard_at + self.lease_s, self._look_at]
+            case Phase.CAMPAIGNING:
+                pass
+            case _:
+                assert_never(self.phase)
         return min((time for time in times if time is not None), default=None)
 
     @property
-    def _may_be_given_up(self) -> bool:
-        """Workers run, and the coordinator is not there to say whether they should."""
-        return self.phase is not Phase.MEMBER and self.state.standing is m.Standing.BUSY and not self.is_leader
+    def _greeted_by(self) -> float:
+        """When a plan is late."""
+        return self.heard_at + (CANDIDATE_S if self._is_candidate else self.lease_s * GREETING_LEASES)
 
     @property
     def _look_at(self) -> float | None:
-        """When the board is read beside what this node waits for: to connect takes longer than to read of another."""
-        if self.phase is Phase.CONNECTING and self.leader.epoch > 0 and not self.is_leader:
-            return self.contact.look_at
-        return max(self.contact.look_at, self.contact.given_up_at) if self._may_be_given_up else None
+        """When the cell is read beside a leader that says nothing: does it renew the cell?"""
+        if self.sight.is_asked:
+            return None
+        if self.phase is Phase.CONNECTING and self.lost_at is not None:
+            return max(self.heard_at, self.sight.asked_at) + LOOK_S
+        ranks = None if self.state.assigned is None else self.state.assigned.ranks
+        is_watcher = self.phase is Phase.FOLLOWING and ranks is not None and ranks.group_rank < WATCHERS
+        quiet_since = min(self.heard_at, self.sight.seen.since) if is_watcher else self.heard_at
+        return max(quiet_since, self.sight.asked_at) + self.lease_s / 2
+
+    @property
+    def _stop_at(self) -> float | None:
+        """When this node stops its workers by itself."""
+        is_alone = self.phase is not Phase.FOLLOWING and self.state.standing is m.Standing.BUSY
+        return self.led_at + self.lease_s + MARGIN_S if is_alone and self.led_at is not None else None
 
     def validate(self) -> None:
-        watched = {Phase.GREETING: WatchPhase.GREETING, Phase.MEMBER: WatchPhase.FOLLOWING}
-        if self.phase is not Phase.OVER:
-            assert self.leader.phase is watched.get(self.phase, WatchPhase.AWAY), "the watch follows the connection"
-            is_searching, has_limit = self.phase not in {Phase.IDLE, Phase.MEMBER}, self.search.since is not None
-            assert has_limit == is_searching, "without a coordinator there is a limit to the search"
-        if self.phase in {Phase.CONNECTING, Phase.GREETING, Phase.MEMBER}:
-            assert self.record is not None, "a connection is to a leader that the board has shown"
+        assert (self.phase is Phase.CAMPAIGNING) <= self.is_leader, "a candidate's log is in other hands"
+        if self.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
+            assert self.leader is not None, "a connection is to an agent that leads, or wants to"
         self.state.validate()
-        self.leader.validate()
         self.search.validate()
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: C901, PLR0912  one case for each event
         match self.phase:
             case Phase.OVER:
                 return []  # this node has left, or the job has ended
-            case Phase.IDLE | Phase.READING | Phase.CAMPAIGNING | Phase.PAUSING:
-                pass
-            case Phase.CONNECTING | Phase.GREETING | Phase.MEMBER:
+            case Phase.SEARCHING | Phase.CAMPAIGNING | Phase.CONNECTING | Phase.FOLLOWING:
                 pass
             case _:
                 assert_never(self.phase)
         match event:
             case ev.Submitted():
                 return self._on_submitted(event, now)
-            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if (
-                self.leader.is_checking and self.phase is not Phase.IDLE
-            ):
-                return self._on_checked(event, now)  # answers come in the order of the questions
-            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() if self._is_asking:
-                return self._on_answer(event, now)
+            case ev.CellSaid(stored):
+                return self._on_cell(stored, now)
+            case ev.CellFailed():
+                return self._on_cell_failed(event, now)
+            case ev.Campaigned():
+                return self._on_campaigned(event, now)
+            case ev.Declined(term, leader):
+                return self._on_declined(term, leader, now)
+            case ev.Leading(at, term):
+                self._led_here = at, term
+                return self._connect(at, term, now)
+            case ev.LeadershipLost():
+                return self._on_leadership_lost(event, now)
             case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if event.conn != self.conn:
                 return []  # an earlier connection's
-            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if self._has_hung_up:
-                return []  # this node has hung up, or has given the attempt up
-            case ev.Connected() if self.phase is Phase.CONNECTING:
+            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if not self._is_connected:
+                return []  # this node has hung up
+            case ev.Connected():
                 return self._on_connected(now)
-            case ev.ConnectFailed() if self.phase is Phase.CONNECTING:
+            case ev.ConnectFailed():
                 return self._on_connect_failed(event, now)
-            case ev.Received() if self.phase in {Phase.GREETING, Phase.MEMBER}:
-                return self._on_received(event, now)
-            case ev.ConnectionLost() if self.phase in {Phase.GREETING, Phase.MEMBER}:
+            case ev.Received(_, message):
+                return self._on_received(message, now)
+            case ev.ConnectionLost():
                 return self._on_connection_lost(event, now)
-            case ev.LeadershipLost() if self.phase is not Phase.IDLE:
-                self.is_leader = False
-                return []  # this node's own connection to the coordinator says what follows
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(now)
-            case ev.BoardRead() | ev.NotEligible() | ev.BoardFailed() | ev.LeadershipLost():
-                raise self._impossible(event)
-            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost():
-                raise self._impossible(event)
             case _:
                 assert_never(event)
 
     @property
-    def _is_asking(self) -> bool:
-        """The board owes an answer that this node waits for."""
-        return self.phase in {Phase.READING, Phase.CAMPAIGNING}
+    def _is_connected(self) -> bool:
+        return self.phase in {Phase.CONNECTING, Phase.FOLLOWING}
 
     @property
-    def _has_hung_up(self) -> bool:
-        """There is no connection, and none is on its way."""
-        return self.phase in {Phase.READING, Phase.CAMPAIGNING, Phase.PAUSING}
+    def _has_greeted(self) -> bool:
+        return self._is_connected and self._is_open
 
     # What the supervisor submits.
 
     def _on_submitted(self, event: ev.Submitted, now: float) -> list[Action]:
         message = event.message
         if isinstance(message, m.Left):
-            is_connected, self.phase = self._is_connected, Phase.OVER
-            return [ev.Send(self.state.status_at(now, message))] if is_connected else []
+            has_greeted, self.phase = self._has_greeted, Phase.OVER
+            return [ev.Send(self._status(now, message))] if has_greeted else []
         if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
         if isinstance(message, m.Ready) and message.is_before(self.state.round):
             return []  # its supervisor has yet to read of the round that it was assigned to
-        if isinstance(message, m.Ready) and self.phase is Phase.IDLE and (why := self._unreadable(message)):
+        is_first = self.state.node is None
+        if isinstance(message, m.Ready) and is_first and (why := self._unreadable(message)):
             self.phase = Phase.OVER
             return [ev.GiveUp(why, is_refused=True)]
         self.state.submit(message, now)
         if isinstance(message, r.Fetch | r.Fetched):
-            return [ev.Send(message)] if self.phase is Phase.MEMBER else []  # else sent with the first plan
-        if self.phase is Phase.IDLE and self.state.node is not None:
+            return [ev.Send(message)] if self.phase is Phase.FOLLOWING else []  # else sent with the first plan
+        if is_first and self.state.node is not None:
             self.search.begin(now)
-            return self._read_board()
+            return self._read_cell(now)
         return self._report(now)
 
-    @property
-    def _is_connected(self) -> bool:
-        return self.phase in {Phase.GREETING, Phase.MEMBER}
+    def _status(self, now: float, left: m.Left | None = None) -> m.Status:
+        log = None if self.log is None else following.status_of(self.log)
+        return self.state.status_at(now, left).replace(log=log)
 
     def _report(self, now: float) -> list[Action]:
         """The leader is to hear where this node stands; `Hello` says so where there is no connection yet."""
-        return [ev.Send(self.state.status_at(now))] if self._is_connected else []
+        return [ev.Send(self._status(now))] if self._has_greeted else []
 
     def _unreadable(self, message: m.Ready | r.Ask | r.Fetch) -> str:
         """Why a leader would not read what this node submits; empty if it would."""
@@ -181,141 +248,251 @@ class Member(Machine[Event, Action]):
             case r.Fetch():
                 return unreadable(message)
 
-    # What the board says.
+    # The cell.
 
-    def _on_answer(self, event: ev.OfBoard, now: float) -> list[Action]:
-        match event:
-            case ev.BoardRead(record):
-                return self._stop_if_given_up(record, now) + self._on_record(record, now)
-            case ev.NotEligible():
-                self.search.blame("the leader has not started yet")
-            case ev.BoardFailed(reason):
-                self.search.blame(reason, is_of_board=True)
-                if self.record is not None and self.leader.may_reconnect(self.record):
-                    return self._connect(self.record, now)
-            case _:
-                assert_never(event)
-        return self._pause(now)
-
-    def _on_checked(self, event: ev.OfBoard, now: float) -> list[Action]:
-        self.leader.on_checked()
-        if not isinstance(event, ev.BoardRead):
-            return []  # no answer: the board is checked again when it is due
-        if self._has_hung_up:
-            return self._stop_if_given_up(event.record, now)  # the connection that was checked may be closed
-        assert self.record is not None  # another agent may have been elected, or has to be
-        if not self.leader.is_replaced(event.record, self.record, now):
-            return self._stop_if_given_up(event.record, now)  # the leader is the same
-        self._lose_leader("the leader has changed", now)
-        return [ev.Disconnect(), *self._on_record(event.record, now)]
-
-    def _on_record(self, record: LeaderRecord | None, now: float) -> list[Action]:
-        was_campaigning, before, self.record = self.phase is Phase.CAMPAIGNING, self.record, record
-        if record is None:
-            return self._campaign(None, now)
-        if record.verdict and self.leader.epoch:  # else of a job before, as where a scheduler requeues one under its id
-            self.phase = Phase.OVER
-            return [last_word(record.verdict)]
-        if record.candidate.node_id == self.node_id and not self.is_leader:
-            if not was_campaigning:
-                return self._campaign(record, now)  # of an earlier term, or the answer to the campaign was lost
-            self.is_leader = True
-            return [ev.Lead(record, self.leader.is_takeover, record.seat_before(before)), *self._connect(record, now)]
-        if was_campaigning and record.is_same_term(before):
-            self.leader.forget_refusal()  # the leader has renewed meanwhile, or the board lets no other agent lead
-            return self._pause(now)
-        if self.leader.is_gone(record, now):
-            self.leader.on_disconnected(is_lost=True)
-            return self._campaign(record, now)
-        return self._connect(record, now)
-
-    def _stop_if_given_up(self, record: LeaderRecord | None, now: float) -> list[Action]:
-        """Ends the round here, as the coordinator would: the board shows that it lives, and cannot reach this node."""
-        if record is not None and record.is_elected:  # that is the nodes' word, not the board's
-            self.contact.on_elected(now)
+    def _read_cell(self, now: float) -> list[Action]:
+        self.search.pause(now)
+        if self.sight.is_asked:
             return []
-        self.contact.on_board(now)
-        if record is None or record.verdict or not self._may_be_given_up or self.leader.is_gone(record, now):
+        self.sight.on_asked(now)
+        return [ev.ReadCell()]
+
+    def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[Action]:
+        self.sight.on_said(stored, now)
+        if self.log is None:
+            return self._connect_here(now)
+        committed = None if stored is None else stored.cell.committed
+        is_over = committed is not None and committed.is_verdict
+        if committed is not None and is_over and committed.log in {log_of(self.log.committed), *self.sight.logs}:
+            self.phase, self.read_verdict = Phase.OVER, True
+            return [verdict_in(committed), ev.Disconnect()]
+        if self.phase is Phase.CONNECTING:
+            return self._on_cell_beside(stored, now)
+        if self.phase is not Phase.SEARCHING:
+            return []  # this node has found a leader meanwhile
+        if committed is not None and is_over:
+            self.sight.note_gone(is_gone=True)
+            self._job_before = committed.log
+            return self._campaign(now)
+        self._highest = max(self._highest, 0 if stored is None else stored.cell.term)
+        leader = None if stored is None else stored.leader
+        is_gone = leader is None or leader.token in self.gone or leader.node_id == self.node_id
+        is_gone |= leader is not None and self._renews_nothing(leader, now)
+        self.sight.note_gone(is_gone=is_gone or self.sight.still_s(now) >= self.lease_s)
+        is_silent = self.lost_at is not None and now >= self.lost_at + self.lease_s and self._is_voter
+        is_silent &= leader is not None and leader.token == self._silent
+        if self.sight.says_gone or leader is None or stored is None or is_silent:
+            return self._campaign(now)
+        return self._connect(leader, stored.cell.term, now)
+
+    def _renews_nothing(self, leader: m.LeaderAt, now: float) -> bool:
+        """Whether a leader that this node has lost is gone: it does not renew the cell either."""
+        is_gone = leader.token == self._silent and self.sight.still_s(now) >= self.lease_s * SILENT_SHARE
+        if is_gone:
+            self._note_gone(leader.token)
+            self.is_gone = True
+        return is_gone
+
+    def _on_cell_beside(self, stored: m.StoredCell | None, now: float) -> list[Action]:
+        """The cell says something while this node waits for the first plan of a leader."""
+        if stored is None or self.leader is None:
             return []
-        cause = self.contact.given_up(record, now) or self.state.left_behind(record.seats)
-        return self._stop(cause, now)
+        leader, is_newer = stored.leader, stored.cell.term > self.term
+        if leader is not None and leader.token not in self.gone and leader.token != self.leader.token:
+            return self._connect(leader, stored.cell.term, now) if is_newer else []
+        has_released = leader is None and stored.cell.term >= self.term
+        is_gone = has_released or (leader is not None and self._renews_nothing(leader, now))
+        if not is_gone and self.sight.still_s(now) < self.lease_s:
+            return []
+        self._lose_leader("the leader does not renew the cell", now)
+        self.sight.note_gone(is_gone=True)
+        return [ev.Disconnect(), *self._campaign(now)]
 
-    def _stop(self, cause: Cause | None, now: float) -> list[Action]:
-        """This node ends its round by itself, if there is a cause."""
-        stop = self.state.interrupt(cause)
-        return [] if stop is None else [ev.Deliver(stop), *self._report(now)]
+    def _on_cell_failed(self, event: ev.CellFailed, now: float) -> list[Action]:
+        self.sight.on_failed()
+        if self.phase is not Phase.SEARCHING:
+            return []  # this node has a leader, or campaigns
+        if self.log is None:
+            return self._connect_here(now)  # once it leads
+        self.search.blame(event.reason, is_of_endpoint=True)
+        others = [name for name in self._voters if name != self.log.name]
+        asks: list[Action] = [ev.AskWhoLeads()] if others else []
+        return asks + self._campaign(now)  # once it is its turn
 
-    # What happens on the connection.
+    # Campaigning.
+
+    @property
+    def _voters(self) -> tuple[str, ...]:
+        """Who decides on the next entry, as far as this node knows; none where the store alone does."""
+        committed = None if self.log is None else self.log.committed
+        return committed.voters if isinstance(committed, Entry) else ()
+
+    @property
+    def _is_voter(self) -> bool:
+        return self.log is not None and self.log.name in self._voters
+
+    @property
+    def _may_campaign_at(self) -> float | None:
+        """From when on this node may campaign; `None`: not before the endpoint has answered, or silence has lasted."""
+        if self.log is None or not self.may_lead:
+            return None
+        since = self.lost_at if self.lost_at is not None else self.search.since
+        if since is None:
+            return None
+        silence_s = 0.0 if self.is_gone else self.lease_s
+        voters = self._voters
+        if self.log.name in voters:
+            turn_s = voters.index(self.log.name) * STAGGER_S
+            is_said = self.sight.says_gone
+            return max(self._campaign_at, since + (0.0 if is_said else silence_s) + turn_s)
+        if self.log.committed is not None and self.do_nodes_vote:  # the voters are to have their turn
+            return max(self._campaign_at, since + self.lease_s + TURN_OF_VOTERS_S)
+        return self._campaign_at if self.sight.says_gone else None
+
+    def _campaign(self, now: float) -> list[Action]:
+        """Campaigns, if it is this node's turn."""
+        may_at = self._may_campaign_at
+        if may_at is None or now < may_at or self.log is None:
+            return []  # it is not its turn yet
+        since = self.lost_at if self.lost_at is not None else self.search.since
+        has_listened = self.log.committed is None or (since is not None and now >= since + self.lease_s)
+        highest = max(self._highest, self.log.term)
+        node, self.log, self.phase = self.log, None, Phase.CAMPAIGNING
+        return [ev.Campaign(node, highest, has_listened, self.gone, self.sight.seen, self._job_before, self._silent)]
+
+    def _on_leadership_lost(self, event: ev.LeadershipLost, now: float) -> list[Action]:
+        self.log, self._led_here = event.node, None
+        self._note_gone(event.token)
+        self._silent = ""  # the others may hear it
+        self.gone = tuple(token for token in self.gone if token != event.alive)
+        self._campaign_at = now + max(event.stand_back_s, PAUSE_S)
+        if self.phase is not Phase.CAMPAIGNING:
+            return []  # the connection to it says what follows
+        self.phase = Phase.SEARCHING
+        self.search.blame(event.reason)
+        return self._read_cell(now)
+
+    def _on_campaigned(self, event: ev.Campaigned, now: float) -> list[Action]:
+        """Another agent wants this node's vote, or asks whom it follows."""
+        campaign, log = event.campaign, self.log
+        leader = self.leader if self.phase is Phase.FOLLOWING else None
+        if log is None:
+            return [ev.Answer(event.conn, m.Declined(0, "this agent campaigns"))]
+        if log.committed is None or log_of(campaign.committed) != log_of(log.committed):  # a stranger, for all we know
+            return [ev.Answer(event.conn, m.Declined(log.term, "this node knows another log"))]
+        why = self._objection_to(campaign, log, now)
+        if why:
+            return [ev.Answer(event.conn, m.Declined(log.term, why, leader))]
+        self._highest = max(self._highest, campaign.term)
+        hung_up: list[Action] = [ev.Disconnect()] if self._is_connected else []
+        if self.phase is Phase.FOLLOWING:
+            self._lose_leader("another agent campaigns", now)
+        connect = self._connect(campaign.leader, campaign.term, now, is_candidate=True)
+        return [ev.Answer(event.conn, None), *hung_up, *connect]
+
+    def _objection_to(self, campaign: m.Campaign, log: Node, now: float) -> str:
+        if not campaign.term:
+            return "asked who leads"
+        if campaign.term > max(log.term, self._highest) + m.TERMS_AHEAD_MAX:
+            return f"term {campaign.term} is none that a log has counted to"
+        if not following.may_follow(log, campaign.leader.name, campaign.term):
+            return f"this node knows of term {log.term}"
+        if self.phase is Phase.FOLLOWING and now < self.heard_at + self.lease_s:
+            return "this node has a leader"
+        if self.lost_at is not None and not self.is_gone and now < self.lost_at + self.lease_s * VOTES_AFTER:
+            return "this node has not lost its leader for long enough"
+        return ""
+
+    def _on_declined(self, term: int, leader: m.LeaderAt | None, now: float) -> list[Action]:
+        known = max(self._highest, 0 if self.log is None else self.log.term)
+        if term > known + m.TERMS_AHEAD_MAX:
+            return []  # no log has counted so far
+        self._highest = max(known, term)
+        if self.phase is not Phase.SEARCHING or leader is None or leader.token in self.gone:
+            return []
+        return self._connect(leader, term, now)
+
+    # The connection.
+
+    def _connect_here(self, now: float) -> list[Action]:
+        """Follows the leader in this agent, where the connection to it was lost."""
+        leader, term = self._led_here or (None, 0)
+        if leader is None or leader.token in self.gone or self.phase is not Phase.SEARCHING:
+            return []  # it does not lead yet, or no longer; or this node follows it
+        return self._connect(leader, term, now)
+
+    def _connect(self, leader: m.LeaderAt, term: int, now: float, *, is_candidate: bool = False) -> list[Action]:
+        self.phase, self.leader, self.term, self.heard_at, self._is_leading = Phase.CONNECTING, leader, term, now, False
+        self._is_open, self._is_candidate = False, is_candidate
+        self.conn += 1
+        if self.log is not None:
+            if following.may_follow(self.log, leader.name, term):
+                self.log = following.follow(self.log, leader.name, term)
+            else:
+                self.log = self.log.replace(leader=leader.name, has_read_plan=False, leader_accepted=None)
+        return [ev.Connect(self.conn, leader)]
 
     def _on_connected(self, now: float) -> list[Action]:
-        assert self.record is not None
-        self.phase = Phase.GREETING
-        self.leader.on_connected(now)
-        candidate = self.record.candidate
-        self.state.on_coordinator_lives(candidate.node_id)  # it listens
-        status, kept = self.state.status_at(now), self.state.kept_at(now)
-        return [ev.Send(m.Hello(PROTOCOL, self.terms, candidate.token, self.leader.epoch, status, kept))]
+        assert self.leader is not None
+        self.heard_at, self._is_open = now, True
+        name = self.node_id if self.log is None else self.log.name
+        return [ev.Send(m.Hello(PROTOCOL, self.terms, self.leader.token, name, self._status(now)))]
 
     def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
-        assert self.record is not None
         self.search.blame(event.reason)
-        token = self.record.candidate.token
-        if self.leader.on_connect_failed(token, is_refused=event.is_refused, is_here=event.is_here):
-            self.state.on_coordinator_ended(self.record.candidate.node_id)
-            return self._read_board()
-        return self._pause(now)
+        self._close_log(Close.ABORTED)
+        self.phase = Phase.SEARCHING
+        self.search.pause(now)
+        self.search.begin(now)
+        if self.lost_at is None:
+            self.lost_at = now
+        return []
 
     def _on_connection_lost(self, event: ev.ConnectionLost, now: float) -> list[Action]:
+        assert self.leader is not None
         if event.is_garbage:
             return self._distrust(event.reason, now)
-        if self.phase is Phase.GREETING:
-            self._lose_leader(event.reason, now, is_lost=True)
-            return self._pause(now)
-        assert self.record is not None
-        self._lose_leader(event.reason, now, is_lost=True, is_closed=not event.is_reset)
-        return self._connect(self.record, now)
+        was_led, leader, term = self._is_leading, self.leader, self.term
+        self._lose_leader(event.reason, now, close=event.close)
+        if event.close is Close.ABORTED and was_led and not self._has_retried:
+            self._has_retried = True
+            return self._connect(leader, term, now)
+        return self._read_cell(now) + self._campaign(now)
 
-    def _on_received(self, event: ev.Received, now: float) -> list[Action]:
-        assert self.record is not None
-        self.leader.on_heard(now)
-        why = objection(event.message, self.terms, self.state, self.record.epoch, self.leader.epoch)
-        return self._distrust(why, now) if why else self._on_message(event.message, self.record, now)
+    def _on_received(self, message: m.Downward, now: float) -> list[Action]:
+        assert self.leader is not None
+        self.heard_at = now
+        if self._is_leading:
+            self.led_at = now
+        if why := objection(message, self.terms, self.state, self.term):
+            return self._distrust(why, now)
+        return self._on_message(message, now)
 
-    def _on_message(  # noqa: C901, PLR0912  one case for each message
-        self, message: m.Downward, record: LeaderRecord, now: float
-    ) -> list[Action]:
+    def _on_message(self, message: m.Downward, now: float) -> list[Action]:
+        assert self.leader is not None
         match message:
             case m.Plan():
-                return self._on_plan(message, record, now)
+                return self._on_plan(message, now)
             case m.Refused(reason, is_final=True):
                 self.phase = Phase.OVER
                 return [ev.Disconnect(), ev.GiveUp(reason, is_refused=True)]
             case m.Refused(reason):
-                told = [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.MEMBER else []
+                told = [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.FOLLOWING else []
                 self._lose_leader(reason, now)
-                return [*told, ev.Disconnect(), *self._pause(now)]
+                return [*told, ev.Disconnect()]
             case m.GivenUp():  # this node was suspended, or mute
-                self._lose_leader("the leader gave up this node, which was silent", now, is_lost=True)
-                return [ev.Disconnect(), *self._connect(record, now)]
-            case m.Goodbye(reason, is_gone):
-                self._lose_leader(reason, now)
-                self.leader.on_goodbye(record.candidate.token, is_gone=is_gone)
-                if is_gone:
-                    self.state.on_coordinator_ended(record.candidate.node_id)
-                return [ev.Disconnect(), *self._read_board()]
-            case m.Heartbeat(renewals, has_spares):
+                leader, term = self.leader, self.term
+                self._lose_leader("the leader gave up this node, which was silent", now)
+                return [ev.Disconnect(), *self._connect(leader, term, now)]
+            case m.Goodbye(reason, is_gone):  # an agent that leaves votes never again: that is its end
+                self._lose_leader(reason, now, close=Close.ORDERLY if is_gone else Close.GOODBYE)
+                return [ev.Disconnect(), *self._read_cell(now), *self._campaign(now)]
+            case m.Heartbeat(has_spares, renewals):
                 self.state.on_spares(has_spares)
-                self.leader.on_heartbeat(renewals, now)
-                self.contact.on_heartbeat(renewals, now)
+                self.sight.on_renewed(self.leader.token, self.term, renewals, now)
                 return []
             case m.Probe():
-                return [ev.Send(self.state.alive)]
-            case m.Departed():
-                self.state.on_departed(message)
-                return []
-            case m.Seats():
-                self.state.on_seats(message)
-                return []
+                return [ev.Send(m.Alive())]
             case r.Answer(ask_id):
                 self.state.on_fetch_answered(ask_id)
                 return [ev.Deliver(message)]
@@ -325,114 +502,127 @@ class Member(Machine[Event, Action]):
                 assert_never(message)
 
     def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
-        """The coordinator does not read what this node has said: no request is repeated that may be the one."""
+        """The leader does not read what this node has said: no request is repeated that may be the one."""
         refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
         text = f"the leader refused a message of this node: {reason}"
         return [m.Waiting(text, kind=m.WaitKind.LEADER), *refused]
 
-    def _on_plan(self, plan: m.Plan, record: LeaderRecord, now: float) -> list[Action]:
-        if plan.epoch < self.leader.epoch:
-            self._lose_leader("a leader of an older epoch answered", now)
-            return [ev.Disconnect(), *self._pause(now)]
+    def _on_plan(self, plan: m.Plan, now: float) -> list[Action]:
+        assert self.leader is not None
+        log, self.term = self.log, max(self.term, plan.term)
+        before = None if log is None else following.status_of(log)
+        if log is not None and plan.log is not None:
+            if following.must_join_anew(log, plan.log):
+                return self._join_anew(now)
+            log = self.log = following.on_plan(log, plan.log)
         told: list[Action] = []
-        if self.phase is Phase.GREETING or plan.epoch != self.leader.epoch:
-            told += self._on_welcome(plan, record, now)
+        if plan.log is None or plan.log.is_leading:
+            told += self._on_led(now)
         starts = self.state.node and self.state.node.starts
-        news = self.state.follow(plan, now)
+        news = self.state.follow(plan, now) if self._is_leading else []
         told += [ev.Deliver(each) for each in news]
-        if plan.ended is not None:
+        if plan.ended is not None and self._is_leading:
             self.phase = Phase.OVER
             return [*told, ev.Disconnect()]
-        has_changed = starts is not (self.state.node and self.state.node.starts)
+        is_starting = starts is not (self.state.node and self.state.node.starts)
+        has_changed = is_starting or (log is not None and following.status_of(log) != before)
         return told + (self._report(now) if has_changed else [])
 
-    def _on_welcome(self, plan: m.Plan, record: LeaderRecord, now: float) -> list[Action]:
-        """The leader has taken this node in, or continues in a newer epoch."""
-        self.state.on_welcome(is_new=self.leader.on_welcome(record, plan.epoch, now))
-        self.record = record.replace(epoch=plan.epoch)  # a connected node hears of a new epoch only here
-        was_greeting, self.phase = self.phase is Phase.GREETING, Phase.MEMBER
-        self.contact.begin(self.record, self.leader.renewals, now)
-        self.search.end()
-        if not was_greeting:
+    def _on_led(self, now: float) -> list[Action]:
+        """The agent that this node is connected to leads."""
+        if self._is_leading:
             return []
-        self.alive_at = now + self.terms.lease_s / 3
+        self._is_leading, self._has_retried, self.phase, self._silent = True, False, Phase.FOLLOWING, ""
+        self.lost_at, self.is_gone, self.led_at = None, False, now
+        self.state.on_welcome(is_new=True)
+        self.search.end()
+        self.alive_at = now + self.lease_s / 3
         return [ev.Send(each) for each in self.state.fetches.values()]
+
+    def _join_anew(self, now: float) -> list[Action]:
+        """The leader leads another log than the one that this node has voted in: it joins under a new name."""
+        assert self.leader is not None and self.log is not None
+        leader, term = self.leader, self.term
+        self._names += 1
+        self.log = Node(f"{self.node_id}~{self._names}", replaces=(self.log.name,))
+        return [ev.Disconnect(), *self._connect(leader, term, now)]
 
     # Time.
 
     def _on_deadline_passed(self, now: float) -> list[Action]:
         due = self.deadline
-        if self.phase is Phase.IDLE or due is None or now < due:
+        if due is None or now < due:
             return []  # disarmed or moved while the event was in the mailbox
-        if self.phase is Phase.MEMBER:
-            if self.leader.on_woken(due, now):
-                self.contact.on_woken(now)
-            return self._watch_leader(now)
         if self.search.is_over(now):
             self.phase = Phase.OVER
             return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
-        told = self._wait(now)  # what this node waits for
-        if self.phase is Phase.PAUSING and now >= self.search.read_at:
-            return told + self._read_board()
-        return told + (self._watch_leader(now) if self.phase is Phase.GREETING else [])
+        told: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
+        if self._stop_at is not None and now >= self._stop_at:
+            told += self._stop(Cause(CauseKind.LEADER_SILENT), now)
+        match self.phase:
+            case Phase.SEARCHING:
+                read = self._read_cell(now) if now >= self.search.read_at and not self.sight.is_asked else []
+                return told + read + self._campaign(now)
+            case Phase.CONNECTING | Phase.FOLLOWING if self._look_at is not None and now >= self._look_at:
+                self.sight.on_asked(now)
+                return [*told, ev.ReadCell()]
+            case Phase.CONNECTING if now >= self._greeted_by:
+                self._lose_leader("the leader does not answer", now)
+                return [*told, ev.Disconnect(), *self._read_cell(now)]
+            case Phase.FOLLOWING if now >= self.heard_at + self.lease_s:
+                return told + self._on_silent(due, now)
+            case Phase.FOLLOWING if now >= self.alive_at:
+                self.alive_at = now + self.lease_s / 3
+                return [*told, ev.Send(m.Alive())]
+            case Phase.CONNECTING | Phase.FOLLOWING | Phase.CAMPAIGNING | Phase.OVER:
+                return told
+            case _:
+                assert_never(self.phase)
 
-    def _watch_leader(self, now: float) -> list[Action]:
-        if now >= self.leader.silent_at:
-            self._lose_leader(f"the leader was silent for {self.leader.silence_s:g} s", now, is_lost=True)
-            return [ev.Disconnect(), *self._read_board()]
-        actions: list[Action] = []
-        if self.phase is Phase.MEMBER and now >= self.alive_at:
-            self.alive_at = now + self.terms.lease_s / 3
-            actions.append(ev.Send(self.state.alive))
-        if now >= min(self.leader.check_at, self.leader.late_at) and self.leader.begin_check(now):
-            actions.append(ev.ReadBoard())
-        return actions
+    def _on_silent(self, due: float, now: float) -> list[Action]:
+        """The leader was silent for a lease, or this process was stopped: what it said then may be in the socket."""
+        if now - due > self.lease_s / 3:
+            self.heard_at = now - self.lease_s * 2 / 3
+            return []
+        self._lose_leader(f"the leader was silent for {self.lease_s:g} s", now)
+        return [ev.Disconnect(), *self._read_cell(now), *self._campaign(now)]
 
-    def _wait(self, now: float) -> list[Action]:
-        """Says what this node waits for, and looks at the board meanwhile: has the coordinator given it up?"""
-        actions: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
-        if self._look_at is not None and now >= self._look_at:
-            self.contact.look_again(now)
-            actions += [ev.ReadBoard()] if self.leader.ask_board() else []
-            is_cut_off = self._may_be_given_up and self.state.can_others_elect and self.contact.is_cut_off(now)
-            if is_cut_off:
-                actions += self._stop(Cause(CauseKind.LEADER_SILENT), now)
-        return actions
+    def _stop(self, cause: Cause, now: float) -> list[Action]:
+        """This node ends its round by itself."""
+        stop = self.state.interrupt(cause)
+        return [] if stop is None else [ev.Deliver(stop), *self._report(now)]
 
     # Moves.
 
-    def _lose_leader(self, reason: str, now: float, *, is_lost: bool = False, is_closed: bool = False) -> None:
-        """The connection is no more, or about to be closed; `is_lost`: not by this node's own choice."""
-        self.state.on_alone(self.leader.heard_at if now >= self.leader.silent_at else now)
+    def _lose_leader(self, reason: str, now: float, *, close: Close = Close.ABORTED) -> None:
+        """The connection is no more, or about to be closed."""
+        assert self.leader is not None
+        since = min(now, self.heard_at) if now >= self.heard_at + self.lease_s else now
+        if self._is_leading or self.lost_at is None:
+            self.lost_at, self.is_gone = since, False
+            self.state.on_alone(since)
+        self._silent = self.leader.token if self._is_leading and close is Close.ABORTED else self._silent
+        if close in {Close.ORDERLY, Close.GOODBYE}:
+            self._note_gone(self.leader.token)
+            self.is_gone = True
+        self._close_log(close)
+        self.phase, self._is_leading = Phase.SEARCHING, False
         self.search.blame(reason)
         self.search.begin(now)
-        self.leader.on_disconnected(is_lost=is_lost, is_closed=is_closed)
+        self.search.pause(now)
+
+    def _note_gone(self, token: str) -> None:
+        """A leader has ended, or leads no longer."""
+        self.gone = (*(each for each in self.gone if each != token), token)[-ev.GONE_MAX :]
+
+    def _close_log(self, close: Close) -> None:
+        if self.log is not None and self.log.leader:
+            self.log = following.on_leader_closed(self.log, close)
 
     def _distrust(self, why: str, now: float) -> list[Action]:
-        """The coordinator says what none can say: it is asked again, later each time."""
-        assert self.record is not None
-        self._lose_leader(told := not_followed(self.record, why), now)
-        self.phase = Phase.PAUSING
+        """The leader says what none can say: it is asked again, later each time."""
+        assert self.leader is not None
+        told = not_followed(self.leader, why)
+        self._lose_leader(told, now)
         waiting = ev.Deliver(m.Waiting(told, kind=m.WaitKind.LEADER))
         return [ev.Disconnect(), *([waiting] if self.search.back_off(now) else [])]
-
-    def _read_board(self) -> list[Action]:
-        self.phase = Phase.READING
-        return [ev.ReadBoard()]
-
-    def _campaign(self, seen: LeaderRecord | None, now: float) -> list[Action]:
-        if self.is_leader:  # a coordinator of an earlier term, which does not know yet that another one took its place
-            return self._pause(now)
-        self.phase = Phase.CAMPAIGNING
-        return [ev.Campaign(seen, self.leader.epoch)]
-
-    def _pause(self, now: float) -> list[Action]:
-        self.phase = Phase.PAUSING
-        self.search.pause(now)
-        return []
-
-    def _connect(self, record: LeaderRecord, now: float) -> list[Action]:
-        self.phase = Phase.CONNECTING
-        self.contact.look_again(now)
-        self.conn += 1
-        return [ev.Connect(self.conn, record)]

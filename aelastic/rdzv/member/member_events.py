@@ -10,18 +10,20 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
-from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
+from aelastic.rdzv.seen import Seen
+
+# Leaders that have ended or said goodbye: the last ones are remembered.
+GONE_MAX = 16
 
 
 class Phase(StrEnum):
-    IDLE = auto()  # the supervisor is not ready yet
-    READING = auto()  # the board was asked for the leader
-    CAMPAIGNING = auto()  # the board was asked to make this node the leader
-    PAUSING = auto()  # until the board is read again
-    CONNECTING = auto()  # to the leader
-    GREETING = auto()  # connected; `Hello` is not answered yet
-    MEMBER = auto()  # the coordinator has welcomed this node
+    SEARCHING = auto()  # for a leader; nothing is done before the supervisor is ready
+    CAMPAIGNING = auto()  # this agent is a candidate
+    CONNECTING = auto()  # to an agent that leads, or wants to, until its plan says that it does
+    FOLLOWING = auto()  # a leader
     OVER = auto()  # this node has left, or the job has ended
 
 
@@ -34,20 +36,47 @@ class Submitted(Record):
     message: NodeMessage
 
 
-class BoardRead(Record):
-    """Answers `ReadBoard` and `Campaign`: the leader record as the board has it now; `None`: there is none."""
+class CellSaid(Record):
+    """Answers `ReadCell`: what is in the cell now; `None`: nothing."""
 
-    record: LeaderRecord | None
-
-
-class NotEligible(Record):
-    """Answers `Campaign`: on this board another agent is to lead, which has not started yet."""
+    stored: m.StoredCell | None
 
 
-class BoardFailed(Record):
-    """Answers `ReadBoard` and `Campaign`: the board did not answer."""
+class CellFailed(Record):
+    """Answers `ReadCell`: the endpoint does not answer."""
 
     reason: str
+
+
+class Campaigned(Record):
+    """Another agent wants this node's vote, or asks who leads.  Answered by `Answer`."""
+
+    conn: int
+    campaign: m.Campaign
+
+
+class Declined(Record):
+    """Answers `AskWhoLeads`: a voter says what it knows."""
+
+    term: int
+    leader: m.LeaderAt | None
+
+
+class Leading(Record):
+    """Answers `Campaign`: this agent leads."""
+
+    at: m.LeaderAt
+    term: int
+
+
+class LeadershipLost(Record):
+    """Answers `Campaign`, or comes later: this agent's leader core has ended, and gives the log back."""
+
+    node: Node
+    token: str  # of the leadership that is over
+    reason: str
+    stand_back_s: float = 0.0  # for so long this agent does not campaign
+    alive: str = ""  # token of a leader that has answered
 
 
 class Connected(Record):
@@ -73,57 +102,69 @@ class Received(Record):
 
 
 class ConnectionLost(Record):
-    """The connection broke, or was closed."""
+    """The connection ended, after all that came on it was received."""
 
     conn: int
     reason: str
-    is_reset: bool = False  # it broke: by the other end, or by something in between; else the other end has closed it
+    close: Close = Close.ABORTED
     is_garbage: bool = False  # it was closed here: what came in is no message, or makes no sense
 
 
-class LeadershipLost(Record):
-    """The coordinator in this agent has ended: another agent leads, or none."""
-
-
-OfBoard: TypeAlias = BoardRead | NotEligible | BoardFailed
+OfCell: TypeAlias = CellSaid | CellFailed
+OfVote: TypeAlias = Campaigned | Declined | Leading | LeadershipLost
 OfConnection: TypeAlias = Connected | ConnectFailed | Received | ConnectionLost
-Event: TypeAlias = Submitted | OfBoard | OfConnection | LeadershipLost | DeadlinePassed
+Event: TypeAlias = Submitted | OfCell | OfVote | OfConnection | DeadlinePassed
 
 
 # Actions.
 
 
-class ReadBoard(Record):
-    """Read the leader record.  Answered by `BoardRead` or `BoardFailed`, in the order of the questions."""
+class ReadCell(Record):
+    """Read the endpoint's cell.  Answered by `CellSaid` or `CellFailed`."""
+
+
+class AskWhoLeads(Record):
+    """Ask the voters that this node knows whom they follow.  Answered by `Declined`, by each or by none."""
 
 
 class Campaign(Record):
-    """Become the leader in place of the one that was seen, with a higher epoch.
+    """Seek to lead.  Answered by `Leading`, or by `LeadershipLost`.
 
-    Answered by `BoardRead`, `BoardFailed` or `NotEligible`, in the order of the questions.
+    Args:
+        node: what this node keeps of the log, which is in the leader core's hands until `LeadershipLost`.
+        highest: the highest term that is known.
+        has_listened: no leader was heard for a lease, or there was no log.
+        gone: tokens of leaders that have ended, or have said goodbye.
+        seen: the cell, as it was seen last.
+        silent: the token of the leader that was lost since it had said nothing for a lease.
+        job_before: the log of a job that is over, which the cell may still have; "" if there is none.
     """
 
-    seen: LeaderRecord | None
-    above: int
+    node: Node
+    highest: int
+    has_listened: bool
+    gone: tuple[str, ...]
+    seen: Seen
+    job_before: str = ""
+    silent: str = ""
 
 
-class Lead(Record):
-    """This node was elected: start the coordinator.  Not answered; `LeadershipLost` when it has ended."""
+class Answer(Record):
+    """Answer another agent's campaign; `None`: this node connects to it.  Not answered."""
 
-    record: LeaderRecord
-    is_heir: bool  # the coordinator before is gone
-    seat_before: tuple[int, int] = (0, -1)  # of its node, when it was elected: fence of the round, and group rank
+    conn: int
+    declined: m.Declined | None
 
 
 class Connect(Record):
-    """Close the connection, if any, and connect to the coordinator.  Answered by `Connected` or `ConnectFailed`."""
+    """Close the connection, if any, and connect to an agent.  Answered by `Connected` or `ConnectFailed`."""
 
     conn: int
-    record: LeaderRecord
+    leader: m.LeaderAt
 
 
 class Disconnect(Record):
-    """Close the connection, or stop to connect.  Not answered."""
+    """Hang up, or stop connecting.  Not answered."""
 
 
 class Send(Record):
@@ -145,4 +186,5 @@ class GiveUp(Record):
     is_refused: bool  # the job does not take this node; else no coordinator could be reached
 
 
-Action: TypeAlias = ReadBoard | Campaign | Lead | Connect | Disconnect | Send | Deliver | GiveUp
+OfSearch: TypeAlias = ReadCell | AskWhoLeads | Campaign | Answer
+Action: TypeAlias = OfSearch | Connect | Disconnect | Send | Deliver | GiveUp

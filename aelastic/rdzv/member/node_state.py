@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.cause import Cause
 from aelastic.decisions.decision import next_round
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.ledger import Ledger, Reached
+from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -53,18 +53,13 @@ class NodeState:
     failure: ProcessFailure | None = None  # the first of that round, until the next begins
     failed_at: float = 0.0  # when it was noticed
     reached: Reached | None = None  # by the workers of that round, as far as it was told
-    assigned_at: float = 0.0
     ended: Cause | None = None  # what this node has heard that has ended that round for free
     is_charged: bool = False  # this node has heard that a failure has ended that round
     has_opted_in: bool = False  # its workers can leave this round in place
     alone_since: float | None = None  # without a coordinator
     # The same, when this node ended that round by itself, or first lost a coordinator after it had heard `is_charged`.
     ended_alone_since: float | None = None
-    departed: set[int] = field(default_factory=set[int])  # group ranks of this round that finished, and left the job
     has_spares: bool = False  # nodes wait for a place, as far as this node has heard
-    seats: m.Seats | None = None  # of the last round whose nodes this one knows: it votes by that
-    # Coordinators whose process has ended since, or that have left the job, the last ones: as many as can have a vote.
-    ended_nodes: tuple[str, ...] = ()
     # What this node has asked for, by its id: until it is answered; what lasts, until it is refused, or done.
     asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
     # What this node wants to see of others, until they are asked.
@@ -85,32 +80,18 @@ class NodeState:
     @property
     def past(self) -> m.Past:
         if self.assigned is None:
-            return m.Past(self.standing, 0, self.restart_count)
-        ranks = self.assigned.ranks
+            return m.Past(self.standing)
         return m.Past(
             standing=self.standing,
             round=self.assigned.round,
-            epoch=self.assigned.epoch,
-            restart_count=self.restart_count,
-            group_rank=ranks.group_rank,
-            group_world_size=ranks.group_world_size,
-            coordinator_rank=self.assigned.coordinator_rank,
+            term=self.assigned.term,
             failure=self.failure,
-            departed=tuple(sorted(self.departed)),
             has_spares=self.has_spares,
             ended=self.ended,
             is_charged=self.is_charged,
             reached=self.reached,
             has_opted_in=self.has_opted_in,
         )
-
-    @property
-    def can_others_elect(self) -> bool:
-        """Whether nodes of its round elect a coordinator; the connection may break before this node hears of them."""
-        if self.seats is not None:
-            return True
-        is_small = self.assigned is not None and self.assigned.ranks.group_world_size <= m.SEATS_MAX
-        return is_small and self.node is not None and self.node.ballot_port > 0
 
     def past_at(self, now: float) -> m.Past:
         """Its part in its last round, with ages at `now`."""
@@ -137,11 +118,6 @@ class NodeState:
             left,
         )
 
-    def kept_at(self, now: float) -> m.Kept:
-        """What this node keeps for a leader that knows nothing of its round."""
-        ledger = Ledger() if self.assigned is None else self.assigned.ledger.aged(now - self.assigned_at)
-        return m.Kept(ledger, self.seats, tuple(sorted(self.ended_nodes)))
-
     def validate(self) -> None:
         has_failed = self.standing is m.Standing.FAILED
         assert not has_failed or self.failure is not None, "a node that stands failed knows why"
@@ -149,7 +125,6 @@ class NodeState:
         assert self.failure is None or not is_well, "workers that run, or have finished, have not failed"
         is_new = self.assigned is None
         assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
-        assert not is_new or not self.departed, "nodes depart from a round"
 
     def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901, PLR0912  one case for each message
         """The supervisor has news; what it says of another round changes nothing here."""
@@ -202,7 +177,7 @@ class NodeState:
         """
         before, self.plan = self.plan or plan.replace(**_NOTHING), plan
         news: list[m.CoordinatorMessage] = [each for each in plan.answers if self._on_answer(each)]
-        if plan.assigned is not None and self.on_assigned(plan.assigned, now):
+        if plan.assigned is not None and self.on_assigned(plan.assigned):
             news.append(plan.assigned)
         if plan.interrupted is not None and self.on_interrupted(plan.interrupted):
             news.append(plan.interrupted)
@@ -210,7 +185,7 @@ class NodeState:
             news.append(plan.settled)
         if plan.waiting is not None and plan.waiting != before.waiting:
             news.append(plan.waiting)
-        is_other = plan.epoch != before.epoch  # it counts anew
+        is_other = plan.term != before.term  # it counts anew
         if plan.benched is not None and (is_other or plan.benched.number != (before.benched and before.benched.number)):
             news.append(plan.benched)
         if self._on_start_ahead(plan.starts_ahead):
@@ -237,7 +212,7 @@ class NodeState:
         return notice.round == self.round or notice.stage is r.Stage.LEAVE
 
     def _on_start_ahead(self, number: int) -> bool:
-        """No round waits for this node until its workers are ready, whoever coordinates then."""
+        """No round waits for this node until its workers are ready, whoever leads then."""
         if self.node is None or self.standing is not m.Standing.READY or self.node.starts is m.Starts.PREPARING:
             return False
         if number != self.ready_count + self.prepared_count:
@@ -271,13 +246,13 @@ class NodeState:
     def _forget(self, *verbs: r.Verb) -> None:
         self.asked = {ask_id: each for ask_id, each in self.asked.items() if each.request.verb not in verbs}
 
-    def on_assigned(self, assigned: m.Assigned, now: float) -> bool:
+    def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
         if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
             return False
-        self.assigned, self.standing, self.departed = assigned, m.Standing.BUSY, set()
+        self.assigned, self.standing = assigned, m.Standing.BUSY
         self.restart_count = max(self.restart_count, assigned.restart_count)
-        self.failure, self.ended, self.is_charged, self.reached, self.assigned_at = None, None, False, None, now
+        self.failure, self.ended, self.is_charged, self.reached = None, None, False, None
         self.ended_alone_since = None
         self.has_opted_in = self.node is not None and self.node.starts is m.Starts.READY
         self._forget(r.Verb.DRAIN, r.Verb.RESTART)
@@ -297,13 +272,6 @@ class NodeState:
         self.is_charged, self.ended = is_charged, None if is_charged else interrupted.decision.cause
         return is_new
 
-    def left_behind(self, seats: m.Seats | None) -> Cause | None:
-        """The cause, if the board shows a later round, without this node."""
-        if self.node is None or seats is None or seats.fence <= self.past.fence:
-            return None
-        is_in_it = any(seat.node_id == self.node.node_id for seat in seats.seats)
-        return None if is_in_it else Cause(CauseKind.LEFT_BEHIND, round=seats.round)
-
     def interrupt(self, cause: Cause | None) -> m.Interrupted | None:
         """This node ends the round by itself, for a cause; `None` without one."""
         if cause is None:
@@ -315,21 +283,13 @@ class NodeState:
         return interrupted
 
     def on_welcome(self, *, is_new: bool) -> None:
-        """A coordinator has taken this node in; `is_new`: another one, or in another epoch."""
+        """A coordinator has taken this node in; `is_new`: another one, or in another term."""
         self.alone_since = None
         if is_new:
             self.has_spares = False
 
     def on_spares(self, has_spares: bool) -> None:
         self.has_spares = has_spares
-
-    def on_coordinator_ended(self, node_id: str) -> None:
-        """Its process has ended, or it has left the job."""
-        self.on_coordinator_lives(node_id)
-        self.ended_nodes = (*self.ended_nodes, node_id)[-m.SEATS_MAX :]
-
-    def on_coordinator_lives(self, node_id: str) -> None:
-        self.ended_nodes = tuple(each for each in self.ended_nodes if each != node_id)
 
     def on_alone(self, since: float) -> None:
         """The coordinator is lost."""
@@ -338,22 +298,3 @@ class NodeState:
         # The failure may be a victim of that loss.  The next coordinator may know, and be lost before it says so.
         if self.is_charged and self.ended_alone_since is None:
             self.ended_alone_since = since
-
-    @property
-    def alive(self) -> m.Alive:
-        """A sign of life, with what this node votes by."""
-        return m.Alive() if self.seats is None else m.Alive(self.seats.fence, self.seats.closing_epoch)
-
-    def on_departed(self, departed: m.Departed) -> None:
-        """A node has finished this node's round, and left it."""
-        size = 0 if self.assigned is None else self.assigned.ranks.group_world_size
-        if departed.round == self.round and departed.group_rank < size:
-            self.departed.add(departed.group_rank)
-
-    def on_seats(self, seats: m.Seats) -> None:
-        """The nodes of a round, which elect a leader."""
-        if not seats.replaces(self.seats):
-            return
-        self.seats = seats
-        seated = {seat.node_id for seat in seats.seats}
-        self.ended_nodes = tuple(each for each in self.ended_nodes if each in seated)

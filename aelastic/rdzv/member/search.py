@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from aelastic.rdzv.member.leader_watch import READ_AGAIN_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
+# Between two looks at the cell.
+READ_AGAIN_S = 0.25
 # So often the user is told what this node waits for.
 NOTE_INTERVAL_S = 10.0
 # A coordinator that cannot be followed is asked again after twice as long each time, up to this.
@@ -24,19 +25,19 @@ class Search:
     Args:
         timeout_s: seconds without any coordinator after which this node gives up.
         trouble: why there is no coordinator, as the user is told.
-        hint: what the user is told beside it, each time that the board is the trouble.
+        hint: what the user is told beside it, each time that the endpoint is the trouble.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
     trouble: str = "no answer from the rendezvous store yet"
     hint: str = ""
     since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
-    read_at: float = 0.0  # when the board is read again
+    read_at: float = 0.0  # when the cell is read again
     _note_at: float = 0.0
     _back_off_s: float = 0.0
     _distrusted_at: float = -math.inf
-    _is_of_board: bool = True  # the trouble: it has not answered yet, or has failed
-    _has_failed: bool = False  # the board: the trouble names it
+    _is_of_endpoint: bool = True  # the trouble: it has not answered yet, or has failed
+    _has_failed: bool = False  # the endpoint: the trouble names it
 
     @property
     def deadline(self) -> float | None:
@@ -46,8 +47,8 @@ class Search:
         if self.since is None:
             self.since, self._note_at = now, now + NOTE_INTERVAL_S
 
-    def blame(self, trouble: str, *, is_of_board: bool = False) -> None:
-        self.trouble, self._is_of_board, self._has_failed = trouble, is_of_board, is_of_board
+    def blame(self, trouble: str, *, is_of_endpoint: bool = False) -> None:
+        self.trouble, self._is_of_endpoint, self._has_failed = trouble, is_of_endpoint, is_of_endpoint
 
     def pause(self, now: float) -> None:
         self.read_at = now + READ_AGAIN_S
@@ -73,7 +74,7 @@ class Search:
         if self.since is None or now < self._note_at:
             return None
         self._note_at = now + NOTE_INTERVAL_S
-        hint = f" ({self.hint})" if self.hint and self._is_of_board else ""
+        hint = f" ({self.hint})" if self.hint and self._is_of_endpoint else ""
         text = f"looking for the leader ({self._waited_s(now):.0f} s): {self.trouble}{hint}"
         return m.Waiting(text, kind=m.WaitKind.ENDPOINT if self._has_failed else m.WaitKind.LEADER)
 

@@ -1,42 +1,36 @@
 """Whether a coordinator can mean what it says, by what this agent was started with and what its node knows.
 
-The story behind it: what has reached the board names itself as leader, and says that a lease lasts 0 s, or that nodes
-of an epoch that never was have a vote.  It goes, and what it said would stay: no lease is kept, no round may begin.  So
-a coordinator that contradicts this agent is not followed, and what it said is void (`sense.py` asks for the rest).
+The story behind it: what has reached the endpoint names itself as leader, and says that a lease lasts 0 s, or that
+nodes of a term that never was have a vote.  It goes, and what it said would stay: no lease is kept, no round may begin.
+So a coordinator that contradicts this agent is not followed, and what it said is void (`sense.py` asks for the rest).
 """
 
 from __future__ import annotations
 
-from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.coordinator.job_state import state_in
+from aelastic.rdzv.log.entries import Entry
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import verdict_from_text
+from aelastic.rdzv.protocol.codec import WireError
 
 
-def objection(message: m.Downward, terms: m.Terms, state: NodeState, read: int, epoch: int) -> str:
-    """What in a coordinator's message cannot be; empty if it may all be.
+def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) -> str:
+    """What in a leader's message cannot be; empty if it may all be.
 
     Args:
         message: that has come in.
         terms: what this agent was started with.
         state: of its node.
-        read: the coordinator's epoch, as its node has read it on the board.
-        epoch: the newest that has welcomed its node.
+        term: the highest that it knows of.
     """
     match message:
         case m.Plan(_, lease_s) if lease_s != terms.lease_s:
             return f"Plan.lease_s is {lease_s:g}, and this agent was started with {terms.lease_s:g}"
-        case m.Plan(newer) if newer > max(read, epoch) + m.EPOCHS_AHEAD_MAX:
-            return f"Plan.epoch is {newer}, and the last one known is {max(read, epoch)}"
+        case m.Plan(newer) if newer > term + m.TERMS_AHEAD_MAX:
+            return f"Plan.term is {newer}, and the last one known is {term}"
         case m.Plan():
             return _objection_to_round(message, terms, state)
-        case m.Seats(fence, round_) if m.epoch_of(fence, round_) > epoch:
-            return f"Seats.fence is {fence}, and the newest epoch is {epoch}"
-        case m.Seats() if message.closing_epoch > epoch:
-            return f"Seats.closing.epoch is {message.closing_epoch}, and the newest epoch is {epoch}"
-        case m.Seats() if len(message.seats) > terms.max_nodes:
-            return f"Seats.seats are {len(message.seats)}, and {terms.max_nodes} nodes may join"
         case _:
             return ""
 
@@ -57,14 +51,18 @@ def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:
     return ""
 
 
-def not_followed(record: LeaderRecord, why: str) -> str:
-    """What the user reads of such a coordinator."""
-    where = f"{next(iter(record.candidate.addresses), 'an unknown host')}:{record.candidate.port}"
+def not_followed(leader: m.LeaderAt, why: str) -> str:
+    """What the user reads of such a leader."""
+    where = f"{next(iter(leader.addresses), 'an unknown host')}:{leader.port}"
     return f"ignoring the leader at {where}, which sent an invalid message: {why}"
 
 
-def last_word(verdict: str) -> ev.Deliver | ev.GiveUp:
-    """What follows from the verdict on the board, which any program may have written."""
-    if (ended := verdict_from_text(verdict)) is not None:
-        return ev.Deliver(ended)
+def verdict_in(entry: Entry) -> ev.Deliver | ev.GiveUp:
+    """What follows from the verdict in the cell, which any program may have written."""
+    try:
+        verdict = state_in(entry).verdict
+    except WireError:
+        verdict = None
+    if verdict is not None:
+        return ev.Deliver(verdict)
     return ev.GiveUp("the job has ended, but its result in the rendezvous store is unreadable", is_refused=False)

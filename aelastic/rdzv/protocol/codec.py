@@ -16,26 +16,29 @@ from enum import StrEnum
 from functools import cache
 from hmac import compare_digest
 from types import NoneType, UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
+from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 17
+PROTOCOL = 18
 # The largest there is carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # A text, so that two of them, however strange, fit into a frame.
 TEXT_MAX = 40_000
+# Of an entry; the cell has two of them.
+PAYLOAD_MAX = 450_000
 HEAD_BYTES = 4
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
 BALLOT: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Ballot)}
-STORED: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Stored)}
+STORED: dict[str, type[Record]] = {m.StoredCell.__name__: m.StoredCell}
 
 
 class WireError(Exception):
@@ -67,7 +70,7 @@ def objection(message: m.Upward) -> str:
 
 
 def to_text(message: m.Stored) -> str:
-    """A message as text, for the board."""
+    """A message as text, for the cell."""
     return encode(message)[HEAD_BYTES:].decode()
 
 
@@ -81,13 +84,26 @@ def from_text(text: str) -> Any:
     return next(Decoder(STORED).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
 
 
-def verdict_from_text(text: str) -> m.Ended | None:
-    """The verdict on the board; `None` if that is unreadable."""
+def record_to_text(record: Record) -> str:
+    """A record as text, for an entry of the log."""
+    return _to_json(record)
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def record_from_text(kind: type[RecordT], text: str) -> RecordT:
+    """The record that `record_to_text` made this of.
+
+    Raises:
+        WireError: it is of no such record.
+    """
     try:
-        ended = from_text(text)
-    except WireError:
-        return None
-    return ended if isinstance(ended, m.Ended) else None
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        raise WireError(f"no JSON: {text[:80]!r}") from None
+    reader: Callable[[Any, str], RecordT] = _reader_of(cast(Any, kind))
+    return reader(value, kind.__name__)
 
 
 _NO_DEFAULT = object()
@@ -183,16 +199,16 @@ _Reader = Callable[[Any, str], Any]
 def _reader_of(kind: Any) -> _Reader:
     """A function that checks a value against a type, and makes it one."""
     if get_origin(kind) in {Union, UnionType}:
-        (inner,) = [each for each in get_args(kind) if each is not NoneType]
-        read_inner = _reader_of(inner)
-        return lambda value, where: None if value is None else read_inner(value, where)
+        return _reader_of_union([each for each in get_args(kind) if each is not NoneType])
+    if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        return _reader_of_named_tuple(kind)
     if get_origin(kind) is tuple:
         return _reader_of_tuple(kind)
     if isinstance(kind, type) and issubclass(kind, Record):
         return _reader_of_record(kind)
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return _reader_of_enum(kind)
-    if kind in (own := {int: _read_int, float: _read_float, str: _read_text}):
+    if kind in (own := {int: _read_int, float: _read_float, str: _read_text, Payload: _read_payload}):
         return own[kind]
 
     def read(value: Any, where: str) -> Any:
@@ -203,11 +219,45 @@ def _reader_of(kind: Any) -> _Reader:
     return read
 
 
+def _reader_of_union(kinds: list[Any]) -> _Reader:
+    """Of one kind, or of a record that may be named by its id alone: the one is an object, the other is a list."""
+    if len(kinds) == 1:
+        (read_inner,) = map(_reader_of, kinds)
+        return lambda value, where: None if value is None else read_inner(value, where)
+    of_record, of_id = sorted(kinds, key=lambda kind: not issubclass(kind, Record))
+    read_record, read_id = _reader_of(of_record), _reader_of(of_id)
+
+    def read(value: Any, where: str) -> Any:
+        if value is None:
+            return None
+        return (read_id if isinstance(value, list) else read_record)(value, where)
+
+    return read
+
+
+def _reader_of_named_tuple(kind: Any) -> _Reader:
+    hints = get_type_hints(kind)
+    readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in kind._fields]
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise WireError(f"{where} is {value!r:.80}, and should be {', '.join(kind._fields)}")
+        return kind(*[reader(item, name) for (name, reader), item in zip(readers, value, strict=True)])
+
+    return read
+
+
 def _read_text(value: Any, where: str) -> str:
     # What comes in is sent on to other nodes, and JSON may take twelve bytes for a character.
     if type(value) is str and len(value) <= TEXT_MAX:
         return value
     raise WireError(f"{where} is {value!r:.80}, and should be a text of at most {TEXT_MAX} characters")
+
+
+def _read_payload(value: Any, where: str) -> str:
+    if type(value) is str and len(value) <= PAYLOAD_MAX and value.isascii():
+        return value
+    raise WireError(f"{where} is {value!r:.80}, and should be a text of at most {PAYLOAD_MAX} characters")
 
 
 def _read_int(value: Any, where: str) -> int:

@@ -19,7 +19,10 @@ from aelastic.decisions.cause import Cause
 from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
-from aelastic.rdzv.ledger import Ledger, Reached
+from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.cell import Cell
+from aelastic.rdzv.log.entries import EntryId
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import (
     Answer,
@@ -39,26 +42,24 @@ from aelastic.rdzv.protocol.requests import (
 from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
-# In a fencing number an epoch, in milliseconds, counts as so many rounds: it fits 2^53 until the year 2255.
-ROUNDS_OF_AN_EPOCH = 1_000
+# In a fencing number a term, about the milliseconds since 1970, counts as so many rounds: it fits 2^53 until 2255.
+ROUNDS_OF_A_TERM = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
-EPOCHS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, and no further
-SEATS_MAX = 128  # so many fit into a message that goes to each of them; a larger round has no elections
+TERMS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, and no further
 STORE_SERVERS = "agent", "worker"  # of group rank 0, or of rank 0: what may serve the workers' store
 
 
-def fence_of(epoch: int, round_: int) -> int:
+def fence_of(term: int, round_: int) -> int:
     """The fencing number of a round: above that of each earlier one, also where two have the same number.
 
-    The story behind the epoch: the coordinator and node A begin round 5, and lose the board.  The others elect another
-    coordinator, which knows of round 4 only, and begins a round 5 of its own.  Rounds are compared by this.
+    Two logs may each have a round 5 (`docs/explanation/rendezvous.md`): rounds are compared by this.
     """
-    return epoch * ROUNDS_OF_AN_EPOCH + round_
+    return term * ROUNDS_OF_A_TERM + round_
 
 
-def epoch_of(fence: int, round_: int) -> int:
+def term_of(fence: int, round_: int) -> int:
     """Of the coordinator that began a round."""
-    return (fence - round_) // ROUNDS_OF_AN_EPOCH
+    return (fence - round_) // ROUNDS_OF_A_TERM
 
 
 class Starts(StrEnum):
@@ -87,6 +88,7 @@ class Node(Record):
     peer_address: str = ""  # where its connection comes from
     starts: Starts = Starts.COLD
     ballot_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
+    log_name: str = ""  # of its memory of the log; empty: its node id
     unfit: str = ""  # why it takes part in no round for now
 
 
@@ -196,75 +198,22 @@ class Past(Record):
     """A node's part in the last round that it was assigned to."""
 
     standing: Standing
-    round: int = 0  # the last one it took part in; 0: none yet
-    restart_count: int = 0  # the highest it has heard of
-    group_rank: int = -1  # in that round
-    group_world_size: int = 0
-    coordinator_rank: int = -1  # the group rank of the coordinator's own node in that round; -1: it had none
+    round: int = 0  # 0: none yet
+    term: int = 0  # of the leader that began it
     failure: ProcessFailure | None = None  # its first in that round
-    departed: tuple[int, ...] = ()  # group ranks of that round that finished, and have left
-    has_spares: bool = False  # nodes waited for a place in that round
     failure_age_s: float = 0.0  # since its agent noticed the failure
-    # Since it lost its last coordinator, or the first after it had ended that round by itself or heard `is_charged`.
+    has_spares: bool = False  # nodes waited for a place in that round
+    # Since it lost its last leader, or the first after it had ended that round by itself or heard `is_charged`.
     alone_s: float = 0.0
     ended: Cause | None = None  # what it has heard that has ended that round for free
     is_charged: bool = False  # it has heard that a failure has ended that round
-    epoch: int = 0  # of the coordinator that began that round
     reached: Reached | None = None  # by its workers, once one has failed, or they have ended
     has_opted_in: bool = False  # its workers can leave that round in place
 
     @property
     def fence(self) -> int:
         """Of that round: what tells it from another one of the same number."""
-        return fence_of(self.epoch, self.round)
-
-
-class Seat(Record):
-    """A node of a round, as the others reach its agent."""
-
-    node_id: str
-    host: str
-    address: str
-    port: int
-    peer_address: str = ""  # where its connection comes from, if the first one is a name, which may have no answer
-
-
-class Closing(Record):
-    """A verdict that counts once most nodes of the round know it: any coordinator after this one has heard of one."""
-
-    epoch: int  # of the coordinator that proposes it
-    verdict: Ended
-
-
-class Seats(Record):
-    """The nodes of a round by group rank: a majority of them can elect a coordinator where there is no endpoint.
-
-    A node's last `Seats` is what it votes by; `Alive` says which that is.
-    """
-
-    fence: int  # of the round
-    round: int
-    secret: str  # known to each agent that may ask for a vote
-    seats: tuple[Seat, ...]
-    needs_endpoint: bool = False  # the rest of an earlier round may go on with the endpoint: these elect none
-    closing: Closing | None = None  # how the job ends, if it does with this round
-
-    @property
-    def majority(self) -> int:
-        return len(self.seats) // 2 + 1
-
-    def replaces(self, known: Seats | None) -> bool:
-        """Whether a node that knows those votes by these from now on.
-
-        Of two rounds with the same fence, which an endpoint that was lost has brought about, the coordinator's counts.
-        """
-        if known is None or self.fence != known.fence:
-            return known is None or self.fence > known.fence
-        return self.secret != known.secret or self.closing_epoch > known.closing_epoch
-
-    @property
-    def closing_epoch(self) -> int:
-        return 0 if self.closing is None else self.closing.epoch
+        return fence_of(self.term, self.round)
 
 
 # Node to leader.
@@ -286,6 +235,7 @@ class Status(Record):
     question: Hangs | None = None  # one of its workers hangs
     places: Saw | None = None  # what its workers do, when the leader asked last
     left: Left | None = None
+    log: log.Status | None = None  # what it knows of the job's log; `None`: its own agent leads
 
     @property
     def starts(self) -> int:
@@ -293,30 +243,23 @@ class Status(Record):
         return self.ready_count + self.prepared_count
 
 
-class Kept(Record):
-    """What a node keeps for a leader that knows nothing of its round."""
-
-    ledger: Ledger = Ledger()  # as of the beginning of that round
-    seats: Seats | None = None  # what it votes by
-    ended: tuple[str, ...] = ()  # nodes of these that led, and whose process has ended, or that left the job
-
-
 class Hello(Record):
-    """The first message on a connection.  Answered by `Plan` or `Refused`."""
+    """The first message on a connection.  Answered by `Plan` or `Refused`.
+
+    Args:
+        token: the leader's, as the cell or its campaign names it.
+        name: of this node in the log.
+    """
 
     protocol: int
     terms: Terms
-    token: str  # as the board has it
-    seen_epoch: int  # the newest that this node knows of
+    token: str
+    name: str
     status: Status
-    kept: Kept = Kept()
 
 
 class Alive(Record):
     """Heartbeat of a node.  Not answered."""
-
-    fence: int = 0  # of the seats that it votes by
-    closing_epoch: int = 0  # of the verdict that it knows with these
 
 
 class HungUp(Record):
@@ -337,14 +280,12 @@ class Assigned(Record):
     ranks: NodeRanks
     master_addr: str
     master_port: int
-    coordinator_rank: int = -1
     store_server: str = "agent"  # one of `STORE_SERVERS`
-    epoch: int = 0  # of the coordinator that began the round; 0: there are no coordinators
-    ledger: Ledger = Ledger()
+    term: int = 0  # of the leader that began the round; 0: there are no leaders
 
     @property
     def fence(self) -> int:
-        return fence_of(self.epoch, self.round)
+        return fence_of(self.term, self.round)
 
 
 class Interrupted(Record):
@@ -415,13 +356,6 @@ CoordinatorMessage: TypeAlias = (
 )
 
 
-class Departed(Record):
-    """A finished node left the round, which goes on; nodes keep that for the next leader."""
-
-    round: int
-    group_rank: int
-
-
 # Leader to node.
 
 
@@ -429,8 +363,9 @@ class Plan(Record):
     """Everything that a node is to do, as its leader sees it now.  What a node has done already changes nothing.
 
     Args:
-        epoch: of the leader.
+        term: of the leader.
         lease_s: after so many seconds of silence a node is lost, and a leader.
+        log: what it is to know of the job's log; `None`: its own agent leads.
         assigned: take part in this round, with these ranks.
         interrupted: that round is over: stop its workers, or have them leave it in place.
         settled: what the end of the round before cost, if that is not what was said first.
@@ -444,8 +379,9 @@ class Plan(Record):
         answers: to requests of this node, until its status shows that it has read them.
     """
 
-    epoch: int
+    term: int
     lease_s: float
+    log: log.Plan | None = None
     assigned: Assigned | None = None
     interrupted: Interrupted | None = None
     settled: Settled | None = None
@@ -467,10 +403,10 @@ class Refused(Record):
 
 
 class Heartbeat(Record):
-    """The coordinator lives, and has renewed its record on the board so many times."""
+    """The leader lives, and has renewed the cell so many times."""
 
-    renewals: int
     has_spares: bool = False  # nodes wait for a place in the round that runs
+    renewals: int = 0
 
 
 class Probe(Record):
@@ -482,47 +418,74 @@ class GivenUp(Record):
 
 
 class Goodbye(Record):
-    """This agent is coordinator no longer: the board has the next."""
+    """This agent leads no longer."""
 
     reason: str
     is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
 # A request for information is no part of status and plan: it and its answers are passed on.
-Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Departed | Seats | Answer | Show | Shown
-
-# What the board keeps.
-Stored: TypeAlias = Ended | Seats
+Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Answer | Show | Shown
 
 
-# Between two nodes of a round.
+class LeaderAt(Record):
+    """An agent that leads, or wants to.
 
+    Args:
+        name: of its node in the log.
+        addresses: hosts where it listens, in the order in which others try them.
+        token: those that connect show by it whom they mean: no two candidates have the same.
+    """
 
-class Elected(Record):
-    """An agent that coordinates, or wants to, without an endpoint that could say so."""
-
-    epoch: int
     node_id: str
+    name: str
     addresses: tuple[str, ...]
     port: int
     token: str
 
 
-class Vote(Record):
-    """Asks for a node's vote.  Answered by `Voted`."""
-
-    fence: int  # of the seats that the candidate counts
-    secret: str  # of these
-    leader: Elected
+# Between a candidate and a voter, on a connection of their own.
 
 
-class Voted(Record):
-    """Granted: this node votes for no other in that epoch, nor in an older one, and follows the candidate."""
+class Campaign(Record):
+    """Asks a node for its vote, which is to connect and send its status; else answered by `Declined`.
 
-    is_granted: bool
-    epoch: int  # the newest that this node knows of
-    reason: str = ""  # why not
-    leader: Elected | None = None  # the coordinator that this node follows
+    Args:
+        term: 0 asks only who leads.
+        committed: the newest entry that the candidate knows to be committed.
+    """
+
+    term: int
+    committed: EntryId | None
+    leader: LeaderAt
 
 
-Ballot: TypeAlias = Vote | Voted
+class Declined(Record):
+    """Answers `Campaign`: this node does not follow the candidate.
+
+    Args:
+        term: the highest that it knows of.
+        leader: whom it follows, if anyone.
+        is_own: its own agent leads: that leader lives.
+    """
+
+    term: int
+    reason: str
+    leader: LeaderAt | None = None
+    is_own: bool = False
+
+
+Ballot: TypeAlias = Campaign | Declined
+
+
+# What the endpoint keeps.
+
+
+class StoredCell(Record):
+    """The endpoint's cell, and where its leader is; `None`: nobody leads any more."""
+
+    cell: Cell
+    leader: LeaderAt | None = None
+
+
+Stored: TypeAlias = StoredCell

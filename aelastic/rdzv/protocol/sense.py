@@ -15,15 +15,18 @@ from aelastic.decisions.cause import NAMES_MAX, Cause
 from aelastic.decisions.decision import Decision
 from aelastic.failures.failure import ProcessFailure, printable
 from aelastic.rdzv.ledger import EXCLUDED_MAX, SPENT_MAX, Blamed, Excluded, Ledger, Reached, Spent
+from aelastic.rdzv.log.entries import Entry
+from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.restart_rules import RULES_MAX
 
 # A name in DNS has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
 NAME_MAX = 255
+LOG_NAME_MAX = 4000
 # More than any job has, and so small that sums and fencing numbers stay whole numbers of 64 bits.
 COUNT_MAX = 1 << 31
-EPOCH_MAX = (1 << 62) // m.ROUNDS_OF_AN_EPOCH
+TERM_MAX = (1 << 62) // m.ROUNDS_OF_A_TERM
 SECONDS_MAX = 1e9
 NOTICE_MAX = 1 << 62
 ASKS_MAX = 64  # in one status; a node asks for less than that before it reads an answer
@@ -78,6 +81,17 @@ def _distinct(each: Rule, most: float) -> Rule:
     return _rule(holds, f"at most {most}, and different ones")
 
 
+def _words(values: Any) -> Any:
+    for each in values:
+        _WORD(each)
+    return values
+
+
+def _is_log_name(value: str) -> bool:
+    """Several incarnations, with a plus between each two of them."""
+    return len(value) <= LOG_NAME_MAX and value.isprintable() and " " not in value
+
+
 def _few(most: int) -> Rule:
     return _rule(lambda values: len(values) <= most, f"at most {most}")
 
@@ -101,11 +115,12 @@ def _exactly(value: Any) -> Any:
 _NAME = _rule(lambda value: _is_word(value, 1), f"a word of 1 to {NAME_MAX} characters")
 _WORD = _rule(_is_word, f"a word of 0 to {NAME_MAX} characters")
 _SHOWN_NAME = _rule(lambda value: len(value) <= NAME_MAX, f"a text of at most {NAME_MAX} characters", one_line)
+_LOG_NAME = _rule(lambda value: value is None or not isinstance(value, str) or _is_log_name(value), "the name of a log")
 _STORE_SERVER = _rule(m.STORE_SERVERS.__contains__, f"one of {', '.join(m.STORE_SERVERS)}")
 _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
 _RANK_OR_NONE = _number(-1, COUNT_MAX)
-_EPOCH, _ROUND = _number(0, EPOCH_MAX), _number(0, m.ROUND_MAX)
-_FENCE = _number(0, m.fence_of(EPOCH_MAX, m.ROUND_MAX))
+_TERM, _ROUND = _number(0, TERM_MAX), _number(0, m.ROUND_MAX)
+_FENCE = _number(0, m.fence_of(TERM_MAX, m.ROUND_MAX))
 _SECONDS, _CALLS = _number(0, SECONDS_MAX), _number(0, 1 << 53)
 _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
@@ -115,11 +130,13 @@ _RULES: dict[str, Rule] = {
     "ended": one_line,
     "master_addr": _WORD, "way_address": _WORD, "peer_address": _WORD,
     "address": _WORD, "addresses": _distinct(_NAME, 16),
-    "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE,
-    "epoch": _EPOCH, "seen_epoch": _EPOCH, "closing_epoch": _EPOCH, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
+    "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE, "vote_port": _PORT_OR_NONE,
+    "term": _TERM, "name": _NAME, "log_name": _WORD, "leader": _exactly, "leader_rank": _RANK_OR_NONE,
+    "incarnation": _WORD, "incarnations": _words, "members": _words, "voters": _words, "replaces": _words,
+    "log": _LOG_NAME, "digest": _WORD, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
     "ready_count": _COUNT, "prepared_count": _COUNT, "number": _COUNT, "starts_ahead": _COUNT,
     "restart_count": _COUNT, "max_restarts": _COUNT, "renewals": _COUNT, "min_nodes": _SIZE, "max_nodes": _SIZE,
-    "preferred_rank": _RANK, "group_rank": _RANK, "coordinator_rank": _RANK_OR_NONE,
+    "preferred_rank": _RANK, "group_rank": _RANK,
     "first_rank": _RANK, "first_role_rank": _RANK, "departed": _distinct(_RANK, COUNT_MAX),
     "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
     "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
@@ -135,16 +152,17 @@ _RULES: dict[str, Rule] = {
     "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
     "log_file": _exactly, "found_by": _exactly, "matched_rules": _distinct(_COUNT, RULES_MAX), "unfit": one_line,
     "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
-    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line, "keeper": _SHOWN_NAME,
+    "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
-    (m.Kept, "ended"): _distinct(_NAME, COUNT_MAX),
+    (LogStatus, "ended"): _few(COUNT_MAX),
+    (LogStatus, "failures"): _few(COUNT_MAX),
+    (Entry, "charged"): _few(COUNT_MAX),
+    (Entry, "payload"): _exactly,
     (m.Past, "ended"): _exactly,
     (m.Plan, "ended"): _exactly,
     (m.Status, "asks"): _few(ASKS_MAX),
     (m.Plan, "answers"): _few(ASKS_MAX),
-    (m.Past, "group_rank"): _RANK_OR_NONE,
-    (m.Past, "group_world_size"): _COUNT,
     (m.Assigned, "master_addr"): _NAME,
     (Reached, "calls"): _number(-1, 1 << 53),
     (Ledger, "calls"): _number(-1, 1 << 53),
@@ -177,43 +195,15 @@ _Check = Callable[[Any], list[tuple[str, bool]]]
 
 
 def _check_past(past: m.Past) -> list[tuple[str, bool]]:
-    size = past.group_world_size
     if not past.round:
-        has_past = past.restart_count or size or past.departed or past.standing is not m.Standing.READY
-        return [("a node without a round has a past", bool(has_past))]
-    return [
-        ("group_rank is none of the round's", not 0 <= past.group_rank < size),
-        ("coordinator_rank is none of the round's", past.coordinator_rank >= size),
-        ("departed has a rank that is none of the round's", any(rank >= size for rank in past.departed)),
-        ("a node that failed does not say how", past.standing is m.Standing.FAILED and past.failure is None),
-    ]
-
-
-def _check_hello(hello: m.Hello) -> list[tuple[str, bool]]:
-    past, terms, known = hello.status.past, hello.terms, hello.kept.seats
-    epoch = 0 if known is None else m.epoch_of(known.fence, known.round)
-    seats = 0 if known is None else len(known.seats)
-    return [
-        ("kept.seats.fence is of an epoch above seen_epoch", epoch > hello.seen_epoch),
-        ("kept.seats are more than terms.max_nodes", seats > terms.max_nodes),
-        ("past.restart_count is above terms.max_restarts", past.restart_count > terms.max_restarts),
-        ("past.group_world_size is above terms.max_nodes", past.group_world_size > terms.max_nodes),
-    ]
+        return [("a node without a round has a past", past.standing is not m.Standing.READY)]
+    return [("a node that failed does not say how", past.standing is m.Standing.FAILED and past.failure is None)]
 
 
 def _check_status(status: m.Status) -> list[tuple[str, bool]]:
     node_id = status.node.node_id
     said = [*status.asks, status.frozen, status.saved, status.question, status.places, status.left]
     return [("it speaks of another node", any(each is not None and each.node_id != node_id for each in said))]
-
-
-def _check_seats(seats: m.Seats) -> list[tuple[str, bool]]:
-    names = {seat.node_id for seat in seats.seats}
-    return [
-        ("fence is none of the round's", (seats.fence - seats.round) % m.ROUNDS_OF_AN_EPOCH != 0),
-        (f"seats are none, or more than {m.SEATS_MAX}", not 0 < len(seats.seats) <= m.SEATS_MAX),
-        ("seats name a node twice", len(names) != len(seats.seats)),
-    ]
 
 
 def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:
@@ -230,12 +220,9 @@ def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:
 _CHECKS: dict[type[Record], _Check] = {
     m.Terms: lambda terms: [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)],
     m.Past: _check_past,
-    m.Hello: _check_hello,
     m.Status: _check_status,
-    m.Seats: _check_seats,
     m.Assigned: lambda assigned: [
         ("round is 0", not assigned.round),
-        ("coordinator_rank is none of the round's", assigned.coordinator_rank >= assigned.ranks.group_world_size),
     ],
     m.Ended: lambda ended: [
         ("a job that failed has no cause", ended.outcome is m.Outcome.FAILED and ended.cause is None)
@@ -244,7 +231,12 @@ _CHECKS: dict[type[Record], _Check] = {
 }
 
 
-def objection_to(hello: m.Hello, ours: m.Terms, epoch: int) -> str:
+def is_term_too_high(status: m.Status, term: int) -> bool:
+    """Whether no log has counted to the term of a node: a leader in one above it would be followed by nobody."""
+    return status.log is not None and status.log.term > term + m.TERMS_AHEAD_MAX
+
+
+def objection_to(hello: m.Hello, ours: m.Terms, term: int) -> str:
     """What an agent was told otherwise than the job's others, and what to do; empty if nothing."""
     theirs = hello.terms
     theirs_nodes, our_nodes = f"{theirs.min_nodes}:{theirs.max_nodes}", f"{ours.min_nodes}:{ours.max_nodes}"
@@ -257,6 +249,6 @@ def objection_to(hello: m.Hello, ours: m.Terms, epoch: int) -> str:
     ):
         if here != there:
             return f"{what} is {here} here and {there} in the running job: use the same{remedy} on every node"
-    if hello.seen_epoch > epoch + m.EPOCHS_AHEAD_MAX:  # a board's numbers would come to their end
-        return f"Hello.seen_epoch is {hello.seen_epoch}, and the job's is {epoch}"
+    if hello.status.log is not None and is_term_too_high(hello.status, term):
+        return f"Status.log.term is {hello.status.log.term}, and the job's is {term}"
     return ""

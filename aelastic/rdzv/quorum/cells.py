@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aelastic.core.record import Record
 
-# The first word of a cell: what one store alone keeps of a run begins with a count (`record_text.py`).
+# The first word of a cell: what one store alone keeps of a run is a JSON list (`endpoint_cell.py`).
 MARK = b"quorum "
 
 

@@ -53,8 +53,8 @@ ASKED_AGAIN_S = 1.0
 MARGIN_S = 3.0
 DEADLINE_MAX_S = 1e6
 ANSWERS_MAX = 256
-# Notices of one coordinator; the next one's epoch is higher, by milliseconds.
-NOTICES_OF_AN_EPOCH = 1_000
+# Notices of one leader; the next one's term is higher.
+NOTICES_OF_A_TERM = 1_000
 
 
 class Step(StrEnum):
@@ -105,7 +105,7 @@ class Crew(Record):
     hosts: Mapping[str, str]  # of those that are connected, by node; none once the job is over
     nodes: tuple[str, ...]  # of these, those that take part in the round that runs; none while none runs
     round: int
-    epoch: int  # of the coordinator
+    term: int  # of the coordinator
     able: tuple[str, ...]  # nodes that the job can go on with
     least: int = 1  # of these: with fewer, it ends
     rule: str = ""  # by which a drain ends it, whatever is left
@@ -386,7 +386,7 @@ class Drain(Generic[T]):
         return [self.send(node_id, Notice(self.notice_id, crew.round, Stage.NONE)) for node_id in crew.nodes]
 
     def _next_id(self, crew: Crew) -> int:
-        return max(self.notice_id + 1, crew.epoch * NOTICES_OF_AN_EPOCH)
+        return max(self.notice_id + 1, crew.term * NOTICES_OF_A_TERM)
 
     def _tell(self, stage: Stage, now: float) -> list[T]:
         notice = self._notice(stage, self._first, now)

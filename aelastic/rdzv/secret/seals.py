@@ -1,8 +1,7 @@
-"""What agents write on a board, proved: whoever can write there, and has no secret, has written nothing.
+"""What agents write in a store, proved: whoever can write there, and has no secret, has written nothing.
 
-The proof is the last member of the JSON that it proves: an agent of a version that knows none reads the rest, connects,
-and is told.  A key is made for each run id, so what one job has written says nothing in
-another; that a record is an older one of the same job shows in its epoch.
+The proof is the last item of the JSON list that it proves.  A key is made for each run id, so what one job has written
+says nothing in another; that a cell is an older one of the same job shows in its term.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from hmac import compare_digest
 
 from aelastic.rdzv.secret.keys import Key, shown
 
-_LABEL = b"aelastic board"
-_SEALED = re.compile(rb'(.*), "proof": "([0-9a-f]{16}) ([0-9a-f]{64})"\}', re.DOTALL)
+_LABEL = b"aelastic cell"
+_SEALED = re.compile(rb'(.*), "proof ([0-9a-f]{16}) ([0-9a-f]{64})"\]', re.DOTALL)
 
 
 class ForeignError(Exception):
@@ -22,11 +21,11 @@ class ForeignError(Exception):
 
 
 def sign(text: bytes, keys: Sequence[Key]) -> bytes:
-    """What to write, of a text that ends with a JSON object; without a key the text itself."""
+    """What to write, of a text that is a JSON list; without a key the text itself."""
     if not keys:
         return text
-    proof = f', "proof": "{keys[0].id} {keys[0].made_of(_LABEL, text)[0].hex()}"}}'
-    return text.removesuffix(b"}") + proof.encode()
+    proof = f', "proof {keys[0].id} {keys[0].made_of(_LABEL, text)[0].hex()}"]'
+    return text.removesuffix(b"]") + proof.encode()
 
 
 def verify(text: bytes, keys: Sequence[Key]) -> bytes:
@@ -43,7 +42,7 @@ def verify(text: bytes, keys: Sequence[Key]) -> bytes:
     own = shown([each.id for each in keys])
     if found is None:
         raise ForeignError(f"it was written without a secret (ours is key {own})")
-    inner, key_id, proof = found[1] + b"}", found[2].decode(), bytes.fromhex(found[3].decode())
+    inner, key_id, proof = found[1] + b"]", found[2].decode(), bytes.fromhex(found[3].decode())
     key = next((each for each in keys if each.id == key_id), None)
     if key is None:
         raise ForeignError(f"it was written with another secret (key {shown([key_id])}; ours is {own})")
@@ -55,4 +54,4 @@ def verify(text: bytes, keys: Sequence[Key]) -> bytes:
 def claimed(text: bytes) -> bytes:
     """What a text says, whoever wrote it."""
     found = _SEALED.fullmatch(text)
-    return text if found is None else found[1] + b"}"
+    return text if found is None else found[1] + b"]"

@@ -19,8 +19,6 @@ from aelastic.rdzv.quorum.cells import cell_from_bytes
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.endpoints import (
     Endpoint,
-    GoneError,
-    RefusedError,
     first_of,
     local_addresses_of,
     look_up_limit_s,
@@ -171,14 +169,7 @@ class C10dStore(Store):
             raise InputError(
                 f"rendezvous endpoint {self._client.endpoint}: port 0 is for an endpoint on this host: use a fixed port"
             )
-        try:
-            await self._client.connect()
-        except RefusedError as error:
-            # Proof that the store is gone on this machine, or after the store hung up.  Else something in between may
-            # refuse in its name: others reach it, see our renewals stand still, and elect another leader.
-            if self._local_address is None and not self._client.has_hung_up:
-                raise
-            raise GoneError(*error.args, reason=error.reason) from None
+        await self._client.connect()
 
     async def _look_around(self) -> None:
         """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""

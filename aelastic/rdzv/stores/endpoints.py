@@ -20,7 +20,6 @@ from aelastic.host import names
 from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.stores.store import NoStoreForJob
 
 # For a name server where nothing is urgent; agents of a job use `look_up_limit_s`.
 RESOLVE_TIMEOUT_S = 10.0
@@ -42,10 +41,6 @@ class Endpoint(Record):
 
 class RefusedError(RendezvousConnectionError):
     """The port is closed: no process listens there; `reason` is `REFUSED`."""
-
-
-class GoneError(NoStoreForJob, RefusedError):
-    """The port is closed, and the process that had it has ended."""
 
 
 class Way(Record):

@@ -16,6 +16,7 @@ import socket
 import ssl
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from ipaddress import ip_address
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -75,7 +76,8 @@ class Question(Record):
 
     method: str
     path: str  # as it goes over the wire, with a query if there is one
-    body: Mapping[str, Any] = MappingProxyType({})  # the keywords of aiohttp's `request`: `json` or `data`
+    body: bytes = b""
+    body_type: str = ""
     headers: Mapping[str, str] = MappingProxyType({})  # further ones
 
 
@@ -235,9 +237,10 @@ class EtcdStore(Store):
 
         endpoint, method, path = self._asked, question.method, question.path
         url, headers = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True), dict(question.headers)
-        async with self._open_session().request(
-            method, url, headers=headers, allow_redirects=False, **question.body
-        ) as response:
+        body, session = None, self._open_session()
+        if question.body:
+            headers["Content-Type"], body = question.body_type, BytesIO(question.body)  # bytes may not be many
+        async with session.request(method, url, headers=headers, allow_redirects=False, data=body) as response:
             received = bytearray()
             async for chunk in response.content.iter_any():
                 received += chunk

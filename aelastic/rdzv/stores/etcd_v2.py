@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from aelastic.errors import InputError, RendezvousStateError
 from aelastic.rdzv.stores.etcd_http import Answer, Elsewhere, Entry, EtcdStore, NotUnderstood, Question, Refusal
@@ -43,11 +43,12 @@ class EtcdV2(EtcdStore):
 
     async def _request_key(self, method: str, query: str, form: dict[str, str] | None = None) -> Entry:
         settings = self.settings
-        headers = {}
+        headers: dict[str, str] = {}
         if settings.user:
             headers["Authorization"] = f"Basic {b64encode(f'{settings.user}:{settings.password}'.encode()).decode()}"
-        path, body = f"/v2/keys{quote(self._key, safe='/')}?{query}", {"data": form} if form else {}
-        return await self._ask(Question(method, path, body, headers), _understand)
+        path, body = f"/v2/keys{quote(self._key, safe='/')}?{query}", urlencode(form or {}).encode()
+        question = Question(method, path, body, "application/x-www-form-urlencoded", headers)
+        return await self._ask(question, _understand)
 
     def _error(self, refusal: Refusal) -> Exception:
         if refusal.code != UNAUTHORIZED:

@@ -89,7 +89,7 @@ class EtcdV3(EtcdStore):
                 self._token = await self._authenticate()
             headers = {"Authorization": self._token} if self._token else {}
             try:
-                return await self._ask(Question("POST", f"/v3/{path}", {"json": message}, headers), _understand)
+                return await self._ask(_question(path, message, headers), _understand)
             except Refusal as refusal:
                 if attempt == 2 or not self.settings.user or not _is_about_token(refusal):
                     raise self._error(refusal) from None
@@ -102,7 +102,7 @@ class EtcdV3(EtcdStore):
             return ""
         message = {"name": settings.user, "password": settings.password}
         try:
-            answer = await self._ask(Question("POST", "/v3/auth/authenticate", {"json": message}), _understand)
+            answer = await self._ask(_question("auth/authenticate", message, {}), _understand)
         except Refusal as refusal:
             if refusal.code == FAILED_PRECONDITION:  # "authentication is not enabled"
                 return ""
@@ -128,6 +128,10 @@ def _is_about_token(refusal: Refusal) -> bool:
     words = refusal.message
     is_argument = refusal.code == INVALID_ARGUMENT and ("user" in words or "auth store is old" in words)
     return refusal.code == UNAUTHENTICATED or is_argument
+
+
+def _question(path: str, message: JsonObject, headers: Mapping[str, str]) -> Question:
+    return Question("POST", f"/v3/{path}", json.dumps(message).encode(), "application/json", headers)
 
 
 def _understand(answer: Answer) -> JsonObject:

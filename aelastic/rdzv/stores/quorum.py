@@ -24,7 +24,7 @@ from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_byte
 from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.c10d import C10dStore, other_list
-from aelastic.rdzv.stores.endpoints import Endpoint, GoneError, endpoints_of, look_up_limit_s
+from aelastic.rdzv.stores.endpoints import Endpoint, endpoints_of, look_up_limit_s
 from aelastic.rdzv.stores.store import Store
 from aelastic.tcpstore.template import StoreTemplate
 
@@ -70,7 +70,6 @@ class QuorumStore(Store):
         self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
         self._told: dict[str, str] = {}
         self._on_endpoint = on_endpoint
-        self._gone: set[str] = set()  # those whose process has ended
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
         self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
@@ -159,11 +158,10 @@ class QuorumStore(Store):
         for store in answer.forgetful:
             self._note(self._endpoints[store], EMPTY)
         missing = [f"{name} ({why})" for name, why in self._states.items() if why]
-        words = (
+        return RendezvousConnectionError(
             f"{len(missing)} of {len(self._parts)} rendezvous endpoints are missing, and {self._register.majority} are "
             f"needed: {', '.join(missing)}"
         )
-        return (GoneError if len(self._gone) >= self._register.majority else RendezvousConnectionError)(words)
 
     # One endpoint.
 
@@ -174,9 +172,7 @@ class QuorumStore(Store):
             try:
                 answer = await self._carry_out(request)
                 state = ""
-                self._gone.discard(name)
             except (RendezvousError, InputError) as error:
-                self._gone = self._gone - {name} | ({name} if isinstance(error, GoneError) else set())
                 state = error.reason if isinstance(error, RendezvousConnectionError) else str(error)
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):

@@ -1,7 +1,8 @@
 """A store: one cell for each run id, outside the agents, changed by compare-and-set.
 
-The cell holds the text in which the agents of a job say which of them leads (`board.py`).  A store knows nothing about
-that text: it has no opinion about elections.  The cell must be strongly consistent, and must stay when an agent goes.
+The cell holds the text in which the agents of a job say which of them leads, and on what they agreed last
+(`endpoint_cell.py`).  A store knows nothing about that text: it has no opinion about leaders.  The cell must be
+strongly consistent, and must stay when an agent goes.
 
 To keep the cell elsewhere, implement `get`, `compare_set`, `aclose` and `name`, and pass a factory to
 `registry.register`.  `MasterStore` in `static.py` is the smallest example, `etcd_v2.py` one on a server.
@@ -10,14 +11,6 @@ To keep the cell elsewhere, implement `get`, `compare_set`, `aclose` and `name`,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-
-
-class NoStoreForJob(Exception):
-    """Mixed into an error after which no agent of this job can use the store, as long as it is raised.
-
-    A leader keeps leading then, because no other agent can be elected: the process that served the store has ended, or
-    what answers at its endpoint is not this job's store.
-    """
 
 
 class Store(ABC):

@@ -21,8 +21,7 @@ from urllib.parse import quote, unquote
 import anyio
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, RefusedError, first_words, probe
-from aelastic.rdzv.stores.store import NoStoreForJob
+from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, first_words, probe
 from aelastic.tcpstore.child import Death, Fork, Refusal, StoreProcess, Unanswered
 
 _log = logging.getLogger(__name__)
@@ -41,11 +40,9 @@ ANSWER_TIMEOUT_S = 5.0
 SERVED_FOR = "aelastic/served_for"
 # What torch's client says when it got an answer that no store gives.
 _NOT_UNDERSTOOD = "Ping failed"
-# What it says when the other side has closed the connection in order, as the kernel of a process that ends does.
-_CLOSED = "got 0 bytes"
 
 
-class NoStoreError(NoStoreForJob, RendezvousStateError):
+class NoStoreError(RendezvousStateError):
     """What answers at the endpoint is no TCPStore."""
 
     topic = "another-program-answers-at-the-endpoint"
@@ -55,7 +52,7 @@ class LostError(RendezvousConnectionError):
     """The connection to the store was lost."""
 
 
-class OtherJobError(NoStoreForJob, InputError):
+class OtherJobError(InputError):
     """The store at the endpoint is served for another run id."""
 
     topic = "the-endpoint-serves-another-job"
@@ -71,7 +68,7 @@ def printable(run_id: str) -> str:
 
 
 class TcpStore:
-    """The store at an endpoint, as one board uses it: one operation at a time; each may be cancelled.
+    """The store at an endpoint, as one agent uses it: one operation at a time; each may be cancelled.
 
     What asks the store raises `RendezvousConnectionError` if that is lost; then `is_connected` is false, mostly.
 
@@ -96,7 +93,6 @@ class TcpStore:
         self.endpoint = endpoint
         self.is_connected = False
         self.is_serving = False
-        self.has_hung_up = False  # it closed the connection in order, and has only refused others since
         self.own_address = ""  # our end of the way to it, where it is another's
         self._run_id = run_id
         self._read_timeout_s, self._look_up_s = read_timeout_s, look_up_s
@@ -150,16 +146,12 @@ class TcpStore:
             InputError: the child cannot import torch.
         """
         self.is_connected = self.is_serving = False
-        try:
-            way = await probe(self.endpoint, self._look_up_s)
-        except RendezvousConnectionError as error:
-            self.has_hung_up &= isinstance(error, RefusedError)
-            raise
+        way = await probe(self.endpoint, self._look_up_s)
         self.own_address = "" if "%" in way.own_address else way.own_address  # a scope is known to this machine only
         if self._process.is_busy:  # with a request that may never end, for a caller that was cancelled
             await self._process.aclose()
         await self._handshake(way.address)
-        self.is_connected, self._was_reached, self.has_hung_up = True, True, False
+        self.is_connected = self._was_reached = True
         await self.check_run_id()
 
     async def _handshake(self, host: str) -> None:
@@ -278,7 +270,7 @@ class TcpStore:
             self.is_connected &= self.is_serving
             raise
         except Refusal as refusal:
-            self.is_connected, self.has_hung_up = False, _CLOSED in str(refusal)
+            self.is_connected = False
             raise LostError(
                 f"lost the connection to the rendezvous endpoint {self.endpoint}: {refusal}",
                 reason=f"lost the connection: {refusal}",

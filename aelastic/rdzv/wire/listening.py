@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from aelastic.errors import InputError, RendezvousError
 from aelastic.host.sockets import LOOPBACKS, HeldPort, is_address, is_loopback, loopback_address
-from aelastic.rdzv.board import Board
+from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
 
@@ -16,28 +16,28 @@ from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_ad
 BESIDE_MAX = 8
 
 
-def own_addresses(settings: RendezvousSettings, board: Board) -> list[str]:
+def own_addresses(settings: RendezvousSettings, cell: EndpointCell) -> list[str]:
     """What others are told: addresses of this host, and the endpoint as the user wrote it."""
     if settings.is_on_loopback:
         return [loopback_address(settings.local_addr or "localhost")]
     if settings.local_addr:
         return [settings.local_addr]
-    own = board.own_address
+    own = cell.own_address
     far = [own] if own and not is_loopback(own) else outward_addresses()
-    return list(dict.fromkeys(each for each in (board.endpoint_host, *far) if each)) or [loopback_address()]
+    return list(dict.fromkeys(each for each in (cell.endpoint_host, *far) if each)) or [loopback_address()]
 
 
-def addresses_beside(told: Sequence[str], local: Sequence[str], board: Board) -> list[str]:
+def addresses_beside(told: Sequence[str], local: Sequence[str], cell: EndpointCell) -> list[str]:
     """What others are told beside the name of this host, for when no name server answers them.
 
     Args:
         told: as `own_addresses` gives it.
         local: as `local_addresses` gives it.
-        board: where this agent's connection to it comes from others may reach it, where its name says nothing here.
+        cell: where this agent's connection to it comes from others may reach it, where its name says nothing here.
     """
     if any(map(is_address, told)):
         return []
-    way = board.own_address
+    way = cell.own_address
     if local or not way or is_loopback(way):
         return list(local[:BESIDE_MAX])
     return [way]

@@ -18,6 +18,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.host import names
+from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, WireError
 from aelastic.rdzv.secret.handshake import Handshake, ProofError, Tagger
 
@@ -81,6 +82,7 @@ class Stream(asyncio.Protocol):
         self._proof_limit: asyncio.TimerHandle | None = None
         self._tagger: Tagger | None = None  # of what is sent
         self._unsent: list[bytes] = []  # until then
+        self._flushed: list[Callable[[], None]] = []  # to be called when all of it is in the kernel's hands
         self._transport: asyncio.Transport | None = None
         self._is_deaf = self._has_hung_up = False
         self._unhandled = 0
@@ -144,6 +146,25 @@ class Stream(asyncio.Protocol):
         if self._transport.get_write_buffer_size() > UNSENT_MAX:
             self.abort()
 
+    def when_flushed(self, call: Callable[[], None]) -> None:
+        """Calls once all that was sent is in the kernel's hands; never, if the connection ends before."""
+        if self._transport is None or self._proof is not None or self._transport.get_write_buffer_size():
+            self._flushed.append(call)
+        else:
+            call()
+
+    def resume_writing(self) -> None:
+        """Called by the loop when the write buffer is empty."""
+        flushed, self._flushed = self._flushed, []
+        for call in flushed:
+            call()
+
+    @property
+    def how_closed(self) -> Close:
+        """What the end of this connection proves: an orderly one, without half a message, is that of a process."""
+        is_orderly = not self.is_reset and not self._decoder.unfinished_bytes
+        return Close.ORDERLY if is_orderly else Close.ABORTED
+
     def close(self) -> None:
         """Sends what is unsent, and closes."""
         self._is_deaf = True
@@ -184,6 +205,7 @@ class Stream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport.set_write_buffer_limits(high=0)
         with self._ends_alone():
             self._on_open(self)
             if self._proof is None:

@@ -1,15 +1,27 @@
-"""Values on a store that are no leader's record."""
+"""Values in a store that are no cell of a leader."""
 
 from __future__ import annotations
 
+import copy
 import json
 import urllib.parse
 from base64 import b64encode
+from typing import Any
 
-from aelastic.rdzv.record_text import MAX_BYTES
+from aelastic.rdzv.protocol.codec import FRAME_MAX, to_text
+from kit.servers.etcd_cells import stored_by
 from kit.servers.etcd_servers import EtcdServer
 
-GOOD = {"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}
+GOOD = json.loads(to_text(stored_by("a")))
+
+
+def _with(**changes: Any) -> bytes:
+    """A cell with another value in it."""
+    kind, fields = copy.deepcopy(GOOD)
+    for name, value in changes.items():
+        of = fields["cell"] if name in fields["cell"] else fields["leader"]
+        of[name] = value
+    return json.dumps([kind, fields]).encode()
 
 
 GARBAGE = [
@@ -18,18 +30,17 @@ GARBAGE = [
     b"\xff\xfe",
     b"null",
     b"[" * 50_000,
-    b" " * MAX_BYTES + b"1",
-    json.dumps({**GOOD, "epoch": True}).encode(),
-    json.dumps({**GOOD, "epoch": "1"}).encode(),
-    json.dumps({**GOOD, "epoch": 0}).encode(),
-    json.dumps({**GOOD, "epoch": 1.0}).encode(),
-    json.dumps({**GOOD, "verdict": None}).encode(),
-    json.dumps({**GOOD, "candidate": [1]}).encode(),
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "port": 65536}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": [1]}}).encode(),  # type: ignore[dict-item]
-    json.dumps({**GOOD, "candidate": {**GOOD["candidate"], "addresses": "h"}}).encode(),  # type: ignore[dict-item]
-    json.dumps(GOOD).encode().replace(b'"epoch": 1', b'"epoch": ' + b"9" * 5000),
-    json.dumps(GOOD).encode().replace(b'"port": 1', b'"port": ' + b"9" * 4000),
+    b" " * FRAME_MAX + b"1",
+    _with(term=True),
+    _with(term="1"),
+    _with(term=-1),
+    _with(term=1.0),
+    _with(leader=None),
+    _with(port=65536),
+    _with(addresses=[1]),
+    _with(addresses="h"),
+    json.dumps(GOOD).encode().replace(b'"term": 1', b'"term": ' + b"9" * 5000),
+    json.dumps(GOOD).encode().replace(b'"port": 29500', b'"port": ' + b"9" * 4000),
 ]
 
 

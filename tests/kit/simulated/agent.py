@@ -144,8 +144,8 @@ class Agent(SimulatedProcess):
         self.loop.start(self._run(), self._over)
 
     async def _run(self) -> None:
-        board = self._board.reached_by(self)
-        self.link = link = ObservedLink(board, self.settings, "job", self.node_id, self._policy)
+        cell = self._board.reached_by(self)
+        self.link = link = ObservedLink(cell, self.settings, "job", self.node_id, self._policy)
         link.agent = self
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run, self._deliver)

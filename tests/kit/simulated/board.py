@@ -1,7 +1,7 @@
-"""What the checks of a simulated job know of its board: what is written there, and what may go wrong on the way to it.
+"""What the checks of a simulated job know of its endpoint: what is in the cell, and what may go wrong on the way to it.
 
-Each agent has the real board, over simulated stores (`stores.py`).  Request and answer may be late or lost, each by itself: a
-campaign whose answer is lost has been made.
+Each agent has the real cell, over simulated stores (`stores.py`).  Request and answer may be late or lost, each by itself: a
+write whose answer is lost has been made.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.board import Board as RealBoard
-from aelastic.rdzv.leader_record import LeaderRecord
-from aelastic.rdzv.record_text import state_of
+from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.protocol.codec import from_text
+from aelastic.rdzv.protocol.messages import StoredCell
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World
 
@@ -50,24 +50,23 @@ class Board:
         self.faults = BoardFaults()
         self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
         self.wiped_at = -1.0
-        self.elections: list[tuple[float, LeaderRecord]] = []  # when each was made
+        self.elections: list[tuple[float, StoredCell]] = []  # the first cell of each leader, and when it was written
         self.closed_at: float | None = None  # when it was told how the job ended
-        self._closed_token = ""
-        self.usurper = ""  # the agent that campaigned against a record that said so
-        self.usurped_at = 0.0
-        self.record: LeaderRecord | None = None
+        self._verdict: Any = None  # the entry that said so
+        self.stored: StoredCell | None = None
 
     @property
     def has_forgotten(self) -> bool:
         """Whether it was told how the job ended, and does not say so any more."""
-        return self.closed_at is not None and (self.record is None or self.record.candidate.token != self._closed_token)
+        committed = None if self.stored is None else self.stored.cell.committed
+        return self.closed_at is not None and committed != self._verdict
 
     @property
     def needed_hosts(self) -> Sequence[str]:
         """Without an agent on each of them the job cannot go on."""
         return self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> RealBoard:
+    def reached_by(self, process: SimulatedProcess) -> EndpointCell:
         """The board, as one process has it."""
         raise NotImplementedError
 
@@ -76,16 +75,14 @@ class Board:
         raise NotImplementedError
 
     def note(self, text: bytes) -> None:
-        before, record = self.record, state_of(text).record
-        self.record = record
-        if record is None:
+        self.stored = stored = from_text(text.decode()) if text else None
+        if stored is None:
             return
-        if not record.is_same_term(before) and not (self.elections and record.is_same_term(self.elections[-1][1])):
-            self.elections.append((self._world.now, record))
-            if before is not None and before.verdict:
-                self.usurper, self.usurped_at = record.candidate.node_id, self._world.now
-        if record.verdict and self.closed_at is None:
-            self.closed_at, self._closed_token = self._world.now, record.candidate.token
+        cell = stored.cell
+        if cell.leader and cell.leader not in {each.cell.leader for _, each in self.elections}:
+            self.elections.append((self._world.now, stored))
+        if cell.committed is not None and cell.committed.is_verdict and self.closed_at is None:
+            self.closed_at, self._verdict = self._world.now, cell.committed
 
     def is_deaf(self, host: str) -> bool:
         """Whether a host may get no answer."""

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any
 from aelastic.aio import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.coordinator import session_events as c
-from aelastic.rdzv.coordinator.leader import Leader, Phase
+from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.log import leader as leading
+from aelastic.rdzv.log import votes
+from aelastic.rdzv.log.entries import Entry, log_of
 from aelastic.rdzv.member import member_events as m
-from aelastic.rdzv.member.leader_watch import DOUBTED_LEASES
 from aelastic.rdzv.protocol.messages import (
     Failed,
     Hello,
-    HungUp,
     NodeMessage,
     OptedIn,
     Plan,
     Prepared,
-    Seats,
     Standing,
     Status,
     Succeeded,
 )
-from aelastic.rdzv.survivors.leadership import TRUSTED_SHARE
 from aelastic.rdzv.wire.stream import Stream
 from kit.reports import news
 from kit.simulated.world import End
@@ -36,49 +35,43 @@ from kit.simulated.world import End
 if TYPE_CHECKING:
     from kit.simulated.agent import Agent
 
-# Shares of a lease: for so long a leader trusts the board's answer, and those that cannot reach it doubt it no sooner.
-TRUSTED, DOUBTED = TRUSTED_SHARE, DOUBTED_LEASES
-
 
 class Coordination:
-    """What is known of an agent's term as coordinator, beside what it says."""
+    """What is known of an agent's leadership, beside what it says."""
 
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
 
     @property
     def token(self) -> str:
-        """Of its candidate, as the board has it."""
+        """Of it, as the cell has it."""
         return self._leader.sessions.token
 
     @property
     def node_id(self) -> str:
         return self._leader.coordinator.own_node_id
 
-    @property
-    def missing(self) -> set[str]:
-        """The nodes without which it begins no round: they may have elected another one."""
-        return {seat.node_id for seat in self._leader.sessions.missing}
+    def lacks(self, living: set[str]) -> set[str]:
+        """The voters for want of which it has no quorum, even if all those vote that live; by node id."""
+        log = self._leader.log
+        if log.mandate or not isinstance(log.node.committed, Entry):
+            return set()
+        voters = set(log.node.committed.voters)
+        here = {name for name in voters if name.partition("~")[0] in living}
+        found = leading.phase_1_votes(log)
+        found = found.replace(answered=found.answered | here)
+        if votes.mandate(log.node.committed.configuration, found):
+            return set()
+        return {name.partition("~")[0] for name in voters - found.known - found.replaced}
 
     def has(self, node_id: str) -> bool:
         """Whether it has a connection with a node: it may have given one up, and have yet to say so."""
         return self._leader.sessions.is_connected(node_id)
 
     @property
-    def waits_for_board(self) -> bool:
-        """Whether it has stood back, or has asked for a newer epoch: it begins no round before the answer."""
-        return self._leader.phase is Phase.RECLAIMING
-
-    @property
-    def is_confirmed_by_nodes(self) -> bool:
-        """Whether it decides by the word of most nodes rather than by that of the board."""
-        lease = self._leader.lease
-        return lease.nodes_until > lease.certain_until
-
-    @property
-    def is_on_board(self) -> bool:
-        """Whether the board has its record, as far as it knows."""
-        return self._leader.sessions.electorate.is_on_board
+    def log_name(self) -> str | None:
+        """Of the log that it leads; `None`: none is founded yet."""
+        return log_of(self._leader.log.node.committed)
 
     def round_of(self, node_id: str) -> int:
         """The number of the round that a node takes part in now; 0: none."""
@@ -124,20 +117,14 @@ class ObservedLink(AgentLink):
 
 
 class ObservedServer(CoordinatorServer):
-    """Tells its agent what the coordinator says, and when the board has confirmed it."""
+    """Tells its agent what the leader says."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         loop: Any = asyncio.get_running_loop()
         self.agent: Agent = loop.process
-        self._hung_up: set[int] = set()  # connections whose nodes have said so
         self._plans: dict[int, Plan] = {}  # the last on each connection
-        self._mailbox = _Heard(self.agent, self._leader)
-
-    def on_message(self, stream: Stream, message: Any) -> None:
-        if isinstance(message, HungUp):
-            self._hung_up.add(stream.conn)
-        super().on_message(stream, message)
+        self._mailbox = _Heard(self.agent, self.leader)
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         super().on_failure(stream, error)
@@ -146,12 +133,14 @@ class ObservedServer(CoordinatorServer):
     def _carry_out(self, action: c.Action, *args: Any) -> None:
         if isinstance(action, c.Say) and action.conn in self._streams:
             node_id = getattr(_end(self._streams[action.conn]).peer.process, "node_id", "")
-            leader = Coordination(self._leader)
+            leader = Coordination(self.leader)
             for said in self._news(action.conn, action.message):
                 if isinstance(said, str):
                     self.agent.watcher.welcomes(leader, node_id)
                 else:
                     self.agent.watcher.said(self.agent, leader, node_id, said)
+        if isinstance(action, c.StepDown):
+            self.agent.watcher.steps_down(self.agent, Coordination(self.leader))
         super()._carry_out(action, *args)
 
     def _news(self, conn: int, message: Any) -> list[Any]:
@@ -160,25 +149,6 @@ class ObservedServer(CoordinatorServer):
             return [message]
         before, self._plans[conn] = self._plans.get(conn), message
         return news(before, message)
-
-    async def _renew(self, seats: Seats | None) -> None:
-        before, connected = self._record, self._connected()
-        await super()._renew(seats)
-        self._tell_renewed(before, connected)
-
-    async def _claim(self, seats: Seats | None) -> None:
-        before, connected = self._record, self._connected()
-        await super()._claim(seats)
-        self._tell_renewed(before, connected)
-
-    def _tell_renewed(self, before: Any, connected: set[str]) -> None:
-        if self._record is not before:
-            self.agent.watcher.renewed(self._record.candidate.token, connected)
-
-    def _connected(self) -> set[str]:
-        """The nodes that it has connections with."""
-        ends = [_end(stream) for conn, stream in self._streams.items() if conn not in self._hung_up]
-        return {getattr(end.peer.process, "node_id", "") for end in ends if end.is_open}
 
 
 class _Heard(Mailbox[c.Event]):
@@ -230,22 +200,22 @@ def has_connection(node: Agent, to: Agent) -> bool:
 def coordination_of(agent: Agent) -> Coordination | None:
     """Of the coordinator in this agent, if there is one."""
     server = None if agent.link is None else agent.link._server
-    return None if server is None else Coordination(server._leader)
+    return None if server is None else Coordination(server.leader)
 
 
 def phase_of(agent: Agent) -> m.Phase:
     """Of its member."""
-    return m.Phase.IDLE if agent.link is None else agent.link._member.phase
+    return m.Phase.SEARCHING if agent.link is None else agent.link._member.phase
 
 
 def is_member(agent: Agent) -> bool:
     """Whether a coordinator has welcomed it, as far as it knows."""
-    return phase_of(agent) is m.Phase.MEMBER
+    return phase_of(agent) is m.Phase.FOLLOWING
 
 
-def epoch_of(agent: Agent) -> int:
+def term_of(agent: Agent) -> int:
     """The newest that it knows of."""
-    return 0 if agent.link is None else agent.link._member.leader.epoch
+    return 0 if agent.link is None else agent.link._member.term
 
 
 def restart_count_of(agent: Agent) -> int:

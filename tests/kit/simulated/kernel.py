@@ -19,14 +19,13 @@ from aelastic.rdzv import agent_link
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.quorum.register import Register
-from aelastic.rdzv.survivors.election import Election
 from aelastic.rdzv.wire import stream
 from kit.simulated.insight import ObservedServer
 from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import LOOPBACK, World, address_of
 
 # The cores whose events and actions a story tells.
-TOLD = {WorkerGroup: "group", Member: "member", Election: "election", Leader: "leader", Register: "register"}
+TOLD = {WorkerGroup: "group", Member: "member", Leader: "leader", Register: "register"}
 
 
 @contextmanager
@@ -73,6 +72,8 @@ def _told(handle: Callable[..., Any]) -> Callable[..., Any]:
         name = TOLD.get(type(core))
         if name is not None and (process := _process()).is_alive:
             process.world.note(f"{process} {name}", event, actions)
+            if isinstance(core, Member | Leader):
+                process.watcher.keeps(process, core.log if isinstance(core, Member) else core.log.node)
         return actions
 
     return handle_and_tell

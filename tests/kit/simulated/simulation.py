@@ -475,7 +475,6 @@ class Simulation:
         """No two rounds run side by side for long."""
         slow_s = self.faults.slow_s if self.faults.slow else 0.0
         self.checks.look_at_rounds(slow_s)
-        self.checks.look_at_forks(slow_s)
         self.world.after(0.1, self.watch_rounds)
 
     def until(self, condition: Callable[[], object], within_s: float, what: str = "it") -> float:

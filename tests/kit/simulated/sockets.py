@@ -129,7 +129,14 @@ class Transport(asyncio.Transport):
         else:
             self._protocol.data_received(item)
 
+    def on_sent(self) -> None:
+        if not self._is_closing:
+            self._protocol.resume_writing()
+
     # Called by the protocol.
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """What a way that is cut holds back is unsent; else all is in the kernel's hands at once."""
 
     def is_closing(self) -> bool:
         return self._is_closing

@@ -15,11 +15,11 @@ import anyio
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board as RealBoard
+from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.quorum.cells import MARK, Vote, cell_from_bytes
 from aelastic.rdzv.quorum.register import LIMIT_S
 from aelastic.rdzv.settings import LEASE_S
-from aelastic.rdzv.stores.endpoints import REFUSED, GoneError, RefusedError
+from aelastic.rdzv.stores.endpoints import REFUSED, RefusedError
 from aelastic.rdzv.stores.quorum import QuorumStore
 from aelastic.rdzv.stores.store import Store as RealStore
 from aelastic.rdzv.stores.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
@@ -69,8 +69,8 @@ class OneStore(Board):
         self.store, self._is_etcd = Store(hosts[0] if hosts else BOARD), is_etcd
         self.store.is_down = bool(hosts)
 
-    def reached_by(self, process: SimulatedProcess) -> RealBoard:
-        return RealBoard(Part(self, self.store, process, is_etcd=self._is_etcd), None, LEASE_S)
+    def reached_by(self, process: SimulatedProcess) -> EndpointCell:
+        return EndpointCell(Part(self, self.store, process), None, LEASE_S)
 
     @property
     def is_up(self) -> bool:
@@ -93,7 +93,7 @@ class OneStore(Board):
 
     def is_deaf(self, host: str) -> bool:
         cut = self._world.cut
-        is_cut = (host, BOARD) in cut or (BOARD, host) in cut
+        is_cut = (host, self.store.host) in cut or (self.store.host, host) in cut
         return is_cut or not self.is_up or self.is_silent or self.faults.any
 
     def is_served_by(self, host: str) -> bool:
@@ -121,7 +121,7 @@ class OneStore(Board):
         self.is_up |= self._is_etcd
 
     def wipe(self) -> None:
-        self.record, self.wiped_at, self.store.text = None, self._world.now, b""
+        self.stored, self.wiped_at, self.store.text = None, self._world.now, b""
 
     def look(self) -> None:
         self.note(self.store.text)
@@ -153,8 +153,8 @@ class Stores(Board):
         is_known = self._newest and quorum.remembering(self.stores, self._chosen) is not None
         return () if is_known else self.hosts
 
-    def reached_by(self, process: SimulatedProcess) -> RealBoard:
-        return RealBoard(SimulatedQuorum(process, self), None, LEASE_S)
+    def reached_by(self, process: SimulatedProcess) -> EndpointCell:
+        return EndpointCell(SimulatedQuorum(process, self), None, LEASE_S)
 
     def is_deaf(self, host: str) -> bool:
         answering = sum(self._is_heard(store, host) for store in self.stores)
@@ -227,10 +227,8 @@ class Part(RealStore):
 
     name = "the store"
 
-    def __init__(self, board: Board, where: Store, process: SimulatedProcess, *, is_etcd: bool = False) -> None:
+    def __init__(self, board: Board, where: Store, process: SimulatedProcess) -> None:
         self._board, self._store, self._process, self._world = board, where, process, process.world
-        self._is_etcd = is_etcd
-        self._has_answered = False  # and has not been missed since
 
     async def open(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -284,16 +282,8 @@ class Part(RealStore):
         try:
             with anyio.fail_after(ANSWER_TIMEOUT_S):
                 text: bytes = await question.answer
-        except RefusedError:
-            is_seen = self._has_answered or self.is_served_here
-            self._has_answered = False
-            if is_seen and not self._is_etcd:  # the process that had the port has ended
-                raise GoneError("the store is gone", reason=REFUSED) from None
-            raise
         except TimeoutError:
-            self._has_answered = False
             raise RendezvousConnectionError("no answer in time", reason="no answer in time") from None
-        self._has_answered = True
         return text
 
     def _send(self, question: Question) -> None:

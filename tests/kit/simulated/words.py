@@ -11,25 +11,20 @@ from aelastic.core.record import Record
 from aelastic.decisions import wording
 from aelastic.decisions.decision import Decision
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.log.entries import Accepted, Entry, EntryId
 from aelastic.rdzv.protocol import messages as m
 
 
 def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each word
     match what:
-        case LeaderRecord():
-            renewals = "" if what.renewals is None else f", {what.renewals} renewals"
-            closed = ", closed" if what.verdict else ""
-            return f"epoch {what.epoch} of {in_words(what.candidate)}{renewals}{closed}"
-        case Candidate():
+        case Entry():
+            return in_words(what.id) + " (verdict)" * what.is_verdict
+        case EntryId():
+            return f"entry {what.term}.{what.number} {what.digest[:4]}"
+        case Accepted():
+            return f"{in_words(what.entry)} in term {what.term}"
+        case m.LeaderAt():
             return f"{what.node_id} ({what.token[:4]})"
-        case m.Seats():
-            closing = "" if what.closing is None else f", closing: {in_words(what.closing.verdict)}"
-            return f"Seats of round {what.round}: {', '.join(seat.node_id for seat in what.seats)}{closing}"
-        case m.Elected():
-            return f"epoch {what.epoch} of {what.node_id}"
-        case m.Seat():
-            return what.node_id
         case Decision():
             return repr(wording.text_of(what))
         case m.Node():
@@ -47,10 +42,10 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
         case m.Interrupted():
             return f"Interrupted round {what.round}, restarts {what.restart_count}: {wording.text_of(what.decision)!r}"
         case m.Past():
-            place = f"round {what.round} rank {what.group_rank} of {what.group_world_size}" if what.round else "new"
-            return f"{what.standing} ({place}, restarts {what.restart_count})"
+            place = f"round {what.round} of term {what.term}" if what.round else "new"
+            return f"{what.standing} ({place}{', charged' * what.is_charged})"
         case m.Hello():
-            return f"Hello from {in_words(what.status)}, knows epoch {what.seen_epoch}"
+            return f"Hello from {in_words(what.status)}"
         case m.Status():
             wishes = [
                 *(f"asks for {each.verb}" for each in what.asks),
@@ -60,10 +55,13 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
                     if each
                 ),
             ]
-            return ", ".join([f"{what.node.node_id}: {in_words(what.past)}", what.node.starts, *wishes])
+            log = "" if what.log is None else f"term {what.log.term}, committed {in_words(what.log.committed)}"
+            if what.log is not None and what.log.accepted is not None:
+                log += f", accepted {in_words(what.log.accepted)}"
+            return ", ".join([f"{what.node.node_id}: {in_words(what.past)}", what.node.starts, *wishes, log])
         case m.Plan():
             parts = [in_words(value) for name, value in _parts(what)]
-            return f"Plan of epoch {what.epoch}: {'; '.join(parts) or 'wait'}"
+            return f"Plan of term {what.term}: {'; '.join(parts) or 'wait'}"
         case Record():
             fields = " ".join(in_words(value) for value in what.__dict__.values() if value not in (None, ""))
             return f"{type(what).__name__} {fields}".rstrip()
@@ -73,7 +71,7 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
 
 def _parts(plan: m.Plan) -> list[tuple[str, Any]]:
     """What a plan has decided."""
-    fields = [(name, getattr(plan, name)) for name in m.Plan.__match_args__ if name not in {"epoch", "lease_s"}]
+    fields = [(name, getattr(plan, name)) for name in m.Plan.__match_args__ if name not in {"term", "lease_s"}]
     return [(name, f"{name}" if value is True else value) for name, value in fields if value]
 
 
@@ -97,5 +95,5 @@ def without_repetition(lines: Iterable[tuple[float, str]]) -> list[tuple[float, 
 
 
 _IDLE = re.compile(
-    r"DeadlinePassed( \| (ReadBoard|Send Alive|Renew))*$|BoardFailed|BoardRead|Received \d+ Heartbeat|Renewed|Received \d+ Alive|^board .*(read|renew)"
+    r"DeadlinePassed( \| (ReadCell|Send Alive|WriteCell.*))*$|CellFailed|CellSaid|Received \d+ Heartbeat|Received \d+ Alive"
 )

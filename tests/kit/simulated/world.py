@@ -22,6 +22,8 @@ from typing import Any, Protocol, TypeAlias
 CONNECT_TIMEOUT_S = 2.5
 DELAY_S = 0.002  # of what is not late, at most
 HERE_S = 1e-5  # the same on one machine
+# What the kernel takes of a connection on which nothing gets through.
+KERNEL_BUFFER = 200_000
 # The kernel sends again what was not acknowledged, after longer and longer pauses.
 RESEND_MAX_S = 3.0
 # What a trace keeps; a seed that goes wrong is looked at from its end.
@@ -48,6 +50,9 @@ class Reader(Protocol):
 
     def on_item(self, item: Any) -> None:
         """Bytes, `FIN` or `RST`."""
+
+    def on_sent(self) -> None:
+        """All that was written is on its way."""
 
 
 _open: dict[int, World] = {}  # worlds with processes that have not been closed
@@ -325,7 +330,8 @@ class End:
 
     @property
     def unsent_bytes(self) -> int:
-        return sum(len(item) for item in self._wire) if self._held else 0
+        held = sum(len(item) for item in self._wire) if self._held else 0
+        return max(0, held - KERNEL_BUFFER)
 
     # What its owner does.
 
@@ -439,6 +445,8 @@ class End:
         for _ in range(held):
             if serial == self._serial:
                 self.peer._take(self._wire.popleft())
+        if self.reader is not None:
+            self.process.post(self, self.reader.on_sent)
 
     def _take(self, item: Any) -> None:
         if self.host in self._world.dark:

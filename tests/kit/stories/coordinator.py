@@ -2,7 +2,12 @@
 
 A story has a title, the rules, then one event a line; several nodes that do the same are one line.  After `->` comes the
 state, if the event has changed it, and below each message with the nodes that get it (an assignment in the order of group
-ranks).  `running=abc` begins in the first round of these nodes, `taken_over=abc` in round 7, which they have brought along.
+ranks).  `running=abc` begins in the first round of these nodes.
+
+With `resumed=abc` a new leader continues a round of these nodes, as the log has it, round 7 unless it is said: `count`
+restarts were charged, the node of group rank `led` was the leader's, the nodes `gone` have ended, and those that have
+`departed` had finished.
+`taken_over=abc`: all of them have reported.
 """
 
 from __future__ import annotations
@@ -17,15 +22,8 @@ from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.failures.places import Place
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import (
-    Broken,
-    Confirmed,
-    DeadlinePassed,
-    Event,
-    Lost,
-    Phase,
-    Send,
-)
+from aelastic.rdzv.coordinator.coordinator_events import Broken, DeadlinePassed, Event, Lost, Phase, Send
+from aelastic.rdzv.coordinator.job_state import JobState, round_of
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.ledger import Reached
@@ -60,27 +58,36 @@ def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
     low, high = map(int, rules["nodes"].split(":"))
     text = rules.get("policy", "").replace("_", " ")
     policy = RestartPolicy(int(rules.get("restarts", 3)), parse(text) if text else None, text)
-    before = (int(rules.get("fence", 7)), int(rules["before"])) if "before" in rules else (0, -1)
-    own = rules.get("own", "")
     round_rules = RoundRules(low, high, drain_wait_s=float(rules.get("drain_wait", 0)))
-    core = Coordinator(round_rules, policy, own, before if "heir" in rules else None)
-    core.roster.epoch = int(rules.get("epoch", 0))
+    core = Coordinator(round_rules, policy, rules.get("own", ""))
+    core.roster.begin_term(int(rules.get("term", 0)))
     sends: list[Send] = []
     for name in rules.get("running", ""):
         sends += core.handle(reports.ready(node(name).replace(starts=starts_in(rules))), now)
     if core.phase is Phase.FORMING and "running" in rules:
         sends += core.handle(DeadlinePassed(), now + LAST_CALL_TIMEOUT_S)
-    names = rules.get("taken_over", "")
-    for name in names:
-        past = m.Past(m.Standing.BUSY, 7, 0, names.index(name), len(names))
-        sends += core.handle(reports.connects(node(name), past), now)
+    if names := rules.get("resumed", "") + rules.get("taken_over", ""):
+        core.resume(kept(names, rules), rules.get("gone", ""), now)
+        for name in names:
+            reports.connects(node(name), m.Past(m.Standing.BUSY, core.round, int(rules.get("of_term", 0))))
+    for name in rules.get("taken_over", ""):
+        sends += core.handle(reports.connects(node(name), reports.of[name].past), now)
     for send in sends:
         reports.hears(send.node_id, send.message)
     assert (core.phase is Phase.RUNNING) == bool({"running", "taken_over"} & rules.keys())
     return core
 
 
-def told(story: Story) -> list[str]:  # noqa: C901  a line after the other
+def kept(names: str, rules: dict[str, str]) -> JobState:
+    """What the log keeps of a round of these nodes."""
+    leader = names[int(rules["led"])] if "led" in rules else ""
+    number, term = int(rules.get("round", 7)), int(rules.get("of_term", 0))
+    round_ = round_of(number, term, [node(name) for name in names], leader)
+    departed = tuple(names.index(name) for name in rules.get("departed", ""))
+    return JobState(round_, int(rules.get("count", 0)), departed=departed)
+
+
+def told(story: Story) -> list[str]:
     """A story's lines as the core has it; a comment stays where it is."""
     rules = options_of(story.rules)
     now = 100.0
@@ -101,7 +108,7 @@ def told(story: Story) -> list[str]:  # noqa: C901  a line after the other
         elif line == "the deadline passes":
             assert core.deadline is not None, "nothing is due"
             now = core.deadline
-            sends = core.handle(DeadlinePassed(), now)
+            sends = handle(core, DeadlinePassed(), now)
         elif line == "what do nodes read?":
             sends = waiting_texts(core, now)
         else:
@@ -110,26 +117,32 @@ def told(story: Story) -> list[str]:  # noqa: C901  a line after the other
                 assert not sends and not is_changed, (
                     f"of the events in {line!r} an earlier one has an effect: part them"
                 )
-                sends = core.handle(event, now)
-        confirmed: list[Send] = []
-        if core.forming.is_unconfirmed and "unconfirmed" not in rules:
-            confirmed = core.handle(Confirmed(core.forming.losses), now)
-        for each in (sends, confirmed):
-            decisions = [
-                send.node_id
-                for send in each
-                if not isinstance(
-                    send.message,
-                    m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice,
-                )
-            ]
-            assert len(set(decisions)) == len(decisions), (line, each, "one decision for one node at a time")
-        sends += confirmed
+                sends = [each for each in handle(core, event, now) if is_news(each, reports)]
+        decisions = [send.node_id for send in sends if not isinstance(send.message, BESIDES)]
+        assert len(set(decisions)) == len(decisions), (line, sends, "one decision for one node at a time")
         for send in sends:
             reports.hears(send.node_id, send.message)
-        is_news = (state_of(core, 0.0), core.deadline) != before
-        lines += [line + f" -> {state_of(core, now)}" * is_news, *(f"  {what}" for what in said(sends))]
+        has_changed = (state_of(core, 0.0), core.deadline) != before
+        lines += [line + f" -> {state_of(core, now)}" * has_changed, *(f"  {what}" for what in said(sends))]
     return [restored(line) for line in lines]
+
+
+def handle(core: Coordinator, event: Event, now: float) -> list[Send]:
+    """What follows; what the log is to keep changes with a new version only, or no leader would propose it."""
+    before, version = core.state(now), core.version
+    sends = core.handle(event, now)
+    assert core.version > version or core.state(now) == before, f"the log is not told what {event} changes"
+    return sends
+
+
+def is_news(send: Send, reports: Reports) -> bool:
+    """Whether a node has yet to read this: a new leader tells nodes of the round that goes on which one it is."""
+    status = reports.of.get(send.node_id)
+    return not (isinstance(send.message, m.Assigned) and status is not None and send.message.fence <= status.past.fence)
+
+
+# What a node may be told with a decision.
+BESIDES = m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice
 
 
 def state_of(core: Coordinator, now: float) -> str:
@@ -145,8 +158,8 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
         return
     line, _, reason = line.partition(": ")
     names, verb, rest = re.fullmatch(
-        r"([\w ]+?) (is ready|is prepared|opts in|joins|returns|fails|succeeds|leaves|is lost|breaks off|confirms"
-        r"|cordons|uncordons|drains|hangs|saw|repeats)(.*)",
+        r"([\w ]+?) (is ready|is prepared|opts in|joins|returns|fails|succeeds|leaves|is lost|breaks off"
+        r"|cordons|uncordons|drains|hangs|saw|repeats|has read)(.*)",
         line,
     ).groups()  # type: ignore[union-attr]
     options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
@@ -160,13 +173,13 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "is prepared":
                 yield reports.prepared(name, starts_in(options))
             case "repeats":
-                yield reports.repeats(name)
+                yield reports.repeats(name) if name in reports.earlier else reports.says(name)
+            case "has read":  # what it was told
+                yield reports.says(name)
             case "opts in":
                 yield reports.opted_in(name, number.get("round", round_))
             case "joins":
-                yield reports.connects(
-                    node(name, rank), m.Past(m.Standing.READY), knew_another="knew_another" in options
-                )
+                yield reports.connects(node(name, rank), m.Past(m.Standing.READY))
             case "returns":
                 given = node(name, rank).replace(unfit=options.get("unfit", ""))
                 yield reports.connects(given, past(name, options, number))
@@ -198,8 +211,6 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "drains":  # as a person asks for it
                 ask = r.Ask(name, f"ask {next(ASKS)}", r.Verb.DRAIN, rest.strip(), 60.0, reason, spares_job=True)
                 yield reports.asked(name, ask)
-            case "confirms":
-                yield Confirmed(number["losses"])
 
 
 ASKS = count()
@@ -237,18 +248,10 @@ def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
     standing = next(each for each in m.Standing if each.value in options)
     has_failed = standing is m.Standing.FAILED or "after_failure" in options
     cause = FAILURES[options.get("how") or "killed"](name) if has_failed and "unreported" not in options else None
-    own_rank = number.get("rank", "abcdefgh".find(name))
-    boss, spares = number.get("coordinator", -1), "spares" in options
-    ages = float(options.get("failed_ago") or 0), float(options.get("alone") or 0)
-    base = standing, number["round"], number.get("restarts", 0), own_rank, number["of"], boss, cause, (), spares
-    return m.Past(
-        *base,
-        *ages,
-        joined("host-x").cause if "ended" in options else None,
-        "charged" in options,
-        number.get("epoch", 0),
-        has_opted_in="opted" in options,
-    )
+    ages = float(options.get("failed_ago") or 0), "spares" in options, float(options.get("alone") or 0)
+    ended = joined("host-x").cause if "ended" in options else None
+    base = standing, number["round"], number.get("term", 0), cause, *ages, ended, "charged" in options
+    return m.Past(*base, has_opted_in="opted" in options)
 
 
 def said(sends: list[Send]) -> list[str]:
@@ -262,12 +265,11 @@ def said(sends: list[Send]) -> list[str]:
     ]
 
 
-def words(message: Any) -> str:  # noqa: C901, PLR0912  a case for each message
+def words(message: Any) -> str:  # noqa: C901  a case for each message
     match message:
         case m.Assigned():
-            size, boss = message.ranks.group_world_size, message.coordinator_rank
-            by = f", coordinator has rank {boss}" if boss >= 0 else ""
-            return f"assigned round {message.round} of {size}, restarts {message.restart_count}, master {message.master_addr}{by}"
+            begun = f"assigned round {message.round} of {message.ranks.group_world_size}"
+            return f"{begun}, restarts {message.restart_count}, master {message.master_addr}"
         case m.Interrupted():
             how = " in place" * message.in_place
             known = f"interrupted round {message.round}{how}, restarts {message.restart_count}"
@@ -281,8 +283,6 @@ def words(message: Any) -> str:  # noqa: C901, PLR0912  a case for each message
             return "start ahead"
         case m.Settled():
             return f"settled: {wording.settled(message.round, message.decision)}"
-        case m.Departed():
-            return f"departed from round {message.round}: group rank {message.group_rank}"
         case m.Look():
             return f"look what workers of round {message.round} do: {message.reason}"
         case m.Compared():

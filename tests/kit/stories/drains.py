@@ -1,6 +1,6 @@
 """Stories of a drain as text: what nodes ask for, hold at and have saved, and what they hear.
 
-As in `texts.py`.  The first line names the nodes of round 7, and options: `epoch`, `idle` where no round runs, `least`
+As in `texts.py`.  The first line names the nodes of round 7, and options: `term`, `idle` where no round runs, `least`
 for the nodes that the job needs, and a `rule` by which a drain ends it.
 """
 
@@ -27,13 +27,13 @@ class Told(texts.Told):
     def __init__(self, rules: str) -> None:
         options, (self.nodes, *_) = options_of(rules), rules.split()
         self.least, self.rule = int(options.get("least", 1)), options.get("rule", "")
-        self.epoch, self.participants = int(options.get("epoch", 5)), "" if "idle" in options else self.nodes
+        self.term, self.participants = int(options.get("term", 5)), "" if "idle" in options else self.nodes
         self.core = Drain(lambda node_id, message: (node_id, message))
         self.now, self.asks = 100.0, count()
 
     def crew(self) -> Crew:
         hosts = {each: f"host-{each}" for each in self.nodes}
-        return Crew(hosts, tuple(self.participants), 7, self.epoch, tuple(self.nodes), self.least, self.rule)
+        return Crew(hosts, tuple(self.participants), 7, self.term, tuple(self.nodes), self.least, self.rule)
 
     def parts(self) -> Iterator[str]:
         core = self.core

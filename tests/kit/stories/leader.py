@@ -1,10 +1,15 @@
-"""Stories of the leader as text: what comes over connections, from the board and from the clock, and what it does then.
+"""Stories of the leader as text: what comes over connections, from the endpoint and from the clock, and what it does then.
 
 As in `coordinator.py`, with these differences.  `a'` is the connection that node a had before its present one.  While
-time passes all connected nodes that are not `silent` say that they live, and the board renews the record unless it is
-`down`; heartbeats and renewals are not shown then.  After `->` come the states of the coordinator and of the leadership,
-if the event has changed them.  `alone=a`: a coordinates, and another agent could.  Nodes
-`elect` by majority, and one that `knows` has heard of the verdict.
+time passes all connected nodes that are not `silent` say that they live; heartbeats are not shown then.  After `->` come
+the states of the coordinator and of the leader, if the event has changed them, with an entry that is not committed.
+
+What the endpoint answers and voters say comes at once, unless the endpoint `fails`, `is silent`, or a node `is mute`
+about the log.  In a story with `cell` it is told what the endpoint is asked.
+
+With `voting=abc` all nodes of the round vote, and the leader is that of the first one's agent.  With `kept=abc` the first
+one's agent has led, and has ended: that of the second campaigns, or of the node `by`.  `alone=a`: a leads, and another
+could.  An `unbegun` leader has yet to look at the cell, as one that campaigns.
 """
 
 from __future__ import annotations
@@ -14,31 +19,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.log.entries import id_of
+from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import from_text
 from kit.stories import coordinator, files
 from kit.stories.files import Story, options_of
-from kit.stories.leader_terms import CANDIDATE, EPOCH, FAILURE, RENEWED, Term, hello, node, reclaimed, running
+from kit.stories.leader_terms import FAILURE, TERM, Term, busy, campaigning, leader_at, running, voting
 
 FOLDER = files.FOLDER / "leader"
-HIDDEN = ev.Renew, m.Heartbeat  # while time passes
 
+CLOSES = {"closes": Close.ORDERLY, "is reset": Close.ABORTED}
 OTHERS: dict[str, Callable[[], ev.Event]] = {
-    "the board renews": lambda: RENEWED,
-    "the board does not answer": lambda: ev.RenewFailed("no answer"),
-    "the board has another leader": lambda: ev.Renewed(None),
-    "the board has another leader's verdict": lambda: ev.Published(False),
-    "the board has no newer epoch": lambda: ev.Reclaimed(None),
-    "the board has its old record, renewed 7 times": lambda: ev.Reclaimed(LeaderRecord(EPOCH, CANDIDATE, 7)),
-    "the board has epoch 10": lambda: reclaimed(10),
-    "the board has epoch 1001": lambda: reclaimed(1001),
-    "the board renews, 5 times by now": lambda: ev.Renewed(LeaderRecord(EPOCH, CANDIDATE, 5)),
-    "the board knew nothing, and has a rival of epoch 1000": lambda: ev.Renewed(
-        LeaderRecord(EPOCH, CANDIDATE), is_assumed=True, rival_epoch=1000
-    ),
-    "the board takes the verdict": lambda: ev.Published(True),
-    "the board does not take the verdict": ev.PublishFailed,
     "this agent leaves": ev.Resigned,
     "a timer fires": ev.DeadlinePassed,
 }
@@ -47,15 +38,16 @@ OTHERS: dict[str, Callable[[], ev.Event]] = {
 def begun(rules: dict[str, str]) -> Term:
     low, high = map(int, rules["nodes"].split(":"))
     timeouts = {f"{key}_timeout_s": float(rules[key]) for key in ("join", "last_call") if key in rules}
-    counts = {"max_restarts": int(rules.get("restarts", 3)), "renewals": int(rules.get("renewals", 0))}
-    others: dict[str, Any] = {**counts, **timeouts}
-    if "running" in rules:
-        term = running(rules["running"], nodes=(low, high), **others)
-    else:
-        term = Term((low, high), has_fixed_ranks="fixed" in rules, **others)
+    others: dict[str, Any] = {"max_restarts": int(rules.get("restarts", 3)), **timeouts}
     if "alone" in rules:
-        term.coordinator.own_node_id, term.leader.is_replaceable = rules["alone"], True
-    return term
+        others |= {"own": rules["alone"], "is_replaceable": True}
+    if "voting" in rules:
+        return voting(rules["voting"], nodes=(low, high), **others)
+    if "running" in rules:
+        return running(rules["running"], nodes=(low, high), **others)
+    if "kept" in rules:
+        return campaigning(rules["kept"], by=rules.get("by", ""), nodes=(low, high), **others)
+    return Term((low, high), has_fixed_ranks="fixed" in rules, is_begun="unbegun" not in rules, **others)
 
 
 class Told:
@@ -65,6 +57,7 @@ class Told:
         self.rules = options_of(story.rules)
         self.term = begun(self.rules)
         self.conns: dict[str, list[int]] = {name: [conn] for name, conn in self.term.conns.items()}
+        self.term.shows_cell = "cell" in self.rules
 
     def lines(self, story: Story) -> Iterator[str]:
         for full in story.lines:
@@ -78,67 +71,94 @@ class Told:
 
     @property
     def state(self) -> str:
-        core, phase = self.term.coordinator, self.term.leader.phase
-        return f"{core.phase} {core.round}, {phase}"
+        core, leader = self.term.coordinator, self.term.leader
+        pending = leader.log.proposal
+        waits = "" if pending is None else f", entry {pending.number} is not committed"
+        return f"{core.phase} {core.round}, {leader.phase}{waits}"
 
     def answer(self, line: str) -> list[Any]:
         """What follows from a line; of several nodes, from all that they do."""
         term = self.term
-        if passed := re.fullmatch(r"([\d.]+) s pass(?:, (\w+) silent)?(, the board is down)?", line):
-            silent, is_down = passed[2] or "", passed[3]
-            actions = term.live_until(term.now + float(passed[1]), *silent, is_board_up=not is_down)
-            return [each for each in actions if not isinstance(getattr(each, "message", each), HIDDEN)]
+        if passed := re.fullmatch(r"([\d.]+) s pass(?:, (\w+) silent)?", line):
+            actions = term.live_until(term.now + float(passed[1]), *(passed[2] or ""))
+            return [each for each in actions if not isinstance(getattr(each, "message", each), m.Heartbeat)]
         if slept := re.fullmatch(r"([\d.]+) s are slept", line):
             term.now += float(slept[1])
             return []
+        if line == "the leader begins":
+            return term.begin()
         if line == "the deadline passes":
             return term.pass_deadline()
-        if line == "a renewal is due":
-            term.pass_time_until_renewal()
-            return []
-        if line.endswith(" elect"):  # by majority, the nodes of the last round
-            seats = tuple(m.Seat(name, f"host-{name}", "10.0.0.1", 7) for name in line.split()[:-1])
-            term.leader.sessions.electorate.is_on = True
-            term.leader.sessions.electorate.rounds[1] = m.Seats(1, 1, "secret", seats)
-            return []
         if line in OTHERS:
             return term.tell(OTHERS[line]())
+        if found := re.fullmatch(r"the endpoint (.*)", line):
+            return self.endpoint(found[1])
+        if found := re.fullmatch(r"(\w) (?:asks for a vote in term (\d+)|asks who leads)", line):
+            at = leader_at(found[1], f"token of {found[1]}")
+            return term.tell(
+                ev.Campaigned(1, m.Campaign(int(found[2] or 0), id_of(term.leader.log.node.committed), at))
+            )
+        if found := re.fullmatch(r"\w declines in term (\d+)(?:, it follows (\w))?", line):
+            return term.tell(ev.Declined(int(found[1]), f"token of {found[2]}" if found[2] else ""))
         names, verb, rest = re.fullmatch(
-            r"((?:\w'* )+?)(joins|opens|is alive|is ready|fails|succeeds|leaves|hangs up|says hello|closes|is reset|knows"
-            r"|sends garbage)(.*)",
+            r"((?:\w'* )+?)(joins|opens|is alive|is ready|fails|succeeds|leaves|hangs up|says hello|closes|is reset"
+            r"|sends garbage|is mute|answers)(.*)",
             line,
         ).groups()  # type: ignore[union-attr]
         options = dict(re.findall(r"(\w+)(?:=(\S+))?", rest))
         return [action for name in names.split() for action in self.does(name, verb, options)]
 
+    def endpoint(self, what: str) -> list[Any]:
+        """What the endpoint does from now on."""
+        term = self.term
+        match what.split():
+            case ["fails"]:
+                term.has_cell = False
+            case ["is", "silent"]:
+                term.is_cell_silent = True
+            case ["answers"]:
+                term.has_cell = True
+                return term.break_silence()
+            case ["forgets"]:
+                term.stored = None
+            case ["has", name, "in", "term", number]:  # which has locked it, and works
+                assert term.stored is not None
+                at = leader_at(name, f"token of {name}")
+                cell = term.stored.cell.replace(leader=at.token, term=int(number), renewals=0)
+                term.stored = m.StoredCell(cell, at)
+            case _:
+                raise AssertionError(what)
+        return []
+
     def does(self, name: str, verb: str, options: dict[str, str]) -> list[Any]:
         term, rank = self.term, int(options["node_rank"]) if "node_rank" in options else None
+        if verb in {"is mute", "answers"}:
+            return term.silence(name) if verb == "is mute" else term.speak(name)
         if verb in {"opens", "joins"}:
             conn = term.open(name)
             self.conns.setdefault(name, []).append(conn)
         else:
             conn = self.conns[name.rstrip("'")][-1 - name.count("'")]
-        of, greeting = options.get("as", name.rstrip("'")), self.greeting(name.rstrip("'"), rank, options)
-        said: dict[str, Any] = {
-            "joins": greeting, "says hello": greeting, "is alive": m.Alive(), "hangs up": m.HungUp(),
-            "knows": m.Alive(1, EPOCH),
-        }  # fmt: skip
+        of = options.get("as", name.rstrip("'"))
         submitted: dict[str, Any] = {
-            "is ready": m.Ready(node(of, rank)), "fails": m.Failed(of, int(options.get("round", 1)), FAILURE),
+            "is ready": m.Ready(term.node(of, rank)), "fails": m.Failed(of, int(options.get("round", 1)), FAILURE),
             "succeeds": m.Succeeded(of, 1), "leaves": m.Left(of, "SIGTERM"),
         }  # fmt: skip
         if verb in submitted:
             if of not in term.reports.of:
-                term.reports.connects(node(of, rank), m.Past(m.Standing.READY))
+                term.reports.connects(term.node(of, rank), m.Past(m.Standing.READY))
             return term.tell(ev.Received(conn, term.reports.said(submitted[verb])))
-        if verb in said:
-            if verb in {"joins", "says hello"}:
-                term.reports.connects(greeting.status.node, greeting.status.past)
-            return term.tell(ev.Received(conn, said[verb]))
         match verb:
+            case "joins" | "says hello":
+                greeting = self.greeting(name.rstrip("'"), rank, options)
+                term.reports.known.add(of)
+                term.reports.of[of] = greeting.status
+                return term.tell(ev.Received(conn, greeting))
+            case "is alive" | "hangs up":
+                return term.tell(ev.Received(conn, m.Alive() if verb == "is alive" else m.HungUp()))
             case "closes" | "is reset":
                 term.conns = {each: its for each, its in term.conns.items() if its != conn}
-                return term.tell(ev.Closed(conn, verb == "is reset"))
+                return term.tell(ev.Closed(conn, CLOSES[verb]))
             case "sends garbage":
                 return term.tell(ev.Garbled(conn, "no message of ours", "other_protocol" in options))
             case _:
@@ -146,15 +166,12 @@ class Told:
                 return []
 
     def greeting(self, name: str, rank: int | None, options: dict[str, str]) -> m.Hello:
-        past, group = m.Past(m.Standing.READY), options.get("of", self.rules.get("running", "ab"))
+        past = m.Past(m.Standing.READY)
         if (standing := next((each for each in m.Standing if each.value in options), None)) is not None:
-            round_, restarts = int(options.get("round", 1)), int(options.get("restarts", 0))
-            past = m.Past(standing, round_, restarts, group.index(name), len(group), epoch=EPOCH)
+            past = busy(int(options.get("round", 1)), int(options.get("term", TERM))).replace(standing=standing)
             if standing is m.Standing.FAILED:
                 past = past.replace(failure=FAILURE, failure_age_s=float(options["failed"] or 0.01))
-            if "alone_s" in options:
-                past = past.replace(ended="no contact", alone_s=float(options["alone_s"]))
-        return hello(name, rank, terms=self.term.terms, past=past, seen_epoch=int(options.get("seen", 0)))
+        return self.term.greeting(name, rank, past=past)
 
     def done(self, actions: list[Any]) -> Iterator[str]:
         """Each action in the order of the first; what is said, with the nodes that hear it."""
@@ -164,7 +181,7 @@ class Told:
             conn = action.conn if isinstance(action, ev.Say | ev.Drop) else 0
             before = max((i for i, each in enumerate(told) if each[1] == conn), default=-1)
             if isinstance(action, ev.Drop) and before >= 0:
-                told[before] = told[before][0] + "; dropped", conn, 0
+                told[before] = f"{told[before][0]}; {words(action)}", conn, 0
             else:
                 ranks = getattr(getattr(action, "message", None), "ranks", None)
                 told.append((words(action), conn, 0 if ranks is None else ranks.group_rank))
@@ -179,31 +196,40 @@ def words(action: Any) -> str:  # noqa: C901, PLR0912  a case for each action
     if isinstance(part, str):  # of a plan, without a message of its own
         return part
     match action:
-        case ev.Drop():
-            return "dropped"
-        case ev.Renew():
-            return "asks for a renewal"
-        case ev.Reclaim(above, stand_back_s):
-            return f"asks for an epoch above {above}" + ", and stands back" * (stand_back_s > 0)
-        case ev.Publish(verdict):
-            return f"publishes: {coordinator.words(from_text(verdict))}"
-        case ev.StepDown(reason):
-            return f"steps down: {reason}"
+        case ev.Drop(_, in_order):
+            return "closed" if in_order else "reset"
+        case ev.ReadCell():
+            return "the cell is read"
+        case ev.WriteCell(stored):
+            return f"the cell is written: {cell_text(stored)}"
+        case ev.AskVotes(participants, campaign):
+            return f"{' '.join(each.node_id for each in participants)}: asked to vote in term {campaign.term}"
+        case ev.PassOn():
+            return "the campaign is answered by this agent's member"
+        case ev.Answer(_, m.Declined(term, reason, leader)):
+            known = "" if leader is None else f", {leader.node_id} leads"
+            return f"the campaign is declined in term {term}{known}: {reason}"
+        case ev.StepDown(reason, _, stand_back_s):
+            return f"steps down: {reason}" + f", and stands back for {stand_back_s:g} s" * (stand_back_s > 0)
         case ev.Say(_, m.Refused(reason, is_final)):
             return f"refused{' for good' * is_final}: {reason}"
         case ev.Say(_, m.Goodbye(reason, is_gone)):
             return f"goodbye{', it is gone' * is_gone}: {reason}"
-        case ev.Say(_, m.Heartbeat(renewals, has_spares)):
-            return f"heartbeat {renewals}{', nodes wait' * has_spares}"
+        case ev.Say(_, m.Heartbeat(has_spares, _)):
+            return f"heartbeat{', nodes wait' * has_spares}"
         case ev.Say(_, m.Probe() | m.GivenUp() as message):
             return {m.Probe: "probe", m.GivenUp: "given up"}[type(message)]
-        case ev.Say(_, m.Seats(_, round_, _, seats, _, closing)):
-            how = f", closing: {closing.verdict.outcome}" if closing else ""
-            return f"seats of round {round_}: {' '.join(seat.node_id for seat in seats)}{how}"
         case ev.Say(_, message):
             return coordinator.words(message)
         case _:
             raise AssertionError(action)
+
+
+def cell_text(stored: m.StoredCell) -> str:
+    cell = stored.cell
+    known = "" if cell.committed is None else f", entry {cell.committed.number} is committed"
+    accepted = "" if cell.accepted is None else f", entry {cell.accepted.entry.number} accepted"
+    return f"term {cell.term}, incarnation {cell.incarnation}{known}{accepted}"
 
 
 def told(story: Story) -> list[str]:

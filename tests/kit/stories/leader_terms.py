@@ -1,22 +1,28 @@
-"""A leader under test: its clock, its connections by the names of nodes, and words for what is said and heard."""
+"""A leader under test: its clock, the cell, its connections by the names of nodes, and words for what is said and heard."""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.log import leader as leading
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.cell import Cell
+from aelastic.rdzv.log.entries import Entry, first_entry
+from aelastic.rdzv.log.node import Close, EndedLeader, Node
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.term import begin_term
 from kit import decided
 from kit.reports import Reports, news
 
@@ -24,37 +30,33 @@ LEASE_S = 5.0
 TOKEN = "t0k3n"
 FAILURE = ProcessFailure.from_elsewhere("host-a", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)  # of no victim
 FIRST = decided.restart(1, 3, decided.failed(0, "host-a"))  # what follows from the first failure
-START = 100.0
-CANDIDATE = Candidate("boss", ("10.0.0.1",), 4000, TOKEN)
-RENEWED = ev.Renewed(LeaderRecord(4, CANDIDATE))  # a board that does not count
-
+START, A_MOMENT_S = 100.0, 0.001
+TERM = 4  # unless it is said
+AT_ONCE_MAX = 10_000  # events, that follow from one
+WORD = "w"  # of a leader that finds the cell empty
 
 UPWARD = m.Hello | m.Status | m.Alive | m.HungUp | r.Fetch | r.Fetched
+OF_CELL = ev.ReadCell | ev.WriteCell
 
 
-def reclaimed(epoch: int) -> ev.Reclaimed:
-    return ev.Reclaimed(LeaderRecord(epoch, CANDIDATE, 0))
+def leader_at(name: str = "boss", token: str = TOKEN) -> m.LeaderAt:
+    return m.LeaderAt(name, name, ("10.0.0.100",), 4000, token)
 
 
-def node(name: str, rank: int | None = None, *, address: str = "") -> m.Node:
-    return m.Node(name, f"host-{name}", "default", 1, address, 29500, rank)
+def node(name: str, rank: int | None = None, *, address: str = "", vote_port: int = 0) -> m.Node:
+    return m.Node(name, f"host-{name}", "default", 1, address, 29500, rank, ballot_port=vote_port)
 
 
-def hello(
-    name: str, rank: int | None = None, *, past: m.Past | None = None, seen_epoch: int = 0, **others: Any
-) -> m.Hello:
+def hello(name: str, rank: int | None = None, *, past: m.Past | None = None, **others: Any) -> m.Hello:
     terms, token = others.pop("terms", None), others.pop("token", TOKEN)
-    given = node(name, rank, **others)
-    status = m.Status(given, past or m.Past(m.Standing.READY))
-    return m.Hello(PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, seen_epoch, status)
+    found = others.pop("log", None)
+    status = m.Status(node(name, rank, **others), past or m.Past(m.Standing.READY), log=found)
+    return m.Hello(PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, name, status)
 
 
-EPOCH = 4  # of a term, unless it is said
-
-
-def busy(rank: int = 0, size: int = 2) -> m.Past:
+def busy(round_: int = 1, term: int = TERM) -> m.Past:
     """Of the first round of a term."""
-    return m.Past(m.Standing.BUSY, 1, 0, rank, size, epoch=EPOCH)
+    return m.Past(m.Standing.BUSY, round_, term)
 
 
 def ready(name: str) -> m.Ready:
@@ -70,7 +72,7 @@ def lost(name: str, why: str) -> m.Interrupted:
 
 
 def refusal(conn: int, reason: str, *, is_final: bool = True) -> list[Any]:
-    return [ev.Say(conn, m.Refused(reason, is_final)), ev.Drop(conn)]
+    return [ev.Say(conn, m.Refused(reason, is_final)), ev.Drop(conn, in_order=True)]
 
 
 def part(conn: int, what: Any) -> ev.Say:
@@ -79,31 +81,136 @@ def part(conn: int, what: Any) -> ev.Say:
 
 
 class Term:
-    """A leader, the clock it is told, and connections by the nodes that came on them last."""
+    """A leader, the clock it is told, the cell, and connections by the nodes that came on them last.
+
+    What the endpoint answers, and nodes that follow, comes at once: the cell is as this leader writes it, plans are in
+    the kernel's hands, and voters accept what they read of.
+
+    Args:
+        nodes: the fewest and the most of a round.
+        own: the node of the leader's agent; empty: it has none.
+        do_nodes_vote: else the store alone decides.
+        kept: what the leader's agent keeps of the log.
+        stored: what the cell holds.
+        has_listened: the term is from the wall clock, after a lease of listening.
+        is_begun: it has read the cell.
+    """
 
     def __init__(
-        self, nodes: tuple[int, int] = (1, 3), *, max_restarts: int = 3, renewals: int = 0, epoch: int = EPOCH,
-        has_fixed_ranks: bool = False, **timeouts: float,
+        self, nodes: tuple[int, int] = (1, 3), *, max_restarts: int = 3, term: int = TERM, own: str = "",
+        do_nodes_vote: bool = False, kept: Node | None = None, stored: m.StoredCell | None = None,
+        has_listened: bool = True, has_fixed_ranks: bool = False, is_begun: bool = True, looks_s: float = 60.0,
+        at: m.LeaderAt | None = None, **leads: Any,
     ) -> None:  # fmt: skip
-        self.coordinator = Coordinator(RoundRules(*nodes, **timeouts), RestartPolicy(max_restarts))  # type: ignore[arg-type]
+        timeouts = {key: leads.pop(key) for key in list(leads) if key.endswith("_s")}
+        self.at = at or leader_at(own or "boss")
+        self.coordinator = Coordinator(RoundRules(*nodes, **timeouts), RestartPolicy(max_restarts), own)
+        self.coordinator.roster.begin_term(term)
         self.terms = m.Terms("job", *nodes, max_restarts, LEASE_S)
-        record = LeaderRecord(epoch, CANDIDATE, renewals)
-        self.leader: Leader = begin_term(self.coordinator, self.terms, record, START, has_fixed_ranks=has_fixed_ranks)
-        self.now = START
+        looks_s = timeouts.get("join_timeout_s", looks_s)
+        sessions = Connections(self.terms, self.at.token, term, looks_s, has_fixed_ranks=has_fixed_ranks)
+        campaign = leading.campaign(kept or Node(self.at.name), term, 1, has_listened=has_listened)
+        host = f"host-{self.at.node_id}"
+        self.now = START - A_MOMENT_S
+        self.leader = Leader(
+            self.coordinator, sessions, campaign, self.at, host, do_nodes_vote, WORD, self.now, **leads
+        )
+        self.own = own
         self.conns: dict[str, int] = {}
         self.last_conn = 0
         self.reports = Reports()
         self.plans: dict[int, m.Plan] = {}  # the last on each connection
+        self.logs: dict[str, Node] = {}  # what nodes know of the log, which is the leader's own node's, too
+        self.stored, self._read = stored, stored  # the cell, and as the leader has read or written it last
+        self.has_cell = True  # the endpoint answers; `False`: it says that it cannot
+        self.is_cell_silent = False  # it owes an answer
+        self._owed: list[Any] = []  # what it was asked meanwhile
+        self.shows_cell = False  # what it is asked is among what is done
+        self.mute: set[str] = set()  # nodes that do not answer what they read
+        self.are_plans_flushed = True
+        self.asked: list[Any] = []  # of the endpoint
+        if is_begun:
+            self.begin()
+
+    def begin(self) -> list[Any]:
+        """The leader's first moment."""
+        done = self.tell(ev.DeadlinePassed())
+        self.now = START
+        return done
+
+    # What happens.
 
     def tell(self, *events: ev.Event) -> list[Any]:
-        """What the last of the events is answered with."""
-        actions: list[Any] = []
+        """What the last of the events is answered with, and what follows at once; not what the endpoint is asked."""
+        done: list[Any] = []
         for event in events:
-            actions = [each for action in self.leader.handle(event, self.now) for each in self.parted(action)]
-        return actions
+            done, to_come, count = [], deque([event]), 0
+            while to_come:
+                count += 1
+                assert count < AT_ONCE_MAX, "what follows at once ends"
+                for action in self.leader.handle(to_come.popleft(), self.now):
+                    to_come += self.answers(action)
+                    done += self.parted(action)
+        return done
+
+    def answers(self, action: Any) -> list[ev.Event]:
+        """What follows from an action at once."""
+        match action:
+            case ev.ReadCell() | ev.WriteCell():
+                self.asked.append(action)
+                return self.of_cell(action)
+            case ev.Say(conn, m.Plan() as plan, serial):
+                flushed: list[ev.Event] = [ev.Flushed(conn, serial)] if serial and self.are_plans_flushed else []
+                return flushed + self.followed(conn, plan)
+            case _:
+                return []
+
+    def of_cell(self, action: ev.ReadCell | ev.WriteCell) -> list[ev.Event]:
+        """What the endpoint answers: it replaces the cell if that is as its leader has read it."""
+        if self.is_cell_silent:
+            self._owed.append(action)
+            return []
+        if not self.has_cell:
+            return [ev.CellFailed("no answer")]
+        if isinstance(action, ev.WriteCell) and self._read == self.stored:
+            self.stored = action.stored
+        self._read = self.stored
+        return [ev.CellSaid(self.stored)]
+
+    def break_silence(self) -> list[Any]:
+        """The endpoint answers again, at first what it was asked meanwhile."""
+        self.is_cell_silent, owed, self._owed = False, self._owed, []
+        return [each for action in owed for answer in self.of_cell(action) for each in self.tell(answer)]
+
+    def silence(self, name: str) -> list[Any]:
+        """A node does not answer what it reads of the log."""
+        self.mute.add(name)
+        return []
+
+    def speak(self, name: str) -> list[Any]:
+        """A node answers the plan that it has read last."""
+        self.mute.discard(name)
+        conn = self.conns[name]
+        plan = self.plans[conn]
+        return [each for event in self.followed(conn, plan) for each in self.tell(event)]
+
+    def followed(self, conn: int, plan: m.Plan) -> list[ev.Event]:
+        """A node that follows reads what its plan says of the log, and answers if it knows more by then."""
+        name = next((name for name, its in self.conns.items() if its == conn), "")
+        if plan.log is None or name not in self.logs or name in self.mute:
+            return []
+        before = self.logs[name]
+        self.logs[name] = log.on_plan(before, plan.log)
+        known = log.status_of(self.logs[name])
+        if known == log.status_of(before):
+            return []
+        status = self.reports.of[name] = self.reports.of[name].replace(log=known)
+        return [ev.Received(conn, status)]
 
     def parted(self, action: Any) -> list[Any]:
         """A plan that is sent as what is new in it."""
+        if isinstance(action, OF_CELL):
+            return [action] if self.shows_cell else []
         if not (isinstance(action, ev.Say) and isinstance(action.message, m.Plan)):
             return [action]
         found = news(self.plans.get(action.conn), action.message)
@@ -112,6 +219,12 @@ class Term:
         for each in found:
             self.reports.hears(names.get(action.conn, ""), each)
         return [part(action.conn, each) for each in found]
+
+    # What nodes do.
+
+    def node(self, name: str, rank: int | None = None, **others: Any) -> m.Node:
+        """A node, which can be asked for its vote where nodes vote."""
+        return node(name, rank, **({"vote_port": 7} if self.leader.do_nodes_vote else {}) | others)
 
     def open(self, name: str, peer: str = "") -> int:
         self.last_conn += 1
@@ -122,11 +235,32 @@ class Term:
     def join(self, name: str, rank: int | None = None, **others: Any) -> list[Any]:
         """A node connects and says hello."""
         conn = self.open(name)
-        greeting = hello(name, rank, terms=self.terms, **others)
+        greeting = self.greeting(name, rank, **others)
         self.reports.connects(greeting.status.node, greeting.status.past)
+        self.reports.of[name] = greeting.status
         return self.tell(ev.Received(conn, greeting))
 
+    def greeting(self, name: str, rank: int | None = None, **others: Any) -> m.Hello:
+        """What a node says first, which follows this leader from then on."""
+        token, terms = others.pop("token", self.at.token), others.pop("terms", self.terms)
+        before = self.reports.of.get(name)
+        past = others.pop("past", None) or m.Past(m.Standing.READY)
+        status = m.Status(self.node(name, rank, **others), past)
+        found = m.Hello(PROTOCOL, terms, token, name, status)
+        if before is not None:
+            counts = {"ready_count": before.ready_count, "prepared_count": before.prepared_count}
+            found = found.replace(status=status.replace(**counts))
+        if name == self.own:
+            return found.replace(name=self.at.name)
+        known = self.logs.get(name, Node(name))
+        if log.may_follow(known, self.at.name, self.leader.term):
+            known = log.follow(known, self.at.name, self.leader.term)
+        self.logs[name] = known
+        return found.replace(status=found.status.replace(log=log.status_of(known)))
+
     def say(self, name: str, message: Any) -> list[Any]:
+        if isinstance(message, m.Status) and name in self.logs and message.log is None:
+            message = message.replace(log=log.status_of(self.logs[name]))
         said = message if isinstance(message, UPWARD) else self.reports.said(message)
         return self.tell(ev.Received(self.conns[name], said))
 
@@ -136,30 +270,27 @@ class Term:
         self.now += GRACE_S
         return said + self.tell(ev.DeadlinePassed())
 
-    def close(self, name: str) -> list[Any]:
-        return self.tell(ev.Closed(self.conns[name]))
+    def close(self, name: str, how: Close = Close.ORDERLY) -> list[Any]:
+        return self.tell(ev.Closed(self.conns[name], how))
+
+    # Time.
 
     def pass_deadline(self) -> list[Any]:
         assert self.leader.deadline is not None
         self.now = max(self.now, self.leader.deadline)
         return self.tell(ev.DeadlinePassed())
 
-    def pass_time_until_renewal(self) -> None:
-        """The board is asked to renew the record."""
-        while ev.Renew() not in self.pass_deadline():
-            pass
-
-    def live_until(self, time: float, *silent: str, is_board_up: bool = True) -> list[Any]:
+    def live_until(self, time: float, *silent: str, has_cell: bool | None = None) -> list[Any]:
         """Lets time pass; nodes that are not silent say `Alive` whenever something is due.  Gives all that is done."""
         done: list[Any] = []
+        if has_cell is not None:
+            self.has_cell = has_cell
         while self.leader.deadline is not None and self.leader.deadline <= time:
             before, leader = self.leader.deadline, self.leader
             for name in sorted(self.conns.keys() - set(silent)):
                 done += self.say(name, m.Alive())
-            actions = self.pass_deadline()
-            if ev.Renew() in actions:
-                actions += self.tell(RENEWED if is_board_up else ev.RenewFailed("no answer"))
-            done += actions
+            if leader.deadline is not None and leader.deadline <= time:
+                done += self.pass_deadline()
             assert leader.has_stepped_down or leader.deadline > before, "time must go on"  # type: ignore[operator]
         self.now = max(self.now, time)
         return done
@@ -173,6 +304,11 @@ class Term:
                 heard.setdefault(names[action.conn], []).append(action.message)
         return heard
 
+    @property
+    def written(self) -> list[m.StoredCell]:
+        """What the endpoint was asked to keep."""
+        return [each.stored for each in self.asked if isinstance(each, ev.WriteCell)]
+
 
 def running(names: str = "ab", **others: Any) -> Term:
     """A round of these nodes is on."""
@@ -181,6 +317,39 @@ def running(names: str = "ab", **others: Any) -> Term:
         term.join(name)
     term.live_until(START + 0.1)
     assert term.coordinator.phase is Phase.RUNNING and term.coordinator.round == 1
+    return term
+
+
+def voting(names: str = "abc", **others: Any) -> Term:
+    """A round of these nodes is on, all of which vote; the leader is that of the first one's agent."""
+    return running(names, own=names[0], do_nodes_vote=True, **others)
+
+
+def participants(names: str) -> list[m.Node]:
+    return [node(name, vote_port=7, address=f"10.0.0.{place}") for place, name in enumerate(names, start=1)]
+
+
+def first_round(names: str = "abc", *, term: int = TERM, state: JobState | None = None) -> Entry:
+    """The entry with the first round of these nodes, all of which vote; the leader was that of the first one's agent."""
+    kept = state or JobState(round_of(1, term, participants(names), names[0]))
+    return first_entry(term, [*names], [*names], (WORD,), payload_of(kept))
+
+
+def campaigning(names: str = "abc", *, kept: Entry | None = None, by: str = "", **others: Any) -> Term:
+    """The agent of the second node campaigns: it has read that the leader, that of the first one, has ended."""
+    entry = kept or first_round(names)
+    own = by or names[1]
+    ended = () if own == names[0] else (EndedLeader(names[0], None),)
+    before = Node(own, TERM, names[0], committed=entry, ended=ended)
+    cell = Cell(WORD, entry.log, TERM, f"token of {names[0]}", 3, entry)
+    stored = m.StoredCell(cell, leader_at(names[0], cell.leader))
+    given: dict[str, Any] = {"nodes": (len(names), 3), "term": TERM + 1, "gone": frozenset({cell.leader})}
+    given |= {"has_listened": False} | others
+    term = Term(kept=before, stored=stored, own=own, do_nodes_vote=True, is_begun=False, **given)
+    for name in names:
+        term.reports.connects(node(name, vote_port=7), busy())
+        if name != own:
+            term.logs[name] = Node(name, TERM, names[0], committed=entry, ended=ended)
     return term
 
 

@@ -6,8 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.errors import ProcessFailure
+from aelastic.rdzv.coordinator.job_state import JobState, payload_of
 from aelastic.rdzv.coordinator.plans import changed
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.log import node as log
+from aelastic.rdzv.log.cell import Cell
+from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryRef, Payload, first_entry, next_entry
+from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
@@ -32,18 +36,49 @@ RANKS = NodeRanks(
     local_world_size=2,
 )
 SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)
+TERM = 4  # of the first leader
+
+# The log: the first round, in which three nodes vote, and this one is the second of them.
+VOTERS = "boss", "me", "other"
+FIRST = first_entry(TERM, VOTERS, VOTERS, ("1f",))
 
 
-def record(
-    epoch: int = 4, *, node_id: str = "boss", renewals: int | None = None, verdict: str = "", token: str = "",
-    seats: m.Seats | None = None,
-) -> LeaderRecord:  # fmt: skip
-    candidate = Candidate(node_id, ("10.0.0.1",), 4000 + epoch, token or f"{node_id}-{epoch}")
-    return LeaderRecord(epoch, candidate, renewals, verdict, seats=seats)
+def after(parent: Entry, *voters: str, term: int = TERM, payload: Payload = NO_PAYLOAD) -> Entry:
+    """The next entry."""
+    return next_entry(parent, term, voters, voters, parent.incarnations, payload=payload)
+
+
+def verdict_after(parent: Entry, verdict: m.Ended | None = SUCCEEDED, payload: Payload = NO_PAYLOAD) -> Entry:
+    """The last entry: how the job ended, or what no leader writes."""
+    content = payload_of(JobState(verdict=verdict)) if verdict is not None else payload
+    return next_entry(parent, TERM, VOTERS, VOTERS, parent.incarnations, is_verdict=True, payload=content)
+
+
+def leader_at(name: str = "boss", term: int = TERM) -> m.LeaderAt:
+    return m.LeaderAt(name, name, ("10.0.0.1",), 4000 + term, f"{name}-{term}")
+
+
+def stored(name: str = "boss", term: int = TERM, *, renewals: int = 0, committed: Entry | None = None) -> m.StoredCell:
+    """The cell as a leader has written it; `name` empty: it has resigned."""
+    at = leader_at(name, term) if name else None
+    token = "" if at is None else at.token
+    found = None if committed is None else committed.log
+    return m.StoredCell(Cell("1f", found, term, token, renewals, committed), at)
+
+
+def campaign(name: str = "other", term: int = TERM + 1, committed: Entry | None = FIRST) -> m.Campaign:
+    return m.Campaign(term, None if committed is None else committed.id, leader_at(name, term))
+
+
+def of_log(
+    term: int = TERM, *, is_leading: bool = True, committed: EntryRef | None = FIRST, proposal: Entry | None = None
+) -> log.Plan:
+    """What a plan says about the log."""
+    return log.Plan(term, is_leading, committed, proposal, None)
 
 
 def assigned(round_: int = 1, restart_count: int = 0) -> m.Assigned:
-    return m.Assigned(round_, restart_count, RANKS, "10.0.0.1", 29500, 0)
+    return m.Assigned(round_, restart_count, RANKS, "10.0.0.1", 29500, term=TERM)
 
 
 def interrupted(round_: int = 1, restart_count: int = 1) -> m.Interrupted:
@@ -53,10 +88,16 @@ def interrupted(round_: int = 1, restart_count: int = 1) -> m.Interrupted:
 class Story:
     """A member, and the clock it is told."""
 
-    def __init__(self) -> None:
-        self.core = Member("me", TERMS, Search(JOIN_S))
+    def __init__(self, *, may_lead: bool = True) -> None:
+        self.core = Member("me", TERMS, Search(JOIN_S), may_lead)
         self.now = 100.0
-        self.plan = m.Plan(4, LEASE_S)  # the leader's, so far
+        self.plan = m.Plan(TERM, LEASE_S, of_log(committed=None))  # the leader's, so far
+
+    @property
+    def node(self) -> Node:
+        """What this node keeps of the log, which no leader core has."""
+        assert self.core.log is not None
+        return self.core.log
 
     def planned(self, message: Any) -> m.Downward:
         """What the leader sends for it to be heard: a decision comes as a part of the whole plan."""
@@ -65,13 +106,15 @@ class Story:
             if isinstance(message, m.Plan):
                 self.plan = message
             return message
-        self.plan = changed(self.plan, message)
+        self.plan = changed(self.plan, message).replace(log=self.plan.log)
         return self.plan
 
     def tell(self, *events: ev.Event) -> list[Any]:
         """What the last of the events is answered with."""
         actions: list[Any] = []
         for event in events:
+            if isinstance(event, ev.Received) and isinstance(event.message, m.Plan):
+                self.plan = event.message
             actions = self.core.handle(event, self.now)
         return actions
 
@@ -84,42 +127,58 @@ class Story:
         return self.tell(ev.DeadlinePassed())
 
     def be_silent_until(self, time: float) -> list[Any]:
-        """Lets time pass, and the coordinator say nothing; all that is done.
+        """Lets time pass, and nobody say anything; all that is done.
 
-        That the board is read, because the coordinator is late, comes to nothing.
+        That the cell is read beside a leader that is silent comes to nothing.
         """
         done: list[Any] = []
         while self.core.deadline is not None and self.core.deadline <= time:
             actions = self.pass_deadline()
-            if self.core.phase is Phase.MEMBER and ev.ReadBoard() in actions:
-                actions.remove(ev.ReadBoard())
-                self.tell(ev.BoardFailed("no answer"))
+            if ev.ReadCell() in actions and self.core.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
+                self.tell(ev.CellFailed("no answer"))
             done += actions
         self.now = max(self.now, time)
         return done
 
+    def wait(self, seconds: float) -> list[Any]:
+        return self.be_silent_until(self.now + seconds)
 
-def after(*events: ev.Event) -> Callable[[], Story]:
+    def lose_leader(self, close: log.Close = log.Close.ORDERLY) -> list[Any]:
+        """The connection ends; unless it is said, because the leader's process did."""
+        return self.tell(ev.ConnectionLost(self.core.conn, "its connection ended", close))
+
+
+def told(*events: ev.Event) -> Callable[[], Story]:
+    """Makes a member that has been told these events."""
+
     def build() -> Story:
         story = Story()
         story.tell(*events)
-        for each in events:
-            if isinstance(each, ev.Received) and isinstance(each.message, m.Plan):
-                story.plan = each.message
         return story
 
     return build
 
 
-READ = ev.Submitted(m.Ready(NODE))
-WELCOME = m.Plan(4, LEASE_S)
-JOINED = READ, ev.BoardRead(record()), ev.Connected(1), ev.Received(1, WELCOME)
-idle, reading = after(), after(READ)
-campaigning, pausing = after(READ, ev.BoardRead(None)), after(READ, ev.BoardFailed("no answer"))
-connecting, greeting = after(*JOINED[:2]), after(*JOINED[:3])
-busy = after(*JOINED, ev.Received(1, WELCOME.replace(assigned=assigned())))
-over = after(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
+READY = ev.Submitted(m.Ready(NODE))
+# Of a leader whose node is new to it: no round has begun.
+WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
+RUNS = m.Plan(TERM, LEASE_S, of_log(), assigned())
+JOINED = READY, ev.CellSaid(stored()), ev.Connected(1)
+idle, searching = told(), told(READY)
+campaigning = told(READY, ev.CellSaid(None))
+connecting, greeting = told(*JOINED[:2]), told(*JOINED)
+following = told(*JOINED, ev.Received(1, WELCOME))
+busy = told(*JOINED, ev.Received(1, WELCOME), ev.Received(1, RUNS))  # in a round, and a voter
+over = told(*JOINED, ev.Received(1, WELCOME.replace(ended=SUCCEEDED)))
 
 
-def member(renewals: int | None = None) -> Story:
-    return after(READ, ev.BoardRead(record(renewals=renewals)), *JOINED[2:])()
+def spare() -> Story:
+    """A node that waits beside the round: it has no vote, and knows the entry by its id."""
+    return told(*JOINED, ev.Received(1, WELCOME.replace(log=of_log(committed=FIRST.id))))()
+
+
+def alone(close: log.Close = log.Close.ORDERLY) -> Story:
+    """A voter whose leader is gone, and that has asked the endpoint for another."""
+    story = busy()
+    story.lose_leader(close)
+    return story

@@ -1,31 +1,35 @@
-"""Stories of a member as text: what the supervisor, the board, connections and the clock tell it, and what it does.
+"""Stories of a member as text: what the supervisor, the cell, connections and the clock tell it, and what it does.
 
-As in `texts.py`.  A story begins in a phase of `kit.stories.member`.  A record of the board is `boss 4`: the coordinator's
-node and epoch; in `nodes elect boss 100` it comes from the other nodes.  `5 s are slept`: the process was stopped.  While
-`5 s pass` the coordinator says nothing, or its heartbeats (`hearing 7`), what is due is done, and the board does not answer
-a member that checks it; `cut off`: it does, with so many renewals, or `rising` ones, no connection can be opened, and only
-what is delivered is shown.
+As in `texts.py`.  A story begins in a phase of `kit.stories.member`.  `boss 4` is an agent that leads, or wants to, and its
+term; this node votes second of three.  `5 s are slept`: the process was stopped.  While `5 s pass` the leader says nothing, or
+its heartbeats (`hearing`), what is due is done, and the endpoint does not answer a node that has a connection.  `cut off`: it
+answers nobody, no connection can be opened, no vote comes, and only what is delivered is shown; `cell rising`: it answers,
+and the leader renews it.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
 
-from aelastic.rdzv.leader_record import LeaderRecord
+from aelastic.rdzv.log.entries import first_entry
+from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.codec import to_text
 from kit import decided
 from kit.stories import coordinator, files, member, texts
 from kit.stories.files import Story, options_of
-from kit.stories.member import FAILURE, LEASE_S, NODE, SUCCEEDED
+from kit.stories.member import FAILURE, FIRST, LEASE_S, NODE, SUCCEEDED, TERM, VOTERS
 
 FOLDER = files.FOLDER / "member"
-SEATS = tuple(m.Seat(each, f"host-{each}", "10.0.0.1", 7) for each in ("boss", "me", "other"))
 OUTDATED = "this agent read an outdated record of the leader; retrying"
+SECOND = member.after(FIRST, *VOTERS)
+ELSEWHERE = first_entry(9, "xy", "xy", ("2f",))  # of another log
+CANDIDACY_S = 1.5  # until a candidate without votes gives up
 
 
 class Told(texts.Told):
@@ -33,18 +37,15 @@ class Told(texts.Told):
 
     def __init__(self, story: Story) -> None:
         phase, rules = story.rules.split()[0], options_of(story.rules)
-        renewals = int(rules["renewals"]) if "renewals" in rules else None
-        self.story: member.Story = member.member(renewals) if renewals is not None else getattr(member, phase)()
-        self.core, self.attempt_until = self.story.core, 0.0
-        if renewals is not None and phase == "busy":
-            self.story.hear(member.assigned(), m.Heartbeat(renewals))
+        self.story: member.Story = getattr(member, phase)()
+        self.core, self.attempt_until, self.candidate_until = self.story.core, math.inf, math.inf
         self.core.search.timeout_s = float(rules.get("join", self.core.search.timeout_s))
-        self.core.leader.lease_s = float(rules.get("lease", LEASE_S))
         self.core.search.hint = rules.get("hint", "")
+        self.core.may_lead = "may_not_lead" not in rules
 
     def parts(self) -> Iterator[str]:
         yield self.core.phase
-        yield past(self.core.state.past.replace(group_world_size=0))
+        yield past(self.core.state.past)
 
     @property
     def now(self) -> float:
@@ -57,39 +58,52 @@ class Told(texts.Told):
     def tell(self, line: str) -> list[Any]:
         if passed := re.fullmatch(r"([\d.]+) s pass(.*)", line):
             return self.passes(self.now + float(passed[1]), passed[2].strip(", "))
-        if line == "heartbeats come until the board is read":
-            while ev.ReadBoard() not in self.pass_deadline():
-                self.story.hear(m.Heartbeat(0))
-            return [ev.ReadBoard()]
         return self.story.tell(self.event(line))
 
     def passes(self, until: float, how: str) -> list[Any]:
         story, done = self.story, list[Any]()
+        if how.startswith("cut off"):
+            return [each for each in self.is_cut_off(until, how) if isinstance(each, ev.Deliver)]
         while self.core.deadline is not None and self.core.deadline <= until:
-            if how.startswith("hearing"):
-                story.hear(m.Heartbeat(int(how.split()[1])))
+            if how == "hearing" and self.core.phase is Phase.FOLLOWING:
+                story.hear(m.Heartbeat())
+                if self.core.deadline > until:
+                    break
             actions = self.pass_deadline()
-            if how.startswith("cut off"):
-                count = how.removeprefix("cut off").strip()
-                rising = 7 + int((story.now - 100.0) * 3 / LEASE_S)
-                actions += self.is_cut_off(actions, rising if count == "rising" else int(count) if count else None)
-            elif self.core.phase is Phase.MEMBER and ev.ReadBoard() in actions:
-                story.tell(ev.BoardFailed("no answer"))
+            if ev.ReadCell() in actions and self.core.phase in {Phase.FOLLOWING, Phase.CONNECTING}:
+                story.tell(ev.CellFailed("no answer"))
             done += actions
         story.now = max(story.now, until)
-        return [each for each in done if isinstance(each, ev.Deliver)] if how.startswith("cut off") else done
-
-    def is_cut_off(self, actions: list[Any], renewals: int | None) -> list[Any]:
-        """The board shows the leader, and an attempt to connect to it comes to nothing after a while; what follows."""
-        done: list[Any] = []
-        if self.core.phase is Phase.CONNECTING and self.story.now >= self.attempt_until:
-            done = actions = self.story.tell(ev.ConnectFailed(self.core.conn, False, "timed out"))
-        while ev.ReadBoard() in actions:
-            actions = self.story.tell(ev.BoardRead(member.record(renewals=renewals)))
-            done += actions
-        if any(isinstance(each, ev.Connect) for each in done):
-            self.attempt_until = self.story.now + 2.5
         return done
+
+    def is_cut_off(self, until: float, how: str) -> list[Any]:
+        """Nothing comes through, or only what the cell says; what follows."""
+        story, done, actions = self.story, list[Any](), list[Any]()
+        while True:
+            if ev.ReadCell() in actions:
+                rising = member.stored(renewals=int((story.now - 100.0) * 3 / LEASE_S))
+                actions = story.tell(ev.CellSaid(rising) if "rising" in how else ev.CellFailed("no answer"))
+            elif any(isinstance(each, ev.Connect) for each in actions):
+                self.attempt_until, actions = story.now + 2.5, []
+            elif any(isinstance(each, ev.Campaign) for each in actions):
+                self.candidate_until, actions = story.now + CANDIDACY_S, []
+            else:
+                due = [self.core.deadline or math.inf, self.attempt_until, self.candidate_until]
+                if min(due) > until:
+                    story.now = max(story.now, until)
+                    return done
+                actions = self.next_when_cut_off(due)
+            done += actions
+
+    def next_when_cut_off(self, due: list[float]) -> list[Any]:
+        if min(due) == due[0]:
+            return self.pass_deadline()
+        self.story.now = max(self.story.now, min(due))
+        if min(due) == due[1]:
+            self.attempt_until = math.inf
+            return self.story.tell(ev.ConnectFailed(self.core.conn, False, "timed out"))
+        self.candidate_until = math.inf
+        return self.story.tell(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), "me-5", "too few nodes voted"))
 
     def event(self, line: str) -> ev.Event:  # noqa: C901, PLR0912  a case for each
         options = options_of(line)
@@ -97,31 +111,36 @@ class Told(texts.Told):
         match line.split():
             case ["a", "timer", "fires"]:
                 return ev.DeadlinePassed()
-            case ["leadership", "is", "lost"]:
-                return ev.LeadershipLost()
-            case ["the", "board", "does", *_]:
-                return ev.BoardFailed("no answer")
-            case ["the", "board", "has", "no", *_]:
-                return ev.NotEligible()
-            case ["the", "board", "has", "nothing"]:
-                return ev.BoardRead(None)
-            case ["nodes", "elect", name, epoch]:
-                return ev.BoardRead(member.record(int(epoch), node_id=name).replace(is_by_nodes=True))
-            case ["the", "board", "has", name, epoch, *_]:
-                renewals = int(options["renewals"]) if "renewals" in options else None
-                verdict = to_text(SUCCEEDED) if "verdict" in options else ""
-                seats = tuple(seat for seat in SEATS if seat.node_id in options.get("round_of", "").split("+"))
-                later = m.Seats(int(epoch) * 1_000 + 2, 2, "secret", seats) if seats else None
-                record = member.record(int(epoch), node_id=name, renewals=renewals, verdict=verdict, seats=later)
-                return ev.BoardRead(record)
+            case ["it", "leads", term]:
+                return ev.Leading(member.leader_at("me", int(term)), int(term))
+            case ["its", "leadership", "is", "lost", *_]:
+                node = Node("me", TERM + 1, voted_for="me", committed=FIRST if "log" in options else None)
+                back_s = float(options.get("stand_back", 0))
+                return ev.LeadershipLost(node, f"me-{TERM + 1}", "too few nodes voted for this one", back_s)
+            case ["the", "cell", "does", *_]:
+                return ev.CellFailed("no answer")
+            case ["the", "cell", "is", "empty"]:
+                return ev.CellSaid(None)
+            case ["the", "cell", "has", name, term, *_]:
+                log = ELSEWHERE if "of_another_job" in options else FIRST
+                committed = member.verdict_after(log) if "verdict" in options else log if "log" in options else None
+                who, renewals = "" if name == "nobody" else name, int(options.get("renewals") or 0)
+                return ev.CellSaid(member.stored(who, int(term), renewals=renewals, committed=committed))
+            case [name, "campaigns", "in", term, *_]:
+                known = ELSEWHERE if "of_another_job" in options else FIRST
+                return ev.Campaigned(7, member.campaign(name, int(term), known))
+            case ["a", "voter", "follows", name, term]:
+                return ev.Declined(int(term), member.leader_at(name, int(term)))
+            case ["a", "voter", "knows", "of", term]:
+                return ev.Declined(int(term), None)
             case ["is", "connected", *_]:
                 return ev.Connected(conn)
             case ["is", "refused" | "timed" as how, *_]:
-                return ev.ConnectFailed(
-                    conn, how == "refused", "refused" if how == "refused" else "timed out", "here" in options
-                )
+                reason = "refused" if how == "refused" else "timed out"
+                return ev.ConnectFailed(conn, how == "refused", reason)
             case ["is", "closed" | "reset" as how, *_]:
-                return ev.ConnectionLost(conn, "its connection ended", how == "reset")
+                close = Close.ORDERLY if how == "closed" else Close.ABORTED
+                return ev.ConnectionLost(conn, "its connection ended", close)
             case ["hears", *_]:
                 return ev.Received(conn, self.story.planned(self.heard(line, options, round_)))
             case ["says", what, *_]:
@@ -136,10 +155,14 @@ class Told(texts.Told):
 
     def heard(self, line: str, options: dict[str, str], round_: int) -> Any:
         match line.split():
-            case [_, "heartbeat", renewals, *_]:
-                return m.Heartbeat(int(renewals), "spares" in options)
-            case [_, "welcome", epoch, *_]:
-                return m.Plan(int(epoch), LEASE_S)
+            case [_, "heartbeat", *_]:
+                return m.Heartbeat("spares" in options)
+            case [_, "welcome" | "candidate" as how, term, *_]:
+                log = ELSEWHERE if "of_another_job" in options else FIRST
+                known = member.of_log(int(term), is_leading=how == "welcome", committed=log)
+                return m.Plan(int(term), LEASE_S, known)
+            case [_, "proposal", *_]:
+                return self.story.plan.replace(log=member.of_log(self.story.plan.term, proposal=SECOND))
             case [_, "round", number, *_]:
                 return member.assigned(int(number), int(options.get("restarts", 0)))
             case [_, "interrupted", *_]:
@@ -152,29 +175,32 @@ class Told(texts.Told):
             case [_, what, *_]:
                 others: dict[str, Any] = {
                     "probe": m.Probe(), "given": m.GivenUp(), "succeeded": SUCCEEDED, "waiting": m.Waiting("for others"),
-                    "seats": m.Seats(4_001, 1, "secret", SEATS),
                 }  # fmt: skip
                 return others[what]
             case _:
                 raise AssertionError(line)
 
-    def words(self, action: ev.Action) -> str:  # noqa: C901  a case for each
+    def words(self, action: ev.Action) -> str:  # noqa: C901, PLR0912  a case for each
         match action:
-            case ev.ReadBoard():
-                return "reads the board"
-            case ev.Campaign(seen, above):
-                return f"campaigns above {above}" + (f", against {of(seen)}" if seen else "")
-            case ev.Lead(record, is_heir):
-                return f"leads {of(record)}" + ", as heir" * is_heir
-            case ev.Connect(conn, record):
-                return f"connects to {of(record)} ({conn})"
+            case ev.ReadCell():
+                return "reads the cell"
+            case ev.AskWhoLeads():
+                return "asks voters who leads"
+            case ev.Campaign() as campaign:
+                return f"campaigns{campaigns(campaign)}"
+            case ev.Answer(_, None):
+                return "gives its vote"
+            case ev.Answer(_, m.Declined(term, reason, leader)):
+                return f"declines in {term}: {reason}" + (f", {of(leader)}" if leader is not None else "")
+            case ev.Connect(conn, leader):
+                return f"connects to {of(leader)} ({conn})"
             case ev.Disconnect():
                 return "hangs up"
             case ev.GiveUp(reason, is_refused):
                 return f"gives up{', refused' * is_refused}: {reason}"
             case ev.Send(m.Hello() as hello):
-                ended = f", and {', '.join(hello.kept.ended)} has ended" if hello.kept.ended else ""
-                return f"sends hello to {hello.token}, seen epoch {hello.seen_epoch}: {status(hello.status)}{ended}"
+                name = "" if hello.name == "me" else f" as {hello.name}"
+                return f"sends hello to {hello.token}{name}: {status(hello.status)}"
             case ev.Send(m.Status() as sent):
                 return f"sends status: {status(sent)}"
             case ev.Send(message):
@@ -183,28 +209,43 @@ class Told(texts.Told):
                 return f"delivers round {round_}, restarts {restart_count}"
             case ev.Deliver(message):
                 return f"delivers {coordinator.words(message)}"
+            case _:
+                raise AssertionError(action)
+
+
+def campaigns(campaign: ev.Campaign) -> str:
+    """What a candidate begins with."""
+    gone = f", {', '.join(campaign.gone)} gone" if campaign.gone else ""
+    before = f", after job {campaign.job_before}" if campaign.job_before else ""
+    return f" above {campaign.highest}{', having listened' * campaign.has_listened}{gone}{before}"
 
 
 def status(of: m.Status) -> str:
     starts = f", {of.node.starts}" * (of.node.starts is not m.Starts.COLD)
     left = f", left: {of.left.reason}" if of.left is not None else ""
-    return f"{past(of.past)}{starts}{left}"
+    return f"{past(of.past)}{starts}{left}{log_of(of.log)}"
+
+
+def log_of(known: LogStatus | None) -> str:
+    """What a node says of the log."""
+    if known is None:
+        return ", leads"
+    accepted = ", accepts a proposal" if known.accepted is not None else ""
+    ended = f", {', '.join(each.name for each in known.ended)} has ended" if known.ended else ""
+    return f", votes in {known.term}{accepted}{ended}"
 
 
 def past(of: m.Past) -> str:
-    place = f"rank {of.group_rank} of {of.group_world_size}, coordinator {of.coordinator_rank}"
     return ", ".join([
-        of.standing + f" {of.round}" * bool(of.round), *[place] * bool(of.group_world_size),
-        *[f"restarts {of.restart_count}"] * bool(of.restart_count),
+        of.standing + f" {of.round}" * bool(of.round),
         *["has failed" + f" {of.failure_age_s:g} s ago" * bool(of.failure_age_s)] * (of.failure is not None),
         *["charged"] * of.is_charged, *["ended for free"] * bool(of.ended), *["spares wait"] * of.has_spares,
         *[f"alone for {of.alone_s:g} s"] * bool(of.alone_s),
     ])  # fmt: skip
 
 
-def of(record: LeaderRecord) -> str:
-    count = "" if record.renewals is None else f" renewals={record.renewals}"
-    return f"{record.candidate.node_id} {record.epoch}{count}"
+def of(leader: m.LeaderAt) -> str:
+    return f"{leader.node_id} {leader.port - 4000}"
 
 
 def told(story: Story) -> list[str]:

@@ -6,14 +6,15 @@ then asked anew what it makes of each line, so the story shows this core's own d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from math import ceil
 from string import ascii_lowercase
-from typing import Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator import Coordinator
+from aelastic.rdzv.coordinator.job_state import JobState
 from aelastic.rdzv.protocol import messages as m
 from kit.stories.coordinator import told
 from kit.stories.files import FOLDER, Story
@@ -21,54 +22,81 @@ from kit.stories.files import FOLDER, Story
 Heard = list[tuple[float, ev.Event]]
 
 
-def recorded(run: Callable[[], object]) -> tuple[Coordinator | None, Heard]:
+@dataclass
+class Book:
+    """What a coordinator was told, and what it has continued."""
+
+    core: Coordinator
+    heard: Heard = field(default_factory=list)
+    kept: JobState | None = None
+    gone: tuple[str, ...] = ()
+
+
+def recorded(run: Callable[[], object]) -> Book | None:
     """What the coordinator that heard something last was told in a run, which may break a promise."""
-    books: dict[int, tuple[Coordinator, Heard]] = {}
-    last: Coordinator | None = None
-    handle = Coordinator.handle
+    books: dict[int, Book] = {}
+    last: Book | None = None
+    handle, resume = Coordinator.handle, Coordinator.resume
+
+    def book_of(core: Coordinator) -> Book:
+        return books.setdefault(id(core), Book(core))
 
     def listen(core: Coordinator, event: ev.Event, now: float) -> list[ev.Send]:
         nonlocal last
-        last = core
-        books.setdefault(id(core), (core, []))[1].append((now, event))
+        last = book_of(core)
+        last.heard.append((now, event))
         return handle(core, event, now)
 
-    Coordinator.handle = listen  # type: ignore[assignment, method-assign]
+    def continued(core: Coordinator, state: JobState, gone: Iterable[str], now: float) -> None:
+        book = book_of(core)
+        book.kept, book.gone = state, tuple(gone)
+        resume(core, state, book.gone, now)
+
+    Coordinator.handle, Coordinator.resume = listen, continued  # type: ignore[assignment, method-assign]
     try:
         run()
     except Exception:  # noqa: BLE001  what is broken was said before
         pass
     finally:
-        Coordinator.handle = handle  # type: ignore[method-assign]
-    return books[id(last)] if last is not None else (None, [])
+        Coordinator.handle, Coordinator.resume = handle, resume  # type: ignore[method-assign]
+    return last
 
 
 def story_of(run: Callable[[], object], title: str) -> str:
     """The story; without a coordinator, or for what the notation has no word for, one line that says so."""
-    core, heard = recorded(run)
-    if core is None:
+    book = recorded(run)
+    if book is None:
         return "no coordinator was told anything"
+    core = book.core
     low, high = core.rules.limits
-    rules = f"nodes={low}:{high} restarts={core.policy.max_restarts} epoch={core.roster.epoch} unconfirmed"
-    if core.seat_before is not None:
-        fence, rank = core.seat_before
-        rules += f" heir before={rank} fence={fence}"
     names: dict[str, str] = {}
     try:
-        lines = tuple(_lines(heard, names))
+        rules = f"nodes={low}:{high} restarts={core.policy.max_restarts} term={core.roster.term}"
+        rules += "" if book.kept is None else _continued(book.kept, book.gone, names)
+        lines = tuple(_lines(book.heard, names))
         rules += f" own={names[core.own_node_id]}" if core.own_node_id in names else ""
         return "\n".join([f"== {title}", rules, *told(Story(FOLDER, title, rules, lines))])
     except (LookupError, AssertionError) as error:
         return f"its coordinator's story has what the notation has no word for: {error}"
 
 
+def _continued(kept: JobState, gone: tuple[str, ...], names: dict[str, str]) -> str:
+    """How a story begins whose leader has continued a job."""
+    if kept.last_round is None or kept.asks or kept.verdict is not None:
+        raise LookupError("a job without a round, with a request, or with a verdict")
+    round_ = kept.last_round
+    of = [_name(node_id, names) for node_id in round_.node_ids]
+    rules = f" resumed={''.join(of)} round={round_.number} of_term={round_.term} count={kept.restart_count}"
+    rules += f" led={round_.leader_rank}" if round_.leader_rank >= 0 else ""
+    known = [names[each] for each in gone if each in names]
+    rules += f" gone={''.join(known)}" if known else ""
+    return rules + (f" departed={''.join(of[rank] for rank in kept.departed)}" if kept.departed else "")
+
+
 def _lines(heard: Heard, names: dict[str, str]) -> Iterator[str]:
-    before, last = None, None
+    before = None
     statuses: dict[str, m.Status] = {}  # the last of each node
     for now, event in heard:
-        if isinstance(event, ev.Confirmed) and event == last:
-            continue  # with each renewal
-        last = event
         if before is not None and now - before >= 0.001:
             yield f"{ceil(1000 * (now - before)) / 1000:.3f} s pass"  # no timer fires too early
         before = now if before is None or now - before >= 0.001 else before
@@ -83,8 +111,6 @@ def _line(event: ev.Event, names: dict[str, str], before: dict[str, m.Status]) -
     match event:
         case ev.DeadlinePassed():
             return "a timer fires"
-        case ev.Confirmed(losses):
-            return f"{next(iter(names.values()), 'a')} confirms losses={losses}"
         case ev.Reported(node, status):
             earlier = None if event.is_new else before.get(node.node_id)
             before[node.node_id] = status
@@ -97,13 +123,13 @@ def _line(event: ev.Event, names: dict[str, str], before: dict[str, m.Status]) -
             raise LookupError(type(event).__name__)
 
 
-def _reported(event: ev.Reported, before: m.Status | None) -> str:
+def _reported(event: ev.Reported, before: m.Status | None) -> str:  # noqa: C901  one case for each
     """What is new in a status, if the notation has a word for it."""
     status, past = event.status, event.status.past
     if status.left is not None:
         return f"leaves: {status.left.reason}"
     if before is None and past.round == 0 and past.standing is m.Standing.READY:
-        return f"joins{_rank(event.node)}{' knew_another' * event.knew_another}"
+        return f"joins{_rank(event.node)}"
     if before is None:
         return f"returns {past.standing.value}{_rank(event.node)}{_past(past)}"
     if status.ready_count != before.ready_count:
@@ -120,7 +146,14 @@ def _reported(event: ev.Reported, before: m.Status | None) -> str:
         return f"is prepared {event.node.starts.value}"
     if status.node == before.node and past == before.past and status.asks == before.asks:
         return "repeats"
-    raise LookupError("a status with requests, or that a plan was read")
+    if _wishes(status) == _wishes(before):
+        return "has read"
+    raise LookupError("a status with requests")
+
+
+def _wishes(status: m.Status) -> tuple[object, ...]:
+    """What a node asks for, or answers."""
+    return status.asks, status.frozen, status.saved, status.question, status.places
 
 
 def _how(cause: ProcessFailure) -> str:
@@ -138,15 +171,7 @@ def _ago(word: str, seconds: float) -> str:
 
 
 def _past(past: m.Past) -> str:
-    told: list[tuple[str, Any, Any]] = [
-        ("round", past.round, None),
-        ("of", past.group_world_size, None),
-        ("rank", past.group_rank, None),
-        ("restarts", past.restart_count, 0),
-        ("coordinator", past.coordinator_rank, -1),
-        ("epoch", past.epoch, 0),
-    ]
-    words = "".join(f" {word}={value}" for word, value, usual in told if value != usual)
+    words = f" round={past.round}" + f" term={past.term}" * (past.term > 0)
     words += f" how={_how(past.failure)}" if past.failure is not None else ""
     words += _ago("failed_ago", past.failure_age_s) + _ago("alone", past.alone_s)
     has = {

@@ -1,6 +1,6 @@
-"""Boards on the stores `c10d` and `static`: which agent serves the store, what else may be at the endpoint, what dies and what is left.
+"""Cells in the stores `c10d` and `static`: which agent serves the store, what else may be at the endpoint, what dies and what is left.
 
-What boards promise on every store is in `test_boards.py`.
+What cells promise in every store is in `test_cells.py`.
 """
 
 from __future__ import annotations
@@ -10,32 +10,29 @@ import logging
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, AsyncExitStack, suppress
+from contextlib import AbstractContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock
 
 import anyio
 import pytest
 from kit.launching import alive, stand_still
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import elected, seen_on, until, until_answered
+from kit.servers.etcd_cells import A, B, renew, renewed, resigned, stored_by, until, until_answered, written
 from kit.servers.other_programs import answering, http_server, silent
-from kit.servers.relay import Relay
 from kit.servers.stores import in_each_store
 from kit.waiting import wait_for
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.board import Board
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
+from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.settings import READ_TIMEOUT_S, RendezvousSettings
-from aelastic.rdzv.stores import c10d, endpoints, tcp_store
+from aelastic.rdzv.stores import endpoints, tcp_store
 from aelastic.rdzv.stores.c10d import C10dStore
 from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, local_address_of
 from aelastic.rdzv.stores.static import static_store
@@ -45,8 +42,6 @@ from aelastic.tcpstore.host import StoreHost
 DEADLINE_S = 60.0
 # Cold where a store dies: the process that stands for a warm one is gone a moment before its port.
 pytestmark = pytest.mark.usefixtures("warm_stores")
-A = Candidate(node_id="a", addresses=("10.0.0.1", "::1"), port=40000, token="secret of a")
-B = Candidate(node_id="b", addresses=("10.0.0.2",), port=40001, token="secret of b")
 
 
 def descriptors() -> set[str]:
@@ -61,31 +56,33 @@ def _what_is(fd: str) -> str:
         return ""  # closed meanwhile
 
 
-def client_of(board: Board) -> Any:
-    store: Any = board._store
+def client_of(cell: EndpointCell) -> Any:
+    store: Any = cell._store
     return store._client
 
 
-def pid_of(board: Board) -> Any:
+def pid_of(cell: EndpointCell) -> Any:
     """The child process that speaks to the store, or serves it."""
-    return client_of(board)._process.pid
+    return client_of(cell)._process.pid
 
 
 class World:
-    """Makes boards on this machine; knows the processes that they start by a mark in the environment."""
+    """Makes cells on this machine; knows the processes that they start by a mark in the environment."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
         self.stack = stack
         self.folder = folder
-        self.mark = f"BOARD_OF_TEST={uuid.uuid4()}"
-        self.env = {**os.environ, "BOARD_OF_TEST": self.mark.partition("=")[2]}
+        self.mark = f"CELL_OF_TEST={uuid.uuid4()}"
+        self.env = {**os.environ, "CELL_OF_TEST": self.mark.partition("=")[2]}
 
-    def c10d(self, endpoint: str, run_id: str = "job", env: Mapping[str, str] | None = None, **config: str) -> Board:
+    def c10d(
+        self, endpoint: str, run_id: str = "job", env: Mapping[str, str] | None = None, **config: str
+    ) -> EndpointCell:
         settings = RendezvousSettings(backend="c10d", endpoint=endpoint, config=config)
         store = C10dStore(settings, run_id, self.env if env is None else env)
-        board = Board(store, None, settings.lease_s)
-        self.stack.push_async_callback(board.aclose)
-        return board
+        cell = EndpointCell(store, None, settings.lease_s)
+        self.stack.push_async_callback(cell.aclose)
+        return cell
 
     def left(self) -> list[int]:
         return [entry.pid for entry in proc_table.processes() if proc_table.carries(entry.pid, self.mark.encode())]
@@ -138,10 +135,9 @@ async def test_the_first_agent_on_the_endpoints_machine_serves_the_store_and_oth
         for agent in agents:  # at once, and one gets the port
             tasks.start_soon(until_answered, agent.open)
 
-    record = await agents[0].campaign(A, None, 0)
+    await written(agents[0], A)
 
-    assert record == LeaderRecord(epoch=1, candidate=A, renewals=0)
-    assert [await agent.campaign(B, None, 0) for agent in agents] == [record] * 4
+    assert [await agent.write(B) for agent in agents[1:]] == [A] * 3
     assert {agent.name for agent in agents} == {f"c10d at {endpoint}"}
     assert sorted(agent.own_address for agent in agents) == ["", *["127.0.0.1"] * 3]
     assert {agent.endpoint_host for agent in agents} == {"localhost"}
@@ -158,8 +154,8 @@ async def test_port_zero_picks_one_and_tells_which(world: World, caplog: pytest.
     assert a.name == f"c10d at {endpoint}"
     b = world.c10d(endpoint)
     await b.open()
-    record = await elected(b, B)
-    assert await a.read() == record
+    await written(b, B)
+    assert await a.read() == B
 
 
 @pytest.mark.parametrize("host", ["[::1]", "0.0.0.0", socket.gethostname()])
@@ -191,8 +187,8 @@ async def test_the_user_may_say_which_agent_serves(world: World) -> None:
     await client.open()
 
     assert server.endpoint_host == "192.0.2.1"
-    record = await elected(server, A)
-    assert await client.read() == record
+    await written(server, A)
+    assert await client.read() == A
     with pytest.raises(InputError, match=rf"{endpoint} cannot be served \(Address already in use\)"):
         await world.c10d(endpoint, is_host="1").open()
 
@@ -222,9 +218,9 @@ async def test_a_name_of_several_hosts_is_warned_of(
 async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) -> None:
     """Agents of other versions, and people with torch's own tools, find a job by this key and this text."""
     endpoint = f"127.0.0.1:{quiet_port()}"
-    board = world.c10d(endpoint, "a job/1")
-    record = await elected(board, A)
-    assert await board.renew(record)
+    cell = world.c10d(endpoint, "a job/1")
+    await cell.open()
+    await renew(cell, await written(cell, A))
     code = """if True:
         import sys
         from datetime import timedelta
@@ -240,12 +236,11 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     )
 
     text = (
-        '{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["10.0.0.1", "::1"], "port": 40000, '
-        '"token": "secret of a", "made_ms": 0}, "verdict": ""}'
+        '["StoredCell",{"cell":{"incarnation":"1f","log":null,"term":1,"leader":"token-of-a","renewals":1,'
+        '"committed":null,"accepted":null},"leader":{"node_id":"a","name":"a","addresses":["10.0.0.1"],'
+        '"port":29500,"token":"token-of-a"}}]'
     )
-    served_for, *leader, keys = done.stdout.splitlines()
-    assert (served_for, leader) == ("a%20job%2F1", ["1", text])
-    assert keys == "2", "and nothing else"
+    assert done.stdout.splitlines() == ["a%20job%2F1", text, "2"], "two keys, and nothing else"
 
 
 # What else may be there.
@@ -310,9 +305,9 @@ async def test_nonsense_at_the_endpoint_is_no_store(
     if error is RendezvousConnectionError:
         monkeypatch.setattr(tcp_store, "CONNECT_TIMEOUT_S", 0.3)
     with program() as port:
-        board = world.c10d(f"127.0.0.1:{port}")
+        cell = world.c10d(f"127.0.0.1:{port}")
         with pytest.raises(error) as caught:
-            await board.open()
+            await cell.open()
     assert f"127.0.0.1:{port} {words}" in str(caught.value)
 
 
@@ -321,106 +316,91 @@ async def test_nonsense_at_the_endpoint_is_no_store(
 async def test_silence_is_told_and_is_no_store_in_the_end(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with silent() as sock:
         port = sock.getsockname()[1]
-        board = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
+        cell = world.c10d(f"127.0.0.1:{port}", read_timeout="2.5")
         with pytest.raises(
             RendezvousStateError,
             match=rf"{port} is not a torch TCPStore \(it accepted the connection but did not answer for 2.5 s",
         ):
-            await board.open()
-        assert pid_of(board) is None, "it would wait without end"
+            await cell.open()
+        assert pid_of(cell) is None, "it would wait without end"
         assert f"127.0.0.1:{port} accepts connections, but has not answered as a TCPStore" in caplog.text
 
 
 async def test_another_jobs_endpoint_is_refused(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     await world.c10d(endpoint, "job A").open()
-    board = world.c10d(endpoint, "job B")
+    cell = world.c10d(endpoint, "job B")
 
     for _ in range(2):
         with pytest.raises(
             InputError, match=f"{endpoint} serves run job A, not job B: use --rdzv-id job A, or another"
         ):
-            await board.open()
+            await cell.open()
 
 
 # What dies, and what comes back.
 
 
 @pytest.mark.cold
-async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_and_the_coordinator_goes_on(
-    world: World,
-) -> None:
+async def test_when_the_store_dies_with_its_agent_another_on_the_machine_serves_an_empty_one(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
-    server, coordinator, other = (world.c10d(endpoint) for _ in range(3))
+    server, leader, other = (world.c10d(endpoint) for _ in range(3))
     await server.open()
-    record = await elected(coordinator, A, above=41)
-    assert await coordinator.renew(record)
-    await other.open()
+    mine = await renew(leader, await written(leader, A))
+    assert await other.read() == mine
 
     await server.aclose()
     with pytest.raises(RendezvousConnectionError, match="refused"):
-        await other.publish(record, "x")  # it does not serve an empty store for that
+        await other.write(B)  # it does not serve an empty store for that
 
     assert await other.read() is None, "the new store is empty"
-    assert await coordinator.renew(record)
-    seen = await other.read()
-    assert seen is not None and (seen.epoch, seen.candidate) == (42, A)
-    assert coordinator.own_address == "127.0.0.1" and other.own_address == ""
+    assert await leader.write(renewed(mine)) is None, "the leader hears that it has been forgotten"
+    await written(leader, renewed(mine))
+    assert await other.read() == renewed(mine)
+    assert leader.own_address == "127.0.0.1" and other.own_address == ""
 
 
 @pytest.mark.all
 @pytest.mark.cold
-async def test_a_reign_on_a_board_that_is_gone_goes_on_and_its_end_is_told_to_a_new_store_too(world: World) -> None:
+async def test_a_store_that_is_gone_is_told_and_a_new_one_has_what_is_first_written_there(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
-    server, coordinator = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
+    server, leader = world.c10d(endpoint), world.c10d(endpoint, is_host="false")
     await server.open()
-    record = await elected(coordinator, A)
+    await written(leader, A)
 
     await server.aclose()
 
     for _ in range(3):
-        assert await coordinator.renew(record), "no agent can claim it"
-    with pytest.raises(RendezvousConnectionError):
-        await coordinator.read()
-    with pytest.raises(RendezvousConnectionError):
-        await coordinator.publish(record, "over")
+        with pytest.raises(RendezvousConnectionError):
+            await leader.write(renewed(A))
+        with pytest.raises(RendezvousConnectionError):
+            await leader.read()
 
-    again = world.c10d(endpoint)
-    await again.open()
-    assert await coordinator.renew(record)
-    assert (await seen_on(again)).candidate == A
-
-    # Another candidate is first in a store that is new again: it coordinates.
-    await again.aclose()
     new = world.c10d(endpoint)
     await until_answered(new.open)
-    newer = await elected(new, B, above=record.epoch)
-    assert newer.epoch > record.epoch
-    assert not await coordinator.renew(record)
-    assert not await coordinator.publish(record, "over")
-    assert await coordinator.read() == newer
+    await written(new, B)
+    assert await leader.write(renewed(A)) == B, "another agent leads"
+    assert await leader.read() == B
 
-    # The next reign ends in a store that does not know it.
-    record = await elected(coordinator, A, newer, above=6)
+    # It leads again, and leaves in a store that does not know it.
+    mine = await written(leader, stored_by("a", term=2))
     await new.aclose()
     last = world.c10d(endpoint)
     await until_answered(last.open)
-    assert await coordinator.read() is None
-    assert await coordinator.publish(record, "over")
-    assert (await seen_on(last)).verdict == "over"
-    await coordinator.resign(record)
-    assert await last.read() is None
-    newest = await elected(last, B)
-    assert newest.epoch == record.epoch + 1
+    assert await leader.write(resigned(mine)) is None
+    await written(leader, resigned(mine))
+    assert await last.read() == resigned(mine)
 
 
-async def test_a_renewal_whose_answer_was_lost_is_not_taken_for_the_next_one(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_by_another", [False, True])
+async def test_a_write_whose_answer_was_lost_counts_as_long_as_no_other_agent_has_written(
+    world: World, monkeypatch: pytest.MonkeyPatch, is_by_another: bool
 ) -> None:
-    board = world.c10d(f"localhost:{quiet_port()}")
-    record = await elected(board, A)
-    assert record.renewals == 0
-    store = client_of(board)
+    endpoint = f"localhost:{quiet_port()}"
+    cell, other = world.c10d(endpoint), world.c10d(endpoint)
+    await cell.open()
+    await written(cell, A)
+    store = client_of(cell)
 
     async def lose_the_answer(key: str, expected: bytes, text: bytes) -> bytes:
         await tcp_store.TcpStore.compare_set(store, key, expected, text)
@@ -429,64 +409,39 @@ async def test_a_renewal_whose_answer_was_lost_is_not_taken_for_the_next_one(
     with monkeypatch.context() as patch:
         patch.setattr(store, "compare_set", lose_the_answer)
         with pytest.raises(TimeoutError):
-            await board.renew(record)
-    assert (await board._store.get()).startswith(b"1\n"), "it has taken effect"
+            await cell.write(renewed(A))
+    assert await other.read() == renewed(A), "it has taken effect"
 
-    renewed = await board.renew(record)
-
-    assert renewed is not None and renewed.renewals == 2, "members see that the coordinator lives now, not then"
-    assert (await board._store.get()).startswith(b"2\n")
-
-
-@pytest.mark.parametrize("is_reset", [False, True])
-async def test_a_refusal_proves_that_another_machines_store_is_gone_only_after_an_orderly_close(
-    world: World, monkeypatch: pytest.MonkeyPatch, is_reset: bool
-) -> None:
-    """What resets connections and refuses new ones may be a firewall: others still reach the store, and see who renews."""
-    port = quiet_port()
-    await world.c10d(f"localhost:{port}").open()
-    monkeypatch.setattr(c10d, "local_addresses_of", AsyncMock(return_value=[]))
-    relay = Relay(port)
-    async with relay as between:
-        coordinator = world.c10d(between, is_host="false")
-        record = await elected(coordinator, A)
-        assert await coordinator.renew(record)
-        if is_reset:
-            for end in relay.ends:
-                with suppress(OSError):  # that of a first look has gone
-                    end.get_extra_info("socket").setsockopt(
-                        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
-                    )
-
-    for _ in range(2):
-        if is_reset:
-            with pytest.raises(RefusedError):
-                await coordinator.renew(record)
-        else:
-            assert await coordinator.renew(record)
+    if is_by_another:
+        await written(other, B)
+        assert await cell.write(renewed(A)) == B
+    else:
+        mine = await renew(cell, await renew(cell, A))
+        assert await other.read() == mine
 
 
 @pytest.mark.cold
 async def test_a_killed_child_of_a_client_is_replaced_and_one_that_serves_takes_the_store_with_it(world: World) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint)
-    record = await elected(server, A)
+    await server.open()
+    await written(server, A)
     await client.open()
     killed = pid_of(client)
     os.kill(killed, signal.SIGKILL)
 
-    assert await client.read() == record
+    assert await client.read() == A
     assert pid_of(client) not in {killed, None}
     os.kill(pid_of(client), signal.SIGKILL)
-    assert await client.publish(record, "x")
+    await written(client, B)
 
     os.kill(pid_of(server), signal.SIGKILL)
     assert await server.read() is None, "the new store is empty"
-    assert await server.renew(record)
-    assert (await seen_on(server)).candidate == A
+    mine = await written(server, renewed(A))
+    assert await server.read() == mine
     os.kill(pid_of(server), signal.SIGKILL)
     with pytest.raises(RendezvousConnectionError, match="refused"):
-        await server.publish(record, "x")
+        await server.write(renewed(mine))
 
 
 @pytest.mark.all
@@ -495,7 +450,8 @@ async def test_a_killed_child_of_a_client_is_replaced_and_one_that_serves_takes_
 async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = f"localhost:{quiet_port()}"
     server, client = world.c10d(endpoint), world.c10d(endpoint, read_timeout="2.5")
-    record = await elected(server, A)
+    await server.open()
+    await written(server, A)
     await client.open()
     stand_still(pid_of(server))
     try:
@@ -512,44 +468,52 @@ async def test_a_store_that_hangs_is_left_and_found_again(world: World, monkeypa
                 await client.open()
             # Nor does the agent that serves it give the store up so soon.
             with pytest.raises(RendezvousConnectionError, match=r"no answer from .* within"):
-                await server.renew(record)
+                await server.write(renewed(A))
     finally:
         os.kill(pid_of(server), signal.SIGCONT)
 
-    assert await server.renew(record)
-    seen = await client.read()
-    assert seen is not None and seen.candidate == A and seen.renewals is not None and seen.renewals > 0
+    await renew(server, A)  # it took effect when the store went on, and its answer came too late
+    assert await client.read() == renewed(A)
 
 
 # What no agent wrote (`test_etcd_settings.py` has more of it).
 
 
-async def test_what_no_agent_wrote_is_an_error(world: World) -> None:
-    board = world.c10d(f"localhost:{quiet_port()}")
-    await board.open()
-    await client_of(board).compare_set("aelastic/job/leader", b"", b"0\n{}")
+NO_AGENTS = r"key aelastic/job/leader .* was not written by an aelastic agent"
 
-    for operation in (board.read(), board.campaign(A, None, 0), board.renew(LeaderRecord(epoch=1, candidate=A))):
-        with pytest.raises(
-            RendezvousStateError, match=r"key aelastic/job/leader .* was not written by an aelastic agent"
-        ):
+
+async def test_what_no_agent_wrote_is_an_error(world: World) -> None:
+    cell = world.c10d(f"localhost:{quiet_port()}")
+    await cell.open()
+    await client_of(cell).compare_set("aelastic/job/leader", b"", b"0\n{}")
+
+    for operation in (cell.write(A), cell.read()):
+        with pytest.raises(RendezvousStateError, match=NO_AGENTS):
             await operation
 
 
-async def test_what_no_agent_wrote_over_the_record_of_a_coordinator_is_replaced(
+async def test_what_was_refused_is_not_written_over_by_an_agent_that_does_not_lead(world: World) -> None:
+    cell = world.c10d(f"localhost:{quiet_port()}")
+    await cell.open()
+    await client_of(cell).compare_set("aelastic/job/leader", b"", b"0\n{}")
+    with pytest.raises(RendezvousStateError, match=NO_AGENTS):
+        await cell.read()
+    with pytest.raises(RendezvousStateError, match=NO_AGENTS):
+        await cell.write(A)
+    assert await cell._store.get() == b"0\n{}"
+
+
+async def test_what_no_agent_wrote_over_the_cell_of_a_leader_is_replaced(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    board = world.c10d(f"localhost:{quiet_port()}")
-    record = await board.campaign(A, None, 0)
-    assert record is not None
+    cell = world.c10d(f"localhost:{quiet_port()}")
+    await cell.open()
+    mine = await written(cell, A)
     for text in (b"hello", b"0\n{}"):
-        await client_of(board).compare_set("aelastic/job/leader", await board._store.get(), text)
-        assert record.is_same_term(renewed := await board.renew(record))
-        assert renewed == await board.read()
-    await client_of(board).compare_set("aelastic/job/leader", await board._store.get(), b"hello")
-    assert await board.publish(record, "over")
-    seen = await board.read()
-    assert seen is not None and seen.verdict == "over"
+        assert await client_of(cell).compare_set("aelastic/job/leader", await cell._store.get(), text) == text
+        assert await cell.write(renewed(mine)) is None, "it counts as nothing"
+        mine = await written(cell, renewed(mine))
+        assert await cell.read() == mine
     assert "another program wrote over the record of this leader: registering it" in caplog.text
 
 
@@ -559,57 +523,57 @@ async def test_what_no_agent_wrote_over_the_record_of_a_coordinator_is_replaced(
 async def test_cancelled_while_the_child_starts_the_port_stays_ours_and_the_next_try_serves(world: World) -> None:
     env = world.in_the_child("import time\n    while not os.path.exists(__file__ + '.go'): time.sleep(0.01)")
     port = quiet_port()
-    board = world.c10d(f"localhost:{port}", env=env)
+    cell = world.c10d(f"localhost:{port}", env=env)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(board.open)
-            await until("a child", lambda: pid_of(board) is not None)
+            tasks.start_soon(cell.open)
+            await until("a child", lambda: pid_of(cell) is not None)
             scope.cancel()
-    child = pid_of(board)
+    child = pid_of(cell)
 
     with pytest.raises(OSError, match="in use"):
         socket.create_server(("127.0.0.1", port))
     (world.folder / "sitecustomize.py.go").touch()
-    await board.open()
+    await cell.open()
 
-    assert pid_of(board) == child
+    assert pid_of(cell) == child
     assert await world.c10d(f"localhost:{port}").read() is None
 
 
 async def test_cancelled_while_the_store_is_silent_the_next_try_finds_it(world: World) -> None:
     with silent() as sock:
-        closed, board = (world.c10d(f"127.0.0.1:{sock.getsockname()[1]}") for _ in range(2))
+        closed, cell = (world.c10d(f"127.0.0.1:{sock.getsockname()[1]}") for _ in range(2))
         await give_up_while_it_waits(closed)
         await closed.aclose()
         assert pid_of(closed) is None
-        await give_up_while_it_waits(board)
+        await give_up_while_it_waits(cell)
         server = StoreProcess(world.env, "is slow")
         world.stack.push_async_callback(server.aclose)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(board.open)
-            await until("it waits again", lambda: client_of(board)._process.is_busy)
+            tasks.start_soon(cell.open)
+            await until("it waits again", lambda: client_of(cell)._process.is_busy)
             await server.ask("serve", sock.fileno(), timeout_s=DEADLINE_S, keys={})
-        assert await board.read() is None
+        assert await cell.read() is None
 
 
 async def test_a_child_that_still_connects_does_not_connect_to_the_store_that_it_is_to_serve(world: World) -> None:
     with silent() as sock:
         endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
-        board = world.c10d(endpoint)
-        await give_up_while_it_waits(board)
+        cell = world.c10d(endpoint)
+        await give_up_while_it_waits(cell)
         accepted, _ = sock.accept()  # of our own look, which it closed
         accepted.close()
         accepted, _ = sock.accept()
     with accepted, anyio.fail_after(READ_TIMEOUT_S / 2):
-        await board.open()  # the port is free
+        await cell.open()  # the port is free
         assert await world.c10d(endpoint).read() is None
 
 
-async def give_up_while_it_waits(board: Board) -> None:
+async def give_up_while_it_waits(cell: EndpointCell) -> None:
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(board.open)
-            await until("it waits", lambda: client_of(board)._process.is_busy)
+            tasks.start_soon(cell.open)
+            await until("it waits", lambda: client_of(cell)._process.is_busy)
             scope.cancel()
 
 
@@ -650,10 +614,10 @@ async def test_of_a_killed_agent_nothing_is_left_also_where_it_waits_without_end
 async def test_without_torch_the_user_is_told(world: World) -> None:
     env = world.in_the_child("sys.modules['torch'] = None")
     endpoint = f"localhost:{quiet_port()}"
-    board = world.c10d(endpoint, env=env)
+    cell = world.c10d(endpoint, env=env)
 
     with pytest.raises(InputError, match="cannot import torch: pip install torch"):
-        await board.open()
+        await cell.open()
 
     with pytest.raises(RefusedError):
         await world.c10d(endpoint, is_host="false").open()
@@ -663,19 +627,19 @@ async def test_without_torch_the_user_is_told(world: World) -> None:
 
 
 class Nodes:
-    """Boards of the nodes of a `static` job; the store of node 0 is served as the supervisor does."""
+    """Cells of the nodes of a `static` job; the store of node 0 is served as the supervisor does."""
 
     def __init__(self, world: World, host: StoreHost) -> None:
         self.world, self.host = world, host
         self.endpoint = f"127.0.0.1:{quiet_port()}"
 
-    def board(self, node_rank: int, run_id: str = "job") -> Board:
+    def cell(self, node_rank: int, run_id: str = "job") -> EndpointCell:
         settings = RendezvousSettings(
             backend="static", endpoint=self.endpoint, node_rank=node_rank, min_nodes=4, max_nodes=4
         )
-        board = Board(static_store(settings, run_id, self.world.env, self.host), None, settings.lease_s)
-        self.world.stack.push_async_callback(board.aclose)
-        return board
+        cell = EndpointCell(static_store(settings, run_id, self.world.env, self.host), None, settings.lease_s)
+        self.world.stack.push_async_callback(cell.aclose)
+        return cell
 
     @property
     def port(self) -> int:
@@ -692,53 +656,37 @@ async def nodes(world: World) -> AsyncIterator[Nodes]:
     await host.aclose()
 
 
-async def test_node_0_coordinates_and_the_others_read_it_in_the_workers_store(nodes: Nodes) -> None:
-    zero, one = nodes.board(0), nodes.board(1)
+async def test_node_0_leads_and_the_others_read_it_in_the_workers_store(nodes: Nodes) -> None:
+    zero, one = nodes.cell(0), nodes.cell(1)
     with pytest.raises(RefusedError):
         await one.open()
     await zero.open()
     assert await zero.read() is None
     assert await one.read() is None
-    assert await one.campaign(B, None, 0) is None
+    assert await one.write(B) is None, "only node 0 changes anything"
 
-    record = await elected(zero, A)
+    async def is_told(stored: StoredCell) -> bool:
+        return await one.read() == stored
 
-    assert record == LeaderRecord(epoch=1, candidate=A, renewals=0) == await zero.read()
-    theirs = await until("it is told", lambda: one.campaign(B, None, 5))
-    assert theirs == record == await one.read()
+    await written(zero, A)
+
+    await until("it is told", lambda: is_told(A))
+    assert await zero.read() == A
     assert (zero.name, one.name) == (f"static at {nodes.endpoint}",) * 2
     assert (zero.endpoint_host, zero.own_address, one.own_address) == ("127.0.0.1", "", "127.0.0.1")
 
-    # Only node 0 changes anything.
-    assert await one.campaign(B, theirs, 5) == theirs
-    renewed = await zero.renew(record)
-    assert renewed is not None and renewed.renewals == 1
-
-    async def is_renewed() -> bool:
-        return await one.read() == renewed
-
-    await until("the renewal", is_renewed)
-    assert await zero.publish(record, "over")
-
-    async def is_over() -> bool:
-        return (await seen_on(one)).verdict == "over"
-
-    await until("the verdict", is_over)
-    await zero.resign(record)
-
-    async def is_vacant() -> bool:
-        return await one.read() is None
-
-    await until("the resignation", is_vacant)
-    newer = await elected(zero, A)
-    assert newer.epoch == 2
-    assert not await zero.renew(record)
+    assert await one.write(B) == A
+    mine = await renew(zero, A)
+    await until("the renewal", lambda: is_told(mine))
+    await written(zero, resigned(mine))
+    await until("that nobody leads", lambda: is_told(resigned(mine)))
+    assert await one.write(B) == resigned(mine) == await zero.read()
 
 
 async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes) -> None:
-    zero, one = nodes.board(0), nodes.board(1)
+    zero, one = nodes.cell(0), nodes.cell(1)
     await zero.open()
-    await zero.campaign(A, None, 0)
+    await written(zero, A)
     await until("it is told", one.read)
     assert await client_of(one).compare_set("visit", b"", b"before") == b"before"
     for visit in range(3):
@@ -753,8 +701,7 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
                 return False
 
         await until("a store without keys of an earlier round", is_new)
-        record = await until("it is told", one.read)
-        assert record.candidate == A
+        assert await until("it is told", one.read) == A
         nodes.host.serve()
         # Workers of this round may have come before: the store is still the one of `open`.
         assert await client_of(one).compare_set("visit", b"", b"x") == b"%d" % visit
@@ -763,11 +710,11 @@ async def test_every_rounds_store_is_new_and_names_the_coordinator(nodes: Nodes)
 @pytest.mark.all
 @pytest.mark.cold
 async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(nodes: Nodes) -> None:
-    zero, one = nodes.board(0), nodes.board(1)
+    zero, one = nodes.cell(0), nodes.cell(1)
     await zero.open()
-    await zero.campaign(A, None, 0)
+    await written(zero, A)
 
-    async def seen() -> LeaderRecord | None:
+    async def seen() -> StoredCell | None:
         try:
             return await one.read()
         except RendezvousConnectionError:
@@ -779,12 +726,12 @@ async def test_a_store_of_node_0_that_was_killed_comes_back_with_the_leader(node
     os.kill(pid, signal.SIGKILL)
     wait_for("its end", lambda: not alive(pid))
 
-    assert (await until("it is told again", seen)).candidate == A
+    assert await until("it is told again", seen) == A
 
 
 async def test_another_static_job_at_the_masters_port_is_refused_and_node_0_needs_it(nodes: Nodes) -> None:
     with socket.create_server(("", nodes.port)), pytest.raises(InputError, match=f"port {nodes.port} .*in use"):
-        await nodes.board(0).open()
-    await nodes.board(0, "job A").open()
+        await nodes.cell(0).open()
+    await nodes.cell(0, "job A").open()
     with pytest.raises(InputError, match="serves run job A, not job B"):
-        await until("it is refused", nodes.board(1, "job B").read)
+        await until("it is refused", nodes.cell(1, "job B").read)

@@ -1,11 +1,11 @@
-"""A store in this process, for several agents of a test that share one, and the board over it."""
+"""A store in this process, for several agents of a test that share one, and the cell in it."""
 
 from __future__ import annotations
 
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.board import Board
+from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.settings import LEASE_S
 from aelastic.rdzv.stores.store import Store
 
@@ -43,8 +43,8 @@ class InProcessStore(Store):
         """Nothing to release: the world belongs to its maker."""
 
 
-class InProcessBoard(Board):
-    """The board over such a store."""
+class InProcessCell(EndpointCell):
+    """The cell in such a store."""
 
     def __init__(self, run_id: str, world: SharedWorld) -> None:
         super().__init__(InProcessStore(run_id, world), None, LEASE_S)

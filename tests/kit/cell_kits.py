@@ -1,6 +1,6 @@
-"""The stores that the conformance suite of boards (`test_boards.py`) runs on: a line for each.
+"""The stores that the conformance suite of cells (`test_cells.py`) runs on: a line for each.
 
-A kit opens a fresh world, and makes boards in it, one for each agent and run id.
+A kit opens a fresh world, and makes cells in it, one for each agent and run id.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from aelastic.rdzv.board import Board
+from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.secret.keys import Key
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
@@ -24,10 +24,10 @@ from kit.agents import LONG_LEASE_S
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
 from kit.servers.stores import external_store
-from kit.shared_board import InProcessBoard, SharedWorld
+from kit.shared_cell import InProcessCell, SharedWorld
 
-# A board of an agent of a run id.
-MakeBoard = Callable[[str], Board]
+# The cell of a run id, as one agent has it.
+MakeCell = Callable[[str], EndpointCell]
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,29 @@ class Kit:
     """
 
     name: str
-    world: Callable[[EtcdServers, float], MakeBoard]
+    world: Callable[[EtcdServers, float], MakeCell]
     server: str = ""
     is_of_one_job: bool = False
     is_quick: bool = False
 
     @asynccontextmanager
-    async def boards(self, servers: EtcdServers, lease_s: float = LONG_LEASE_S) -> AsyncIterator[MakeBoard]:
-        """Makes boards; all are closed in the end."""
+    async def cells(self, servers: EtcdServers, lease_s: float = LONG_LEASE_S) -> AsyncIterator[MakeCell]:
+        """Makes cells; all are closed in the end."""
         make = self.world(servers, lease_s)
         async with AsyncExitStack() as stack:
 
-            def make_one(run_id: str = "job") -> Board:
-                board = make(run_id)
-                stack.push_async_callback(board.aclose)
-                return board
+            def make_one(run_id: str = "job") -> EndpointCell:
+                cell = make(run_id)
+                stack.push_async_callback(cell.aclose)
+                return cell
 
             yield make_one
 
 
-def board_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | None = None) -> Board:
+def cell_at(settings: RendezvousSettings, run_id: str, secret: SecretFile | None = None) -> EndpointCell:
     is_tcp_store = settings.backend == "c10d"
     store = C10dStore(settings, run_id, os.environ) if is_tcp_store else etcd_store(settings, run_id)
-    return Board(store, secret, settings.lease_s)
+    return EndpointCell(store, secret, settings.lease_s)
 
 
 def settings_at(backend: str, endpoint: str = "", lease_s: float = LONG_LEASE_S) -> RendezvousSettings:
@@ -88,15 +88,15 @@ def secret_of(run_id: str, words: bytes = b"a secret of the tests") -> SecretFil
     return secret  # type: ignore[no-any-return]
 
 
-def _in_process(servers: EtcdServers, lease_s: float) -> MakeBoard:
+def _in_process(servers: EtcdServers, lease_s: float) -> MakeCell:
     world = SharedWorld()
-    return lambda run_id: InProcessBoard(run_id, world)
+    return lambda run_id: InProcessCell(run_id, world)
 
 
-def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable[[EtcdServers, float], MakeBoard]:
-    def world(servers: EtcdServers, lease_s: float) -> MakeBoard:
+def _of(backend: str, server: str = "", *, has_secret: bool = False) -> Callable[[EtcdServers, float], MakeCell]:
+    def world(servers: EtcdServers, lease_s: float) -> MakeCell:
         settings = settings_at(backend, servers.of(server).endpoint if server else "", lease_s)
-        return lambda run_id: board_at(settings, run_id, secret_of(run_id) if has_secret else None)
+        return lambda run_id: cell_at(settings, run_id, secret_of(run_id) if has_secret else None)
 
     return world
 
@@ -112,9 +112,9 @@ def _store_of_others() -> str:
     return _until_exit.enter_context(external_store())
 
 
-def _elsewhere(servers: EtcdServers, lease_s: float) -> MakeBoard:
+def _elsewhere(servers: EtcdServers, lease_s: float) -> MakeCell:
     settings, world = settings_at("c10d", _store_of_others(), lease_s), uuid.uuid4().hex
-    return lambda run_id: board_at(settings, f"{world} {run_id}")
+    return lambda run_id: cell_at(settings, f"{world} {run_id}")
 
 
 KITS = (

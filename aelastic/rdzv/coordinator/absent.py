@@ -1,10 +1,10 @@
 """Nodes that a coordinator has lost and that may live: it is no proof of an agent's end that nothing is heard of it.
 
 While the job runs, a coordinator that has lost all others at once may be the one that is cut off.  When the job is
-over, its agent stays until they are back and have heard so, for about a lease: a board that is served by agents goes
-with them.  A process that has ended closes its connection in order, and is not waited for.
+over, its agent stays until they are back and have heard so, for about a lease: an endpoint that is served by agents
+goes with them.  A process that has ended closes its connection in order, and is not waited for.
 
-One that was lost long ago may still look for a leader, and read on the board how the job ended.
+One that was lost long ago may still look for a leader, and read in the cell how the job ended.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-# After a lease in which a lost agent may come back: for its next look at the board, and to connect.
+# After a lease in which a lost agent may come back: for its next look at the cell, and to connect.
 RETURN_S = 1.0
 # Agents come and go all the time: so many of those that were lost last are remembered for longer.
 LOOKING_MAX = 16

@@ -1,4 +1,4 @@
-"""Whatever is on a board: each operation has an answer, or says why it has none; and a job that runs goes on."""
+"""Whatever is in a cell: each operation has an answer, or says why it has none; and a job that runs goes on."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.agents import FAIL, c10d, team_of
-from kit.board_kits import board_at, settings_at
+from kit.cell_kits import cell_at, settings_at
 from kit.effort import HOSTILE_MOMENTS
 from kit.hostile_input import GARBAGE, LONG_EXAMPLES, hostile, mutated
 from kit.launching import Launcher
-from kit.servers.etcd_boards import board_of
+from kit.servers.etcd_cells import cell_of, payload_with, renewed, resigned, stored_by
 from kit.servers.etcd_servers import EtcdServers
 from kit.servers.etcd_values import PUT
 from kit.servers.stores import external_store
 
 from aelastic.errors import InputError, RendezvousError
-from aelastic.rdzv.board import Board
-from aelastic.rdzv.leader_record import Candidate, LeaderRecord
-from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.record_text import MAX_BYTES, record_to_bytes, text_of, text_without_leader
+from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.log.entries import Accepted, first_entry, next_entry
+from aelastic.rdzv.protocol.codec import to_text
+from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.c10d import C10dStore
 
@@ -36,20 +36,21 @@ pytestmark = [
     pytest.mark.filterwarnings(LONG_EXAMPLES),
 ]
 
-SEATS = m.Seats(
-    m.fence_of(3, 1), 1, "s3cret", (m.Seat("a", "host-a", "10.0.0.1", 4712), m.Seat("b", "host-b", "", 4713))
+# The child of an agent takes no longer texts from that agent.
+WRITTEN_MAX = 64 * 1024
+ROUND = first_entry(3, ["me", "other"], ["me", "other"], ("1f",), payload_with(1))
+OVER = next_entry(ROUND, 3, ["me", "other"], ["me", "other"], ("1f",), is_verdict=True, payload=payload_with(2))
+OWN, OTHERS = (
+    stored.replace(cell=stored.cell.replace(log="1f", committed=ROUND, accepted=Accepted(OVER, 4)))
+    for stored in (stored_by("me", term=3), stored_by("other", term=4))
 )
-OWN = LeaderRecord(3, Candidate("me", ("10.0.0.1", "node1"), 4711, "t0k3n"), renewals=7, seats=SEATS)
-OTHERS = OWN.replace(candidate=OWN.candidate.replace(node_id="other", token="other"), epoch=4)
-RECORDS = [json.loads(record_to_bytes(record)) for record in (OWN, OTHERS, OTHERS.replace(verdict="over"))]
-OPERATIONS: tuple[Callable[[Board], Awaitable[object]], ...] = (
-    lambda board: board.open(),
-    lambda board: board.read(),
-    lambda board: board.campaign(OWN.candidate, None, 0),
-    lambda board: board.campaign(OWN.candidate, OTHERS, 9),
-    lambda board: board.renew(OWN),
-    lambda board: board.publish(OWN, "over"),
-    lambda board: board.resign(OWN),
+STORED = (OWN, OTHERS, OTHERS.replace(cell=OTHERS.cell.replace(committed=OVER, accepted=None)), resigned(OTHERS))
+OPERATIONS: tuple[Callable[[EndpointCell], Awaitable[object]], ...] = (
+    lambda cell: cell.open(),
+    lambda cell: cell.read(),
+    lambda cell: cell.write(OWN),
+    lambda cell: cell.write(renewed(OWN)),
+    lambda cell: cell.write(resigned(OWN)),
 )
 
 
@@ -57,19 +58,22 @@ def as_bytes(said: Any) -> bytes:
     return said if isinstance(said, bytes) else json.dumps(said).encode()
 
 
-OF_RECORD = st.sampled_from(RECORDS).flatmap(mutated).map(as_bytes) | GARBAGE
-COUNTS = st.sampled_from([b"0", b"7", b"-1", b"9" * 19, b"quorum 1", b"", "\N{ARABIC-INDIC DIGIT THREE}".encode()])
 OF_STORE = (
-    st.tuples(COUNTS, OF_RECORD).map(b"\n".join)
-    | st.sampled_from([text_of(OWN), text_of(OTHERS), text_without_leader(OTHERS)])
+    st.sampled_from([json.loads(to_text(stored)) for stored in STORED]).flatmap(mutated).map(as_bytes)
+    | st.sampled_from([to_text(stored).encode() for stored in STORED])
     | GARBAGE
 )
 
 
-async def try_all(board: Board, order: list[int]) -> None:
+async def try_all(leader: EndpointCell, order: list[int], newcomer: EndpointCell) -> None:
+    """A leader does anything, and an agent looks that has never written."""
     for number in order:
         with suppress(RendezvousError, InputError):  # which say it in one line
-            await OPERATIONS[number](board)
+            answer = await OPERATIONS[number](leader)
+            assert answer is None or isinstance(answer, StoredCell)
+    with suppress(RendezvousError, InputError):
+        seen = await newcomer.read()
+        assert seen is None or isinstance(seen, StoredCell)
 
 
 ORDERS = st.lists(st.integers(0, len(OPERATIONS) - 1), min_size=1, max_size=3)
@@ -78,11 +82,12 @@ ORDERS = st.lists(st.integers(0, len(OPERATIONS) - 1), min_size=1, max_size=3)
 def test_a_store_may_hold_anything() -> None:
     with external_store() as endpoint, asyncio.Runner() as runner:
         settings = settings_at("c10d", endpoint)
-        board, writer = board_at(settings, "job"), C10dStore(settings, "job", os.environ)
+        leader, newcomer = cell_at(settings, "job"), cell_at(settings, "job")
+        writer = C10dStore(settings, "job", os.environ)
 
         async def put_and_try(text: bytes, order: list[int]) -> None:
-            await writer.compare_set(await writer.get(), text[:MAX_BYTES])  # an agent's client writes no more
-            await try_all(board, order)
+            await writer.compare_set(await writer.get(), text[:WRITTEN_MAX])
+            await try_all(leader, order, newcomer)
 
         @hostile
         @given(OF_STORE, ORDERS)
@@ -90,8 +95,8 @@ def test_a_store_may_hold_anything() -> None:
             runner.run(put_and_try(text, order))
 
         async def close() -> None:
-            await board.aclose()
-            await writer.aclose()
+            for each in (leader, newcomer, writer):
+                await each.aclose()
 
         try:
             bear()
@@ -106,28 +111,40 @@ def test_an_etcd_may_hold_anything(backend: str, etcds: EtcdServers, kind_to_etc
     server, run_id = etcds.of("distro"), f"hostile-{backend}"
     with asyncio.Runner() as runner:
 
-        async def make() -> Board:
-            return board_of(backend, server.endpoint, run_id)
+        async def make() -> EndpointCell:
+            return cell_of(backend, server.endpoint, run_id)
 
-        board = runner.run(make())
+        leader, newcomer = runner.run(make()), runner.run(make())
 
         @hostile
-        @given(OF_STORE | OF_RECORD, ORDERS, st.booleans())
+        @given(OF_STORE, ORDERS, st.booleans())
         def bear(text: bytes, order: list[int], has_lease: bool) -> None:
             PUT[backend](server, f"/aelastic/{run_id}/coordinator", text, lease=has_lease)
-            runner.run(try_all(board, order))
+            runner.run(try_all(leader, order, newcomer))
 
         try:
             bear()
         finally:
-            runner.run(board.aclose())
+            runner.run(leader.aclose())
+            runner.run(newcomer.aclose())
 
 
 @pytest.mark.all
-def test_a_job_bears_what_stands_where_its_coordinator_should(launch: Launcher) -> None:
-    """Each value stays until a coordinator that writes a record at each renewal has failed at one, or more."""
+def test_a_job_bears_what_stands_where_its_leader_should(launch: Launcher) -> None:
+    """Each value stays until a leader that writes the cell at each renewal has failed at one, or more."""
     lease_s = 1.5
-    values = [b"", b"hello", b"0\n{}", b"0\n" + b"[" * 50_000, b"x" * 70_000, b"\xff\xfe", b'0\n{"epoch": 1e999}']
+    values = [
+        b"",
+        b"hello",
+        to_text(stored_by("other", term=4)).encode(),
+        to_text(stored_by("other", term=1 << 42)).encode(),  # of a later time than any clock of ours says
+        to_text(OTHERS).encode(),
+        b"0\n{}",
+        b"0\n" + b"[" * 50_000,
+        b"x" * 70_000,
+        b"\xff\xfe",
+        b'["StoredCell",{"cell":1e999}]',
+    ]
     with team_of(launch, c10d(), "2", conf={"lease": lease_s}) as team, asyncio.Runner() as runner:
         agents = team.start_many(2)
         first = team.wait_round(agents)

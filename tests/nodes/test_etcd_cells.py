@@ -1,9 +1,8 @@
-"""What only etcd can do to a board: servers that die, hang and come back, and strangers at the endpoint."""
+"""What only etcd can do to a cell: servers that die, hang and come back, and strangers at the endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -15,15 +14,26 @@ import anyio
 import pytest
 import uvloop
 from kit.ports import quiet_port
-from kit.servers.etcd_boards import A, B, Closing, board_of, both_apis, elected, settings_of, until_answered
+from kit.servers.etcd_cells import (
+    A,
+    B,
+    Closing,
+    both_apis,
+    cell_of,
+    renew,
+    renewed,
+    settings_of,
+    stored_by,
+    until_answered,
+    written,
+)
 from kit.servers.etcd_servers import EtcdServer, EtcdServers, distro_etcd, etcd
-from kit.servers.etcd_values import GOOD, PUT, put_v2
+from kit.servers.etcd_values import PUT, put_v2
 from kit.servers.other_programs import http_server
 from kit.servers.relay import Relay
 
 from aelastic.errors import AelasticError, InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.leader_record import LeaderRecord
-from aelastic.rdzv.record_text import MAX_BYTES
+from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.stores.etcd import etcd_store
 
 pytestmark = pytest.mark.usefixtures("kind_to_etcd")
@@ -31,100 +41,70 @@ pytestmark = pytest.mark.usefixtures("kind_to_etcd")
 # --- what others wrote
 
 
+# As versions before the log did: on etcd their first records had no count of renewals.
+OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port": 1, "token": ""}, "verdict": ""}'
+
+
 # More of what is none: `test_etcd_settings.py`.
 @both_apis
-@pytest.mark.parametrize(
-    "text, problem",
-    [
-        (b"\xff\xfe", "was not written by an aelastic agent"),
-        (json.dumps(GOOD).encode(), "was written by an older version of aelastic: use one version on all nodes"),
-    ],
-    ids=["garbage", "older"],
-)
-async def test_what_is_no_record_is_reported_with_the_key(
-    backend: str, text: bytes, problem: str, etcds: EtcdServers, run_id: str, closing: Closing
+@pytest.mark.parametrize("text", [b"\xff\xfe", OLDER, b"7\n" + OLDER], ids=["garbage", "oldest", "older"])
+async def test_what_is_no_cell_is_reported_with_the_key(
+    backend: str, text: bytes, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
-    server, record = etcds.of("distro"), LeaderRecord(epoch=1, candidate=A)
+    server = etcds.of("distro")
     key = f"/aelastic/{quote(run_id, safe='')}/coordinator"
     PUT[backend](server, key, text, lease=True)  # as older versions did
-    board = closing(board_of(backend, server.endpoint, run_id))
-    operations: tuple[Callable[[], Awaitable[object]], ...] = (
-        board.read,
-        partial(board.campaign, A, None, 0),
-        partial(board.renew, record),
-        partial(board.publish, record, "x"),
-        partial(board.resign, record),
-    )
-    for operation in operations:
-        with pytest.raises(RendezvousStateError, match=f"key {key} {problem}"):
+    cell = closing(cell_of(backend, server.endpoint, run_id))
+    for operation in (partial(cell.write, A), cell.read):
+        with pytest.raises(RendezvousStateError, match=f"key {key} was not written by an aelastic agent") as caught:
             await operation()
+        assert "\n" not in str(caught.value)
 
 
 @both_apis
-async def test_garbage_over_the_record_of_a_leader_is_replaced(
+async def test_garbage_over_the_cell_of_a_leader_is_replaced(
     backend: str, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
-    server, board = etcds.of("distro"), closing(board_of(backend, etcds.of("distro").endpoint, run_id))
-    record, key = await elected(board, A), f"/aelastic/{quote(run_id, safe='')}/coordinator"
-    for lease in (True, False):
-        PUT[backend](server, key, b"hello", lease=lease)
-        renewed = await board.renew(record)
-        assert record.is_same_term(renewed) and await board.read() == renewed
-    PUT[backend](server, key, b"", lease=False)
-    assert record.is_same_term(await board.renew(record))
-    PUT[backend](server, key, b"hello", lease=True)
-    assert await board.publish(record, "over")
-    assert (await board.read()).verdict == "over"  # type: ignore[union-attr]
-    PUT[backend](server, key, b"hello", lease=True)
-    await board.resign(record)
-    assert await board.read() is None
+    server, cell = etcds.of("distro"), closing(cell_of(backend, etcds.of("distro").endpoint, run_id))
+    mine, key = await written(cell, A), f"/aelastic/{quote(run_id, safe='')}/coordinator"
+    for text, lease in ((b"hello", True), (b"hello", False), (b"", False)):
+        PUT[backend](server, key, text, lease=lease)
+        assert await cell.write(renewed(mine)) is None, "it counts as nothing"
+        mine = await written(cell, renewed(mine))
+        assert await cell.read() == mine
 
 
 async def test_a_directory_in_the_key_is_reported_with_the_key(etcds: EtcdServers, closing: Closing) -> None:
     server = etcds.of("distro")
     put_v2(server, "/aelastic/directory/coordinator/below", b"x", lease=False)
     with pytest.raises(RendezvousStateError, match="/aelastic/directory/coordinator"):
-        await closing(board_of("etcd-v2", server.endpoint, "directory")).read()
-
-
-@both_apis
-async def test_a_verdict_that_does_not_fit_is_refused(
-    backend: str, etcds: EtcdServers, run_id: str, closing: Closing
-) -> None:
-    board = closing(board_of(backend, etcds.of("distro").endpoint, run_id))
-    record = await elected(board, A)
-
-    with pytest.raises(RendezvousStateError, match="cannot be written"):
-        await board.publish(record, "x" * MAX_BYTES)
-    assert await board.renew(record)
+        await closing(cell_of("etcd-v2", server.endpoint, "directory")).read()
 
 
 # --- two that write at once
 
 
 @both_apis
-async def test_of_two_claims_the_later_one_changes_nothing(
+async def test_of_two_writes_the_later_one_changes_nothing(
     etcds: EtcdServers, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
-    """a looks; b looks, is elected and resigns; then a writes."""
+    """a looks; b looks and writes; then a writes."""
     endpoint = etcds.of("distro").endpoint
-    a, b = board_of(backend, endpoint, run_id), board_of(backend, endpoint, run_id)
-    closing(a), closing(b)
+    a, b = closing(cell_of(backend, endpoint, run_id)), closing(cell_of(backend, endpoint, run_id))
     store: Any = a._store
     write = store._replace
-    others: list[LeaderRecord] = []
+    others: list[StoredCell] = []
 
     async def write_later(*args: Any) -> Any:
         if not others:
-            others.append(await elected(b, B))
-            await b.resign(others[0])
+            others.append(await written(b, B))
         return await write(*args)
 
     monkeypatch.setattr(store, "_replace", write_later)
 
-    assert await a.campaign(A, None, 0) is None
-    assert (await elected(a, A)).epoch > others[0].epoch
-    assert await b.read() == await a.read()
+    assert await a.write(A) == B
+    newer = await written(a, stored_by("a", term=2))
+    assert await b.read() == await a.read() == newer
 
 
 @both_apis
@@ -159,20 +139,18 @@ async def test_the_next_endpoint_is_asked_when_one_is_dead_and_no_proxy_of_the_e
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
     alive = etcds.of("distro").endpoint
-    board = closing(board_of("etcd", f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
-    await board.open()
-    record = await elected(board, A)
-
-    assert await board.renew(record)
-    assert board.endpoint_host == "127.0.0.1"
+    cell = closing(cell_of("etcd", f"127.0.0.1:{quiet_port()},{alive},no-such-host.invalid", run_id))
+    await cell.open()
+    await renew(cell, await written(cell, A))
+    assert cell.endpoint_host == "127.0.0.1"
 
 
 async def test_when_no_endpoint_answers_each_is_named(closing: Closing) -> None:
     one, two = f"127.0.0.1:{quiet_port()}", f"127.0.0.1:{quiet_port()}"
-    board = closing(board_of("etcd", f"{one},{two}"))
+    cell = closing(cell_of("etcd", f"{one},{two}"))
 
     with pytest.raises(RendezvousConnectionError, match=rf"{one}: .*refused.*{two}: .*refused"):
-        await board.open()
+        await cell.open()
 
 
 @pytest.mark.all
@@ -181,12 +159,12 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
     etcds: EtcdServers, tmp_path: Path, run_id: str, closing: Closing
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"])) as server:
-        reader, keeper, newcomer = (closing(board_of("etcd", server.endpoint, run_id)) for _ in range(3))
-        two = closing(board_of("etcd", f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
+        reader, keeper, newcomer = (closing(cell_of("etcd", server.endpoint, run_id)) for _ in range(3))
+        two = closing(cell_of("etcd", f"{server.endpoint},{etcds.of('distro').endpoint}", run_id))
         await reader.open()
         await keeper.open()
         await two.open()
-        record = await elected(keeper, A)
+        await written(keeper, A)
         server.stop()
 
         async def hangs(operation: Callable[[], Awaitable[object]]) -> None:
@@ -194,16 +172,17 @@ async def test_a_server_that_hangs_does_not_hold_up_the_agent(
                 await operation()
 
         async with anyio.create_task_group() as group:
-            for operation in (reader.read, partial(keeper.renew, record), newcomer.open):
+            for operation in (reader.read, partial(keeper.write, renewed(A)), newcomer.open):
                 group.start_soon(hangs, operation)
             # The other one is of another cluster, but it answers.
             assert await two.read() is None
         server.cont()
-        assert record.is_same_term(await reader.read())
+        await renew(keeper, A)  # whether or not the server had taken it before
+        assert await reader.read() == renewed(A)
 
 
 @pytest.mark.parametrize("backend", ["etcd-v3", pytest.param("etcd-v2", marks=pytest.mark.all)])
-async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_the_leader_and_epochs_rise(
+async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_the_cell(
     backend: str, tmp_path: Path, run_id: str, closing: Closing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = socket.getaddrinfo
@@ -213,48 +192,50 @@ async def test_a_server_that_restarts_also_elsewhere_under_its_name_still_has_th
             return known(server.host if host == "etcd.example" else host, *args, **keywords)
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        board = closing(board_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
-        record = await elected(board, A)
+        cell = closing(cell_of(backend, f"etcd.example:{server.port}", run_id, lease="60"))
+        mine = await written(cell, A)
         server.end()
         with pytest.raises(RendezvousConnectionError, match="refused"):
-            await board.renew(record)
+            await cell.write(renewed(mine))
         server.start()
 
         # On the connection of before, which is dead.
-        assert await board.renew(record)
+        mine = await renew(cell, mine)
         server.kill()
         server.host = "127.0.0.2"
         server.start()
-        renewed = await until_answered(partial(board.renew, record))
-        other = closing(board_of(backend, server.endpoint, run_id))
-        assert record.is_same_term(renewed) and await other.read() == renewed
-        await board.resign(record)
+        mine = await until_answered(partial(renew, cell, mine))
+        other = closing(cell_of(backend, server.endpoint, run_id))
+        assert await other.read() == mine
         server.restart()
-        assert (await elected(other, B)).epoch > record.epoch
+        theirs = await written(other, stored_by("b", term=2))
+        assert await until_answered(partial(cell.write, renewed(mine))) == theirs
 
 
 @pytest.mark.parametrize("backend, lost", [("etcd-v3", b'"compare"'), ("etcd-v2", b"value=")])
-async def test_a_claim_whose_answer_is_lost_is_seen_later_and_can_be_kept(
+async def test_a_write_whose_answer_is_lost_is_seen_later_and_counts(
     backend: str, lost: bytes, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     server = etcds.of("distro")
     relay = Relay(server.port, lost)
     async with relay as endpoint:
-        alone = closing(board_of(backend, endpoint, run_id))
+        alone = closing(cell_of(backend, endpoint, run_id))
         with pytest.raises(RendezvousConnectionError, match=f"{endpoint}: it closes the connection"):
-            await alone.campaign(A, None, 0)
+            await alone.write(A)
         assert relay.losses > 0
-        seen = await alone.read()
-        assert seen is not None and seen.candidate == A
-        direct = closing(board_of(backend, server.endpoint, run_id))
-        renewed = await direct.renew(seen)
-        assert renewed is not None
-        await direct.resign(renewed)
+        assert await alone.read() == A
+        direct = closing(cell_of(backend, server.endpoint, run_id))
+        assert await direct.read() == A
+        known = await renew(direct, A)
 
         # With another way to the same cluster it is asked again there, and is ours all the same.
-        two_ways = closing(board_of(backend, f"{endpoint},{server.endpoint}", run_id))
-        record = await elected(two_ways, A)
-        assert await two_ways.renew(record)
+        two_ways = closing(cell_of(backend, f"{endpoint},{server.endpoint}", run_id))
+        assert await two_ways.read() == known
+        losses = relay.losses
+        mine = await written(two_ways, stored_by("a", term=2))
+        assert relay.losses > losses
+        mine = await renew(two_ways, mine)
+        assert await direct.read() == mine
         await two_ways.aclose()
 
 
@@ -287,15 +268,13 @@ async def test_a_stranger_is_told_from_an_etcd_that_cannot_answer_now(
 ) -> None:
     with http_server(status, body) as port:
         endpoint = f"127.0.0.1:{port}"
-        board = closing(board_of(backend, endpoint))
+        cell = closing(cell_of(backend, endpoint))
         with pytest.raises(error, match=what) as caught:
-            await board.open()
+            await cell.open()
         assert endpoint in str(caught.value)
         assert len(str(caught.value)) < 400
         with pytest.raises(error):
-            await board.campaign(A, None, 0)
-        with pytest.raises(error):
-            await board.renew(LeaderRecord(epoch=1, candidate=A))
+            await cell.write(A)
 
 
 @pytest.mark.parametrize(
@@ -314,7 +293,7 @@ async def test_a_server_that_does_not_speak_http_is_no_etcd(
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         with pytest.raises(error, match=endpoint):
-            await closing(board_of("etcd-v3", endpoint)).open()
+            await closing(cell_of("etcd-v3", endpoint)).open()
 
 
 @pytest.mark.parametrize(
@@ -329,12 +308,12 @@ async def test_of_a_server_with_one_api_the_other_says_what_to_use(
 ) -> None:
     with etcd(EtcdServer(distro_etcd(), tmp_path / "etcd", options)) as server:
         with pytest.raises(RendezvousStateError, match=rf"etcd 3\.5\.1 at .* {told}"):
-            await closing(board_of(other, server.endpoint)).open()
-        either = closing(board_of("etcd", server.endpoint))
+            await closing(cell_of(other, server.endpoint)).open()
+        either = closing(cell_of("etcd", server.endpoint))
         await either.open()
-        record = await elected(either, A)
+        await written(either, A)
         await either.open()
-        assert await closing(board_of(found, server.endpoint)).read() == record
+        assert await closing(cell_of(found, server.endpoint)).read() == A
         assert either.name == f"{found} at {server.endpoint}"
 
 
@@ -342,44 +321,42 @@ async def test_of_a_server_with_one_api_the_other_says_what_to_use(
     "host, relayed",
     [("127.0.0.1", False), ("LOCALHOST", False), ("127.0.1.1", True)],  # in /etc/hosts, with an address of its own
 )
-async def test_a_board_knows_its_way_to_etcd(host: str, relayed: bool, etcds: EtcdServers, closing: Closing) -> None:
+async def test_a_cell_knows_its_way_to_etcd(host: str, relayed: bool, etcds: EtcdServers, closing: Closing) -> None:
     port = etcds.of("distro").port
     async with Relay(port, host=host if relayed else "127.0.0.1") as between:
-        board = board_of("etcd", between if relayed else f"{host}:{port}")
-        closing(board)
-        await board.open()
-        assert board.own_address.startswith("127.") and (relayed or board.own_address == "127.0.0.1")
-        assert board.endpoint_host == host
-        client: Any = board._store
+        cell = cell_of("etcd", between if relayed else f"{host}:{port}")
+        closing(cell)
+        await cell.open()
+        assert cell.own_address.startswith("127.") and (relayed or cell.own_address == "127.0.0.1")
+        assert cell.endpoint_host == host
+        client: Any = cell._store
         client = client._chosen
         client._ends = dict.fromkeys(client._ends, ("10.0.0.1", "10.0.0.2"))
-        assert (board.own_address, board.endpoint_host) == ("10.0.0.1", ""), "an endpoint elsewhere"
-        await board.aclose()
+        assert (cell.own_address, cell.endpoint_host) == ("10.0.0.1", ""), "an endpoint elsewhere"
+        await cell.aclose()
 
 
 @both_apis
-def test_boards_run_on_uvloop(backend: str, etcds: EtcdServers, run_id: str) -> None:
+def test_cells_run_on_uvloop(backend: str, etcds: EtcdServers, run_id: str) -> None:
     endpoint = etcds.of("distro").endpoint
 
     async def story() -> None:
-        board = board_of(backend, endpoint, run_id)
-        record = await elected(board, A)
-        assert await board.renew(record)
-        assert board.own_address == "127.0.0.1"
-        await board.resign(record)
-        await board.aclose()
+        cell = cell_of(backend, endpoint, run_id)
+        await renew(cell, await written(cell, A))
+        assert cell.own_address == "127.0.0.1"
+        await cell.aclose()
 
     uvloop.run(story())
 
 
 def test_an_interrupted_loop_leaves_nothing_open(etcds: EtcdServers, run_id: str) -> None:
     async def story() -> None:
-        board = board_of("etcd-v3", etcds.of("distro").endpoint, run_id)
+        cell = cell_of("etcd-v3", etcds.of("distro").endpoint, run_id)
         try:
             with anyio.move_on_after(0.05):
                 while True:
-                    await board.read()
+                    await cell.read()
         finally:
-            await board.aclose()
+            await cell.aclose()
 
     asyncio.run(story())

@@ -1,0 +1,109 @@
+"""A new leader gathers the nodes of the round that the log names.
+
+Each of them reports where it stands.  Those that have ended are known to be gone, the others are waited for, for a
+grace.  A round that has lost no node continues untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.rdzv.protocol.messages import Past, Standing
+
+
+def credible(past: Past) -> Past:
+    """A node's account as an honest agent would give it: one that has failed says how, one that runs has not."""
+    has_workers = past.standing in {Standing.BUSY, Standing.FINISHED}
+    if past.standing is Standing.FAILED and past.failure is None:
+        past = past.replace(standing=Standing.STOPPING)
+    return past.replace(failure=None) if past.failure is not None and (has_workers or not past.round) else past
+
+
+@dataclass(slots=True)
+class Gathering:
+    """The nodes of one round, and which of them have reported.
+
+    Args:
+        nodes: by group rank.
+        departed: group ranks that had finished and left: they are not missed.
+        leader_rank: the group rank of the leader's node that began the round; -1: it had none.
+        leader_host: of that node.
+    """
+
+    round: int
+    nodes: Sequence[str]
+    departed: set[int]
+    leader_rank: int
+    leader_host: str = ""
+    lost_at: float = 0.0  # when the first of its nodes lost the previous leader; nodes that are missing, too
+    here: set[str] = field(default_factory=set[str])
+    gone: set[str] = field(default_factory=set[str])
+    is_charged: bool = False  # the previous leader has said that a failure has ended the round
+    ended: Cause | None = None  # what it has said that has ended the round for free
+    has_spares: bool = False  # nodes waited for a place in the round, and will report too
+    is_over: bool = False  # a node has heard that the round is over
+    _awaited: set[str] = field(init=False)  # nodes that may yet report
+
+    def __post_init__(self) -> None:
+        self._awaited = {node_id for rank, node_id in enumerate(self.nodes) if rank not in self.departed}
+
+    def on_reported(self, node_id: str, past: Past, now: float) -> None:
+        """A node of the round says where it stands."""
+        self.here.add(node_id)
+        self.gone.discard(node_id)
+        self._awaited.discard(node_id)
+        self.lost_at = min(self.lost_at, now - past.alone_s)
+        self.ended = self.ended or past.ended
+        self.is_charged |= past.is_charged
+        self.has_spares |= past.has_spares
+        self.is_over |= past.standing in {Standing.READY, Standing.STOPPING}
+
+    def on_gone(self, node_ids: Iterable[str]) -> None:
+        """Nodes of the round have ended, or were lost."""
+        for node_id in node_ids:
+            self.here.discard(node_id)
+            self.gone.add(node_id)
+            self._awaited.discard(node_id)
+
+    def on_departed(self, rank: int) -> None:
+        """A node had finished, and has left: it is not missed."""
+        self.departed.add(rank)
+        self._awaited.discard(self.nodes[rank])
+
+    @property
+    def are_all_known(self) -> bool:
+        """Whether each node has reported, or is known to be gone."""
+        return not self._awaited
+
+    @property
+    def awaited(self) -> list[str]:
+        """Nodes that may yet report, by rank."""
+        return [node_id for node_id in self.nodes if node_id in self._awaited]
+
+    @property
+    def missing(self) -> list[int]:
+        """Group ranks that have not reported."""
+        expected = ((rank, node_id) for rank, node_id in enumerate(self.nodes) if rank not in self.departed)
+        return [rank for rank, node_id in expected if node_id not in self.here]
+
+    @property
+    def loss(self) -> Cause | None:
+        """What has become of the nodes that are missing; `None` if none is."""
+        missing = self.missing
+        if not missing:
+            return None
+        is_leaders = missing == [self.leader_rank]
+        return Cause(CauseKind.LEADER_LOST if is_leaders else CauseKind.NODES_MISSING, ranks=tuple(missing))
+
+    @property
+    def end(self) -> Cause | None:
+        """What has ended the round for free; `None` if it continues."""
+        if self.ended is not None or not self.is_over:
+            return self.ended
+        return Cause(CauseKind.ENDED_EARLIER, round=self.round)
+
+    def validate(self) -> None:
+        assert not self.here & self.gone, "a node that reports is not gone"
+        assert self.here | self.gone <= set(self.nodes), "only nodes of the round are gathered"

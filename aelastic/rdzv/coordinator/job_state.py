@@ -1,0 +1,172 @@
+"""What the log keeps of a job: everything that a leader has to know that continues it."""
+
+from __future__ import annotations
+
+from base64 import b85decode, b85encode
+from collections.abc import Sequence
+from functools import lru_cache
+from zlib import compress, decompressobj
+from zlib import error as zlib_error
+
+from aelastic.core.record import Record
+from aelastic.host.sockets import is_address
+from aelastic.rdzv.ledger import Ledger
+from aelastic.rdzv.log.entries import Entry, Payload
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.addresses import master_address, peer_addresses
+from aelastic.rdzv.protocol.codec import WireError, record_from_text, record_to_text
+from aelastic.rdzv.protocol.ranks import assign_ranks
+from aelastic.rdzv.protocol.requests import Ask
+
+# Of a job of thousands of nodes; a text that unpacks to more is none of ours.
+STATE_MAX = 8_000_000
+
+
+class Participant(Record):
+    """A node of a round.
+
+    Args:
+        name: in the log.
+        address: where other nodes reach it.
+        vote_port: where its agent is asked for its vote; 0: it has none.
+        peer_address: where its connection comes from, if `address` is a name, which may have no answer.
+    """
+
+    node_id: str
+    name: str
+    host: str
+    role: str
+    local_world_size: int
+    address: str
+    vote_port: int
+    peer_address: str = ""
+
+
+class Round(Record):
+    """A round, with its nodes by group rank.
+
+    Args:
+        number: rises by one from round to round.
+        term: of the leader that proposed it.
+        leader_rank: the group rank of the leader's own node; -1: it had none.
+    """
+
+    number: int
+    term: int
+    participants: tuple[Participant, ...]
+    master_addr: str
+    master_port: int
+    leader_rank: int = -1
+
+    @property
+    def fence(self) -> int:
+        return m.fence_of(self.term, self.number)
+
+    @property
+    def node_ids(self) -> list[str]:
+        return [each.node_id for each in self.participants]
+
+    def assigned(self, restart_count: int) -> dict[str, m.Assigned]:
+        """What each node is told, by node."""
+        table = assign_ranks([(each.role, each.local_world_size) for each in self.participants])
+        master = self.master_addr, self.master_port
+        return {
+            each.node_id: m.Assigned(self.number, restart_count, ranks, *master, term=self.term)
+            for each, ranks in zip(self.participants, table, strict=True)
+        }
+
+
+class JobState(Record):
+    """The content of an entry.
+
+    Args:
+        last_round: the last that was agreed on; `None`: none yet.
+        restart_count: restarts that were charged, this round's beginning included.
+        ledger: what is remembered of earlier rounds, with ages.
+        departed: group ranks that have finished the round, and left it.
+        asks: requests that were accepted and are not done, with the time that is left.
+        verdict: how the job ended; `None` while it runs.
+    """
+
+    last_round: Round | None = None
+    restart_count: int = 0
+    ledger: Ledger = Ledger()
+    departed: tuple[int, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    verdict: m.Ended | None = None
+
+
+def round_of(number: int, term: int, nodes: Sequence[m.Node], leader: str) -> Round:
+    """A round of these nodes, in the order of their group ranks."""
+    participants = [_participant(node, nodes, peer) for node, peer in zip(nodes, peer_addresses(nodes), strict=True)]
+    names = [node.node_id for node in nodes]
+    rank = names.index(leader) if leader in names else -1
+    return Round(number, term, tuple(participants), master_address(nodes), nodes[0].master_port, rank)
+
+
+def _participant(node: m.Node, nodes: Sequence[m.Node], peer_address: str) -> Participant:
+    address = master_address([node, *nodes])
+    also = "" if is_address(address) else peer_address
+    return Participant(
+        node.node_id,
+        node.log_name or node.node_id,
+        node.host,
+        node.role,
+        node.local_world_size,
+        address,
+        node.ballot_port,
+        also,
+    )
+
+
+def state_in(entry: Entry) -> JobState:
+    """The content of an entry.
+
+    Raises:
+        WireError: there is none.
+    """
+    return _unpacked(entry.payload)
+
+
+@lru_cache(maxsize=8)  # the same few come again with each status
+def _unpacked(payload: Payload) -> JobState:
+    try:
+        text = decompressobj().decompress(b85decode(payload), STATE_MAX).decode()
+    except (ValueError, zlib_error) as error:
+        raise WireError(f"an entry's payload is unreadable: {error}") from None
+    return record_from_text(JobState, text)
+
+
+def check_entries(message: m.Upward | m.Downward) -> None:
+    """A leader, and each voter, reads the entries of a message sooner or later.
+
+    Raises:
+        WireError: one of them has a content that no leader wrote.
+    """
+    match message:
+        case m.Hello(status=m.Status(log=log)) | m.Status(log=log) if log is not None:
+            found = [log.committed, log.accepted and log.accepted.entry]
+        case m.Plan(log=plan) if plan is not None:
+            found = [plan.committed, plan.proposal, plan.accepted and plan.accepted.entry]
+        case _:
+            return
+    for entry in found:
+        if isinstance(entry, Entry) and entry.payload:
+            state_in(entry)
+
+
+def payload_of(state: JobState) -> Payload:
+    """The content of an entry, as it travels: names repeat."""
+    return Payload(b85encode(compress(record_to_text(state).encode())).decode())
+
+
+def voters_in(entry: Entry) -> tuple[Participant, ...]:
+    """The nodes that decide on the entry after this one, and where they are asked."""
+    return _voters(entry.payload, entry.voters) if entry.payload else ()
+
+
+@lru_cache(maxsize=8)
+def _voters(payload: Payload, names: tuple[str, ...]) -> tuple[Participant, ...]:
+    round_ = _unpacked(payload).last_round
+    participants = () if round_ is None else round_.participants
+    return tuple(each for each in participants if each.name in names and each.vote_port)

@@ -1,0 +1,49 @@
+"""The endpoint's cell, as a node that seeks a leader sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.seen import NOTHING_SEEN, Seen
+
+
+@dataclass(slots=True)
+class Sight:
+    """What the cell said last."""
+
+    stored: m.StoredCell | None = None
+    seen: Seen = NOTHING_SEEN
+    is_asked: bool = False  # the endpoint owes an answer
+    asked_at: float = 0.0
+    says_gone: bool = False  # its last answer named no leader that may live
+    logs: frozenset[str] = frozenset()  # that were seen in it before their verdict: this node belongs to these jobs
+
+    def on_asked(self, now: float) -> None:
+        self.is_asked, self.asked_at = True, now
+
+    def on_said(self, stored: m.StoredCell | None, now: float) -> None:
+        """The endpoint has answered."""
+        self.is_asked, self.stored = False, stored
+        cell = None if stored is None else stored.cell
+        self.seen = self.seen.after(cell, now)
+        if cell is not None and cell.log is not None and not (cell.committed is not None and cell.committed.is_verdict):
+            self.logs |= {cell.log}
+
+    def on_renewed(self, leader: str, term: int, renewals: int, now: float) -> None:
+        """The leader says how often it has renewed the cell."""
+        seen = self.seen
+        if (leader, term) != (seen.leader, seen.term) or renewals > seen.renewals:
+            self.seen = seen.with_(leader, term, renewals, now)
+
+    def note_gone(self, *, is_gone: bool) -> None:
+        """Its last answer named no leader that may live, or one that may."""
+        self.says_gone = is_gone
+
+    def on_failed(self) -> None:
+        """It does not answer: what it said before is no reason to campaign."""
+        self.is_asked, self.says_gone = False, False
+
+    def still_s(self, now: float) -> float:
+        """For how long the leader in the cell has renewed nothing."""
+        return now - self.seen.since

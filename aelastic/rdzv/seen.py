@@ -1,0 +1,28 @@
+"""What an agent has seen of the endpoint's cell: a leader that lives renews it."""
+
+from __future__ import annotations
+
+import math
+
+from aelastic.core.record import Record
+from aelastic.rdzv.log.cell import Cell
+
+
+class Seen(Record):
+    """The cell as it was seen last, and since when its leader has renewed nothing, as far as this agent knows."""
+
+    leader: str
+    term: int
+    renewals: int
+    since: float
+
+    def after(self, cell: Cell | None, now: float) -> Seen:
+        leader, term, renewals = ("", 0, 0) if cell is None else (cell.leader, cell.term, cell.renewals)
+        return self.with_(leader, term, renewals, now)
+
+    def with_(self, leader: str, term: int, renewals: int, now: float) -> Seen:
+        is_same = (leader, term, renewals) == (self.leader, self.term, self.renewals)
+        return self if is_same else Seen(leader, term, renewals, now)
+
+
+NOTHING_SEEN = Seen("", 0, -1, math.inf)
