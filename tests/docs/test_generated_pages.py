@@ -10,7 +10,7 @@ import generate_docs
 import metrics_page
 import pytest
 from machines import Core, invariants_of, read_core
-from sources import ROOT, Source, fields_of, methods_of, own_method
+from sources import ROOT, Source, methods_of, own_method
 from ways import UndecidedError
 
 FIELDS_MAX = 15  # of a core
@@ -167,10 +167,9 @@ def test_a_handler_that_the_type_checker_cannot_prove_complete_is_found() -> Non
     assert unproven(lamp) == ["_dispatch: match self.phase", "_dispatch: match event", "_on_press: match self.phase"]
 
 
-def test_a_core_is_small_and_proves_that_each_pair_of_phase_and_event_is_decided() -> None:
+def test_a_core_proves_that_each_pair_of_phase_and_event_is_decided() -> None:
     for module, cls in core_pages.all_cores():
         assert unproven(cls) == [], cls.name
-        assert len(fields_of(module, cls)) <= FIELDS_MAX, cls.name
         invariants = invariants_of(module, cls)
         assert invariants and all(sentence for _, sentence in invariants), cls.name
 
