@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.host.sockets import is_address, is_loopback
-from aelastic.rdzv.protocol.addresses import master_address, peer_addresses, plain_address
+from aelastic.rdzv.protocol import addresses
+from aelastic.rdzv.protocol.addresses import node_addresses, peer_addresses, plain_address
 from aelastic.rdzv.protocol.messages import Node
 
 
@@ -68,10 +69,22 @@ HERE, FAR = node("127.0.0.1", "127.0.0.1"), node("10.0.0.2", "10.0.0.9")
     ],
 )
 def test_the_master_is_where_others_reach_the_first_node(nodes: list[Node], found: str) -> None:
-    assert master_address(nodes) == found
+    assert node_addresses(nodes)[0] == found
 
 
 def test_nodes_are_also_where_their_connections_come_from() -> None:
     here = node("node0", "127.0.0.1").replace(peer_address="127.0.0.1")
     far = node("node1", "10.0.0.9").replace(peer_address="10.0.0.2")
     assert peer_addresses([here, far]) == ["10.0.0.9", "10.0.0.2"]
+
+
+def test_each_address_of_a_large_round_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[str]()
+
+    def look(address: str) -> bool:
+        looks.append(address)
+        return False
+
+    monkeypatch.setattr(addresses, "is_loopback", look)
+    nodes = [node(f"10.0.0.{number}") for number in range(100)]
+    assert node_addresses(nodes) == [node.master_addr for node in nodes] and len(looks) == len(nodes)

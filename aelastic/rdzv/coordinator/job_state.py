@@ -13,7 +13,7 @@ from aelastic.host.sockets import is_address
 from aelastic.rdzv.ledger import Ledger
 from aelastic.rdzv.log.entries import Entry, Payload
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.addresses import master_address, peer_addresses
+from aelastic.rdzv.protocol.addresses import node_addresses, peer_addresses
 from aelastic.rdzv.protocol.codec import WireError, record_from_text, record_to_text
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.rdzv.protocol.requests import Ask
@@ -98,14 +98,14 @@ class JobState(Record):
 
 def round_of(number: int, term: int, nodes: Sequence[m.Node], leader: str) -> Round:
     """A round of these nodes, in the order of their group ranks."""
-    participants = [_participant(node, nodes, peer) for node, peer in zip(nodes, peer_addresses(nodes), strict=True)]
+    addresses, peers = node_addresses(nodes), peer_addresses(nodes)
+    participants = [_participant(*each) for each in zip(nodes, addresses, peers, strict=True)]
     names = [node.node_id for node in nodes]
     rank = names.index(leader) if leader in names else -1
-    return Round(number, term, tuple(participants), master_address(nodes), nodes[0].master_port, rank)
+    return Round(number, term, tuple(participants), addresses[0], nodes[0].master_port, rank)
 
 
-def _participant(node: m.Node, nodes: Sequence[m.Node], peer_address: str) -> Participant:
-    address = master_address([node, *nodes])
+def _participant(node: m.Node, address: str, peer_address: str) -> Participant:
     also = "" if is_address(address) else peer_address
     return Participant(
         node.node_id,

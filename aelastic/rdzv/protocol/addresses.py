@@ -23,23 +23,25 @@ def plain_address(address: str) -> str:
     return str(mapped or parsed)
 
 
-def master_address(nodes: Sequence[Node]) -> str:
-    """`MASTER_ADDR` for a round, the same for all.
-
-    A node on the coordinator's machine came over the loopback interface, an address that is of use to its neighbours
-    only.  If others came from elsewhere, it is where these found the coordinator.
-
-    Args:
-        nodes: by group rank.
-    """
-    master = nodes[0].master_addr
-    if not is_loopback(master):
-        return master
-    ways = (node.way_address for node in nodes if not is_loopback(node.master_addr))
-    return next((way for way in ways if way), master)
+def node_addresses(nodes: Sequence[Node]) -> list[str]:
+    """Where each node is reached, the same for all; by group rank.  The first one is `MASTER_ADDR`."""
+    return _useful_to_all([(node.master_addr, node.way_address) for node in nodes])
 
 
 def peer_addresses(nodes: Sequence[Node]) -> list[str]:
     """Where the connections of nodes come from, the same for all; by group rank."""
-    located = [node.replace(master_addr=node.peer_address) for node in nodes]
-    return [master_address([node, *located]) for node in located]
+    return _useful_to_all([(node.peer_address, node.way_address) for node in nodes])
+
+
+def _useful_to_all(places: Sequence[tuple[str, str]]) -> list[str]:
+    """The address of each node.
+
+    A node on the leader's machine came over the loopback interface, an address that is of use to its neighbours only.
+    If others came from elsewhere, it is where these found the leader.
+
+    Args:
+        places: of each node its address, and that at which it found the leader.
+    """
+    here = {address for address, _ in places if is_loopback(address)}
+    way_to_leader = next((way for address, way in places if way and address not in here), "")
+    return [(way_to_leader or address) if address in here else address for address, _ in places]
