@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
-from functools import reduce
 from hmac import compare_digest
 from itertools import islice, takewhile
 from typing import assert_never
@@ -23,7 +22,7 @@ from typing import assert_never
 from aelastic.rdzv.coordinator.absent import Absent
 from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.plans import Plans, changed
+from aelastic.rdzv.coordinator.plans import Plans
 from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.session_events import Action, Drop, Say
 from aelastic.rdzv.coordinator.unheard import Unheard
@@ -111,8 +110,6 @@ class Connections:
     _host_of: dict[str, str] = field(default_factory=dict[str, str])  # node to its host
     _nodes_on: dict[str, dict[str, None]] = field(default_factory=dict[str, dict[str, None]])  # host to nodes
     _hosts_limit: int = HOSTS_MIN
-    # New decisions for nodes whose first status is still unheard; they read these anyway.
-    _at_once: dict[str, list[m.CoordinatorMessage]] = field(default_factory=dict[str, list[m.CoordinatorMessage]])
     _probed: dict[int, Probed] = field(default_factory=dict[int, Probed])  # by connection; the oldest first
     _graces: dict[str, float] = field(default_factory=dict[str, float])  # node to when its grace ends; the oldest first
     absent: Absent = field(init=False)
@@ -136,11 +133,6 @@ class Connections:
         node_ids = {*self._conn_of, *self._graces, *self.absent.node_ids}
         return some_of([self._host_of[i] for i in node_ids])
 
-    def has_heard_all(self, since: float, now: float) -> bool:
-        """Whether each node that may live, as far as it is known, has said something since then."""
-        said_at = next((each.said_at for each in self._connections.values() if each.is_member), math.inf)
-        return not self._graces and self.absent.until <= now and said_at > since
-
     def is_connected(self, node_id: str) -> bool:
         return node_id in self._conn_of
 
@@ -161,10 +153,6 @@ class Connections:
         connection = self._connections.get(conn)
         return connection.name if connection is not None and connection.is_member else ""
 
-    def name_of_node(self, node_id: str) -> str:
-        """Of a node, in the log; empty if it is not connected."""
-        return self.name_of(self._conn_of[node_id]) if node_id in self._conn_of else ""
-
     def log_of(self, conn: int) -> log.Status | None:
         """What the node behind a connection knows of the log, as it has said last."""
         return self._connections[conn].log if conn in self._connections else None
@@ -178,10 +166,6 @@ class Connections:
         """The node behind a connection is to be sent its plan."""
         if (connection := self._connections.get(conn)) is not None and connection.is_member:
             self.plans.send(connection.node_id)
-
-    def first_reports(self) -> list[Reported]:
-        """The first statuses that are still unheard, of nodes that are connected."""
-        return [each for node_id, each in self.unheard.first_reports.items() if node_id in self._conn_of]
 
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
         """Whether no other node is in contact, and so many were given up within a lease that may live."""
@@ -445,24 +429,11 @@ class Connections:
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
-    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
-        """Adds a decision to the plan of every connected node, even if its first status is unheard."""
-        for node_id in self._conn_of:
-            self._decide_at_once(node_id, decision, now)
-
-    def stop(self, node_id: str, interrupted: m.Interrupted, now: float) -> None:
-        """Ends the round of a node at once, even if its first status is unheard."""
-        self._decide_at_once(node_id, interrupted, now)
-
-    def _decide_at_once(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
-        self.plans.change(node_id, decision, now)
-        self._at_once.setdefault(node_id, []).append(decision)
-
     def send_plans(self, log_plan: Callable[[str], log.Plan | None], held: Container[str], now: float) -> list[Action]:
         """Nodes are sent their plans, where these have changed.
 
-        A node whose first status is unheard reads that it has a leader, and new decisions only: a leader that is not
-        certain that it leads must not repeat an assignment that it made earlier.
+        A node whose first status is unheard reads that it has a leader, and no more: what it is to do follows from that
+        status.
 
         Args:
             log_plan: of a node, by its name in the log.
@@ -478,12 +449,11 @@ class Connections:
                 self.plans.send(node_id)
                 continue
             if node_id in self.unheard.first_reports:
-                plan = reduce(changed, self._at_once.get(node_id, ()), self.plans.empty)
+                plan = self.plans.empty
             else:
                 plan = self.plans.of(node_id, now)
                 self.plans.on_sent(node_id)
             actions.append(Say(conn, plan.replace(log=log_plan(self._connections[conn].name))))
-        self._at_once.clear()
         return actions
 
     def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
