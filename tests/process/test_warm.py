@@ -24,7 +24,8 @@ ValueError: x
 """
 if sys.version_info < (3, 13):  # which show no line of what is not in a file
     RAISED = RAISED.replace("    raise ValueError('x')\n", "")
-SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+# Not `print`: it may write a line's end by itself, and another process writes to the same pipe.
+SLEEPS = r"import os, time; os.write(1, b'%d\n' % os.getpid()); time.sleep(600)"
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +68,8 @@ def test_signals_reach_it_and_it_does_not_outlive_its_client(python: str) -> Non
 
 def test_nothing_outlives_a_killed_test_run() -> None:
     code = (
-        f"import sys, subprocess; sys.path.append({str(Path(__file__).parents[1])!r}); from kit.warm.interpreters import Warm\n"
-        f"warm = Warm('store'); subprocess.Popen([warm.python, '-c', {SLEEPS!r}]); print(warm._server.pid, flush=True)\n"
+        f"import os, sys, subprocess; sys.path.append({str(Path(__file__).parents[1])!r}); from kit.warm.interpreters import Warm\n"
+        f"warm = Warm('store'); subprocess.Popen([warm.python, '-c', {SLEEPS!r}]); os.write(1, b'%d\\n' % warm._server.pid)\n"
         "import time; time.sleep(600)"
     )
     run = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

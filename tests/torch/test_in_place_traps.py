@@ -235,13 +235,21 @@ def on_batch(step):
 """,
     "a scheduler's step after a bare except": SWALLOWED
     + """
+def on_batch(step):
+    if is_fault(step, 0, 2, 3):
+        open(f"out-of-the-barrier-{dist.get_rank()}", "w").close()
+    if is_fault(step, 1):
+        for rank in 0, 2, 3:
+            wait_for(f"out-of-the-barrier-{rank}")
+        die()
+
+
 def update(step):
-    for each in optimizer, second:
+    for each in lambda: scaler.step(optimizer), lambda: scaler.step(second), scaler.update:
         try:
-            scaler.step(each)
+            each()
         except:
             pass
-    scaler.update()
     scheduler.step()
 """,
     "an update that the scaler skips": """
