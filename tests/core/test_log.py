@@ -244,6 +244,19 @@ def test_a_node_that_has_no_vote_keeps_the_id() -> None:
     assert following.on_plan(Node("s", 2), Plan(2, True, second.id, None, None)).committed == second.id
 
 
+def test_a_node_reports_what_a_plan_changed_if_it_has_a_vote_or_an_entry_that_may_give_it_one() -> None:
+    second = after(FIRST, voters="ab")
+    voter, spare = following.follow(member("b"), "a", 2), following.follow(Node("s", 1, committed=FIRST.id), "a", 2)
+    news = Plan(2, True, FIRST.id, second, None)
+    assert following.must_report(voter, following.on_plan(voter, news))
+    once = following.on_plan(voter, news)
+    assert not following.must_report(once, following.on_plan(once, news)), "nothing has changed"
+    assert not following.must_report(spare, following.on_plan(spare, Plan(2, True, second.id, None, None)))
+    invited = following.on_plan(spare, Plan(2, True, FIRST.id, after(FIRST, voters="abs"), None))
+    assert invited.accepted is not None and following.must_report(spare, invited)
+    assert following.must_report(invited, following.on_plan(invited, Plan(3, True, second.id, None, None)))
+
+
 @pytest.mark.parametrize("close, is_end", [(each, each is Close.ORDERLY) for each in Close])
 def test_only_an_orderly_close_without_a_word_proves_that_a_leader_ended(close: Close, is_end: bool) -> None:
     mine = Accepted(after(FIRST), 2)

@@ -194,6 +194,12 @@ def can_speak_for_leader(node: Node) -> bool:
     return node.has_read_plan and votes_in(node.committed, node.name)
 
 
+def must_report(before: Node, after: Node) -> bool:
+    """Whether the leader must hear what a plan has changed.  Without a vote, the status on the next connection will do."""
+    may_vote = votes_in(after.committed, after.name) or before.accepted is not None or after.accepted is not None
+    return may_vote and status_of(after) != status_of(before)
+
+
 def votes_in(ref: EntryRef | None, name: str) -> bool:
     return isinstance(ref, Entry) and name in ref.voters
 

@@ -509,12 +509,12 @@ class Member(Machine[Event, Action]):
 
     def _on_plan(self, plan: m.Plan, now: float) -> list[Action]:
         assert self.leader is not None
-        log, self.term = self.log, max(self.term, plan.term)
-        before = None if log is None else following.status_of(log)
-        if log is not None and plan.log is not None:
-            if following.must_join_anew(log, plan.log):
+        self.term, must_report = max(self.term, plan.term), False
+        if self.log is not None and plan.log is not None:
+            if following.must_join_anew(self.log, plan.log):
                 return self._join_anew(now)
-            log = self.log = following.on_plan(log, plan.log)
+            before, self.log = self.log, following.on_plan(self.log, plan.log)
+            must_report = following.must_report(before, self.log)
         told: list[Action] = []
         if plan.log is None or plan.log.is_leading:
             told += self._on_led(now)
@@ -524,9 +524,8 @@ class Member(Machine[Event, Action]):
         if plan.ended is not None and self._is_leading:
             self.phase = Phase.OVER
             return [*told, ev.Disconnect()]
-        is_starting = starts is not (self.state.node and self.state.node.starts)
-        has_changed = is_starting or (log is not None and following.status_of(log) != before)
-        return told + (self._report(now) if has_changed else [])
+        must_report |= starts is not (self.state.node and self.state.node.starts)
+        return told + (self._report(now) if must_report else [])
 
     def _on_led(self, now: float) -> list[Action]:
         """The agent that this node is connected to leads."""

@@ -420,9 +420,10 @@ def _plan(world: World, name: str) -> World:
     assert plan
     if following.must_join_anew(agent, plan):
         return _join_anew(world, name)
-    draft.agents[name] = following.on_plan(agent, plan)
+    after = draft.agents[name] = following.on_plan(agent, plan)
     draft.change((name, agent.leader), plan=None)
-    draft.report(name)
+    if following.must_report(agent, after):
+        draft.report(name)
     return draft.done(ran=_having_run(world, draft.agents[name]))
 
 
