@@ -36,7 +36,8 @@ def from_json(value: object) -> Decision | None:
 def _fields(record: Record) -> Json:
     defaults = type(record).defaults
     told: Json = {}
-    for name, value in record.__dict__.items():
+    for name in record.__match_args__:
+        value = getattr(record, name)
         if isinstance(value, Record):
             told[name] = _fields(value)
         elif name not in defaults or value != defaults[name]:

@@ -185,7 +185,7 @@ class ProcessFailure(Record):
     @property
     def shared(self) -> dict[str, Any]:
         """The fields that other nodes get."""
-        return {name: self.__dict__[name] for name in SHARED_FIELDS}
+        return {name: getattr(self, name) for name in SHARED_FIELDS}
 
     def for_others(self) -> ProcessFailure:
         """Returns the failure as other nodes see it."""

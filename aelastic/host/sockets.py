@@ -18,6 +18,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ def listen(port: int, address: str = "") -> socket.socket:
     return socket.create_server(("", port), backlog=BACKLOG)
 
 
+@lru_cache(maxsize=1024)  # of each node, in each round
 def is_address(host: str) -> bool:
     """Whether it is an address rather than a name."""
     try:
@@ -65,6 +67,7 @@ def is_address(host: str) -> bool:
     return True
 
 
+@lru_cache(maxsize=1024)
 def is_loopback(host: str) -> bool:
     """Whether the host, an address or a name, is this one for every client.  No name server is asked."""
     try:

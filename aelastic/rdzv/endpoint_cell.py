@@ -63,9 +63,10 @@ class EndpointCell:
         except WireError as error:
             raise RendezvousStateError(f"{self._store.where} cannot hold what is written there: {error}") from None
         text = await self._store.compare_set(self._text, new)
-        if text == new:
-            self._has_written = stored.cell.leader != ""
-        return self._take(text)
+        if text != new:
+            return self._take(text)
+        self._text, self.said, self._has_written = text, stored, stored.cell.leader != ""
+        return stored
 
     async def aclose(self) -> None:
         """Releases everything, including the store if this agent serves it."""

@@ -173,9 +173,9 @@ def assert_typed(value: Any, kind: Any) -> None:  # noqa: C901  one case for eac
     elif isinstance(kind, type) and issubclass(kind, Record):
         assert type(value) is kind
         hints = get_type_hints(kind)
-        assert value.__dict__.keys() == set(kind.__match_args__)
+        assert kind.required <= value.__dict__.keys() <= set(kind.__match_args__)
         for name in SHARED_FIELDS if kind is ProcessFailure else kind.__match_args__:
-            assert_typed(value.__dict__[name], hints[name])
+            assert_typed(getattr(value, name), hints[name])
     else:
         assert type(value) is kind
         if kind is int:
@@ -200,7 +200,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(["master_addr", "way_address", "peer_address", "address"], WORD),
     "key": st.just("") | WORD,
     "value": ANY_TEXT,
-    "matched_rules": st.lists(st.integers(0, 19), unique=True).map(tuple),
+    **dict.fromkeys(["matched_rules", "departed"], st.lists(st.integers(0, 19), unique=True).map(tuple)),
     "addresses": st.lists(WORD, max_size=4, unique=True).map(tuple),
     "store_server": st.sampled_from(m.STORE_SERVERS),
     "protocol": st.just(PROTOCOL),

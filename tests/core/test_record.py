@@ -26,11 +26,13 @@ class Empty(Record): ...
 def test_fields_come_by_position_by_name_and_by_default() -> None:
     assert (Point(1).x, Point(1).y) == (1, 7)
     assert Point(1, 2) == Point(y=2, x=1)
-    assert [*Point(1).__dict__] == ["x", "y"], "a greeting is known by the first of its fields"
+    assert [*Point(1, 2).__dict__] == ["x", "y"], "a greeting is known by the first of its fields"
 
 
 def test_records_are_equal_by_type_and_value() -> None:
     assert Point(1, 2) == Point(1, 2)
+    assert Point(1) == Point(1, 7) == Point(1, 7).replace(x=1) != Point(1, 8)
+    assert hash(Point(1)) == hash(Point(1, 7)) and repr(Point(1)) == repr(Point(1, 7)) == "Point(x=1)"
     assert Point(1, 2) != Point(1, 3)
     assert Point(1, 2) != Other(1, 2)
     assert Empty() == Empty()

@@ -35,7 +35,7 @@ from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryId, Payload, id_of, log_of, order
-from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.log.node import Close, Node, votes_in
 from aelastic.rdzv.log.node import Plan as LogPlan
 from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
@@ -289,13 +289,10 @@ class Leader(Machine[ev.Event, ev.Action]):
                 self.log = leading.on_status(self.log, name, status)
             return
         committed, proposal = self.log.node.committed, self.log.proposal
-        voters = {
-            *(committed.voters if isinstance(committed, Entry) else ()),
-            *(proposal.voters if proposal is not None else ()),
-        }
-        speaks_for_voter = not voters.isdisjoint(status.replaces)
+        speaks_for = name, *status.replaces
+        has_vote = any(votes_in(committed, each) or votes_in(proposal, each) for each in speaks_for)
         has_news = order(status.committed) > order(committed) or status.accepted is not None
-        if name in voters or speaks_for_voter or has_news:
+        if has_vote or has_news:
             self._on_voter(conn, name, status)
 
     def _on_voter(self, conn: int, name: str, status: LogStatus) -> None:
@@ -352,6 +349,8 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _agree(self, now: float) -> list[ev.Action]:
         """Completes phases as far as the votes allow."""
+        if self._is_resumed and self.log.mandate and self.log.proposal is None:
+            return []  # phase 1 is complete, and nothing is proposed
         before, actions = self._known_to_voters, list[ev.Action]()
         if not self._has_mandate:
             self._note_replaced()

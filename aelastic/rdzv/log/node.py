@@ -140,6 +140,9 @@ def follow(node: Node, leader: str, term: int) -> Node:
 
 def on_plan(node: Node, plan: Plan) -> Node:
     """The node after a plan of its leader; its next status says whether it accepted the proposal."""
+    known = Plan(node.term, plan.is_leading, node.committed, None, node.leader_accepted)
+    if node.has_read_plan and plan == known:
+        return node
     if plan.term < node.term or is_of_other_log(node, plan):
         return node
     node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted)
@@ -195,7 +198,7 @@ def can_speak_for_leader(node: Node) -> bool:
 
 
 def must_report(before: Node, after: Node) -> bool:
-    """Whether the leader must hear what a plan has changed.  Without a vote, the status on the next connection will do."""
+    """Whether the leader must hear what a plan has changed; without a vote, the next connection's status will do."""
     may_vote = votes_in(after.committed, after.name) or before.accepted is not None or after.accepted is not None
     return may_vote and status_of(after) != status_of(before)
 

@@ -166,6 +166,18 @@ class Member(Machine[Event, Action]):
             case _:
                 assert_never(self.phase)
         match event:
+            case ev.Received(conn) | ev.Connected(conn) | ev.ConnectFailed(conn) if not self._is_on(conn):
+                return []  # an earlier connection's, or this node has hung up
+            case ev.ConnectionLost(conn) if not self._is_on(conn):
+                return []  # as above
+            case ev.Received(_, message):
+                return self._on_received(message, now)
+            case ev.Connected():
+                return self._on_connected(now)
+            case ev.ConnectFailed():
+                return self._on_connect_failed(event, now)
+            case ev.ConnectionLost():
+                return self._on_connection_lost(event, now)
             case ev.Submitted():
                 return self._on_submitted(event, now)
             case ev.CellSaid(stored):
@@ -181,18 +193,6 @@ class Member(Machine[Event, Action]):
                 return self._connect(at, term, now)
             case ev.LeadershipLost():
                 return self._on_leadership_lost(event, now)
-            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if event.conn != self.conn:
-                return []  # an earlier connection's
-            case ev.Connected() | ev.ConnectFailed() | ev.Received() | ev.ConnectionLost() if not self._is_connected:
-                return []  # this node has hung up
-            case ev.Connected():
-                return self._on_connected(now)
-            case ev.ConnectFailed():
-                return self._on_connect_failed(event, now)
-            case ev.Received(_, message):
-                return self._on_received(message, now)
-            case ev.ConnectionLost():
-                return self._on_connection_lost(event, now)
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(now)
             case _:
@@ -201,6 +201,10 @@ class Member(Machine[Event, Action]):
     @property
     def _is_connected(self) -> bool:
         return self.phase in {Phase.CONNECTING, Phase.FOLLOWING}
+
+    def _is_on(self, conn: int) -> bool:
+        """Whether this is the connection, and it is not closed."""
+        return conn == self.conn and self._is_connected
 
     @property
     def _has_greeted(self) -> bool:

@@ -12,17 +12,18 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from hmac import compare_digest
 from types import NoneType, UnionType
-from typing import Any, NoReturn, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.sense import Rule, contradiction, rule_of
+from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Raised whenever a message changes its form; agents of different versions do not form a job.
@@ -115,10 +116,10 @@ def _fields_of(value: Any) -> dict[str, Any]:
     if isinstance(value, ProcessFailure):
         return value.shared
     if isinstance(value, Record):
-        defaults = type(value).defaults
-        if len(defaults) <= FEW_DEFAULTS:
-            return value.__dict__
-        return {name: each for name, each in value.__dict__.items() if defaults.get(name, _NO_DEFAULT) is not each}
+        fields, defaults = value.__dict__, type(value).defaults
+        if len(defaults) <= FEW_DEFAULTS or len(fields) <= len(value.required):
+            return fields
+        return {name: each for name, each in fields.items() if defaults.get(name, _NO_DEFAULT) is not each}
     raise TypeError(f"{value!r} has no place on the wire")
 
 
@@ -239,10 +240,15 @@ def _reader_of_named_tuple(kind: Any) -> _Reader:
     hints = get_type_hints(kind)
     readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in kind._fields]
 
+    @lru_cache(maxsize=16, typed=True)  # thousands of nodes name the same entry; `typed`, since True equals 1
+    def read_items(*items: Any) -> Any:
+        return kind(*[reader(item, name) for (name, reader), item in zip(readers, items, strict=True)])
+
     def read(value: Any, where: str) -> Any:
-        if not isinstance(value, list) or len(value) != len(readers):
-            raise WireError(f"{where} is {value!r:.80}, and should be {', '.join(kind._fields)}")
-        return kind(*[reader(item, name) for (name, reader), item in zip(readers, value, strict=True)])
+        if isinstance(value, list) and len(value) == len(readers):
+            with suppress(TypeError):  # an item is a list or an object
+                return read_items(*value)
+        raise WireError(f"{where} is {value!r:.80}, and should be {', '.join(kind._fields)}")
 
     return read
 
@@ -286,42 +292,34 @@ def _reader_of_tuple(kind: Any) -> _Reader:
 
 
 def _reader_of_enum(kind: type[StrEnum]) -> _Reader:
+    members = {each.value: each for each in kind}
+
     def read(value: Any, where: str) -> StrEnum:
-        try:
-            return kind(value)
-        except ValueError:
-            raise WireError(f"{where} is {value!r:.80}, and should be one of {', '.join(kind)}") from None
+        member = members.get(value) if type(value) is str else None
+        if member is None:
+            raise WireError(f"{where} is {value!r:.80}, and should be one of {', '.join(kind)}")
+        return member
 
     return read
-
-
-class _OtherFieldError(Exception):
-    """A record has no field of this name."""
-
-
-def _refuse(item: Any, name: str) -> NoReturn:
-    raise _OtherFieldError(name, item)
 
 
 def _reader_of_record(kind: type[Record]) -> _Reader:
     if kind is ProcessFailure:
         return _reader_of_failure()
-    names, defaults = kind.__match_args__, kind.defaults
+    names, required = kind.__match_args__, kind.required
     readers = _readers_of(kind, names)
 
     def read(value: Any, where: str) -> Record:
-        if not isinstance(value, dict):
+        if not isinstance(value, dict) or not readers.keys() >= value.keys():
             raise _other_fields(value, where, names)
-        fields = defaults.copy()
+        fields = {}
         try:
             for name, item in value.items():
-                fields[name] = readers.get(name, _refuse)(item, name)
-        except _OtherFieldError:
-            raise _other_fields(value, where, names) from None
+                fields[name] = readers[name](item, name)
         except WireError as error:  # it begins with the field's name
             raise WireError(f"{where}.{error}") from None
-        if len(fields) < len(names):
-            lacking = next(name for name in names if name not in fields)
+        if not required <= fields.keys():
+            lacking = next(name for name in names if name in required and name not in fields)
             raise WireError(f"{where} lacks {lacking!r}")
         record = kind.of_fields(fields)
         if problem := contradiction(record):
@@ -358,7 +356,7 @@ def _other_fields(value: Any, where: str, names: Sequence[str]) -> WireError:
 
 def _sensible(reader: _Reader, rule: Rule | None) -> _Reader:
     """Reads a value by its type, and then by what it may be in a field of that name."""
-    if rule is None:
+    if rule is None or rule is anything:
         return reader
 
     def read(value: Any, where: str) -> Any:

@@ -50,13 +50,22 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", " ")
 
 
-def _rule(holds: Callable[[Any], bool], what: str, read: Rule = lambda value: value) -> Rule:
-    """Reads a value for which something holds; of any other it says what it should be."""
+def _rule(holds: Callable[[Any], bool], what: str) -> Rule:
+    """Takes a value for which something holds; of any other it says what it should be."""
 
     def check(value: Any) -> Any:
         if holds(value):
-            return read(value)
+            return value
         raise ValueError(f"should be {what}")
+
+    return check
+
+
+def _word(least: int) -> Rule:
+    def check(value: Any) -> Any:
+        if least <= len(value) <= NAME_MAX and value.isprintable() and " " not in value:
+            return value
+        raise ValueError(f"should be a word of {least} to {NAME_MAX} characters")
 
     return check
 
@@ -68,10 +77,6 @@ def _number(least: float, most: float) -> Rule:
         raise ValueError(f"should be between {least:.15g} and {most:.15g}")
 
     return check
-
-
-def _is_word(value: Any, least: int = 0) -> bool:
-    return least <= len(value) <= NAME_MAX and value.isprintable() and " " not in value
 
 
 def _distinct(each: Rule, most: float) -> Rule:
@@ -102,19 +107,24 @@ def _ranks(values: Any) -> Any:
     return values
 
 
+def _shown_name(value: Any) -> Any:
+    if len(value) > NAME_MAX:
+        raise ValueError(f"should be a text of at most {NAME_MAX} characters")
+    return one_line(value)
+
+
 def _shown_names(values: Any) -> Any:
     if len(values) > NAMES_MAX:
         raise ValueError(f"should be at most {NAMES_MAX}")
-    return tuple(_SHOWN_NAME(each) for each in values)
+    return tuple(_shown_name(each) for each in values)
 
 
-def _exactly(value: Any) -> Any:
+def anything(value: Any) -> Any:
+    """The rule of a field in which each value of its type makes sense."""
     return value
 
 
-_NAME = _rule(lambda value: _is_word(value, 1), f"a word of 1 to {NAME_MAX} characters")
-_WORD = _rule(_is_word, f"a word of 0 to {NAME_MAX} characters")
-_SHOWN_NAME = _rule(lambda value: len(value) <= NAME_MAX, f"a text of at most {NAME_MAX} characters", one_line)
+_NAME, _WORD = _word(1), _word(0)
 _LOG_NAME = _rule(lambda value: value is None or not isinstance(value, str) or _is_log_name(value), "the name of a log")
 _STORE_SERVER = _rule(m.STORE_SERVERS.__contains__, f"one of {', '.join(m.STORE_SERVERS)}")
 _COUNT, _SIZE, _RANK = _number(0, COUNT_MAX), _number(1, COUNT_MAX), _number(0, COUNT_MAX)
@@ -125,13 +135,13 @@ _SECONDS, _CALLS = _number(0, SECONDS_MAX), _number(0, 1 << 53)
 _PORT, _PORT_OR_NONE = _number(1, 65535), _number(0, 65535)
 
 _RULES: dict[str, Rule] = {
-    "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": _exactly, "protocol": _exactly,
-    "host": _SHOWN_NAME, "role": _SHOWN_NAME, "reason": one_line, "text": one_line, "missing": one_line,
+    "node_id": _NAME, "token": _NAME, "secret": _NAME, "run_id": anything, "protocol": anything,
+    "host": _shown_name, "role": _shown_name, "reason": one_line, "text": one_line, "missing": one_line,
     "ended": one_line,
     "master_addr": _WORD, "way_address": _WORD, "peer_address": _WORD,
     "address": _WORD, "addresses": _distinct(_NAME, 16),
     "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE, "vote_port": _PORT_OR_NONE,
-    "term": _TERM, "name": _NAME, "log_name": _WORD, "leader": _exactly, "leader_rank": _RANK_OR_NONE,
+    "term": _TERM, "name": _NAME, "log_name": _WORD, "leader": anything, "leader_rank": _RANK_OR_NONE,
     "incarnation": _WORD, "incarnations": _words, "members": _words, "voters": _words, "replaces": _words,
     "log": _LOG_NAME, "digest": _WORD, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
     "ready_count": _COUNT, "prepared_count": _COUNT, "number": _COUNT, "starts_ahead": _COUNT,
@@ -141,26 +151,26 @@ _RULES: dict[str, Rule] = {
     "local_world_size": _SIZE, "role_world_size": _SIZE, "group_world_size": _SIZE, "world_size": _SIZE,
     "lease_s": _number(1e-3, SECONDS_MAX), "age_s": _SECONDS, "failure_age_s": _SECONDS, "alone_s": _SECONDS,
     "store_server": _STORE_SERVER, "waited_s": _SECONDS, "odd": _distinct(_RANK, COUNT_MAX),
-    "steps": _number(-1, 1 << 53), "at": _SHOWN_NAME, "call": _SHOWN_NAME, "collective": _SHOWN_NAME,
-    "state": _SHOWN_NAME, "unknown": _SHOWN_NAME,
+    "steps": _number(-1, 1 << 53), "at": _shown_name, "call": _shown_name, "collective": _shown_name,
+    "state": _shown_name, "unknown": _shown_name,
     "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,
-    "ask_id": _NAME, "asker": _NAME, "nodes": _distinct(_NAME, COUNT_MAX), "key": _WORD, "value": _exactly,
-    "offset": _number(-1, 1 << 53), "target": _SHOWN_NAME, "deadline_s": _SECONDS,
+    "ask_id": _NAME, "asker": _NAME, "nodes": _distinct(_NAME, COUNT_MAX), "key": _WORD, "value": anything,
+    "offset": _number(-1, 1 << 53), "target": _shown_name, "deadline_s": _SECONDS,
     # Of a failure, where -1 is what is not known; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
-    "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": _exactly,
-    "message": _exactly, "traceback": _exactly, "stack": _exactly, "oom": _exactly, "note": _exactly,
-    "log_file": _exactly, "found_by": _exactly, "matched_rules": _distinct(_COUNT, RULES_MAX), "unfit": one_line,
-    "restart_policy": _exactly, "root": _exactly, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
+    "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": anything,
+    "message": anything, "traceback": anything, "stack": anything, "oom": anything, "note": anything,
+    "log_file": anything, "found_by": anything, "matched_rules": _distinct(_COUNT, RULES_MAX), "unfit": one_line,
+    "restart_policy": anything, "root": anything, "step": _number(-2, 1 << 53), "life_s": _SECONDS, "still": _COUNT,
     "rule": _COUNT, "for_s": _SECONDS, "again_s": _SECONDS, "why": one_line,
 }  # fmt: skip
 _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (LogStatus, "ended"): _few(COUNT_MAX),
     (LogStatus, "failures"): _few(COUNT_MAX),
     (Entry, "charged"): _few(COUNT_MAX),
-    (Entry, "payload"): _exactly,
-    (m.Past, "ended"): _exactly,
-    (m.Plan, "ended"): _exactly,
+    (Entry, "payload"): anything,
+    (m.Past, "ended"): anything,
+    (m.Plan, "ended"): anything,
     (m.Status, "asks"): _few(ASKS_MAX),
     (m.Plan, "answers"): _few(ASKS_MAX),
     (m.Assigned, "master_addr"): _NAME,
@@ -172,7 +182,7 @@ _OWN_RULES: dict[tuple[type[Record], str], Rule] = {
     (Blamed, "at"): _SECONDS,
     (Spent, "at"): _SECONDS,
     (Excluded, "at"): _SECONDS,
-    (ProcessFailure, "host"): _exactly,
+    (ProcessFailure, "host"): anything,
     (ProcessFailure, "world_size"): _COUNT,
 }
 _OWN_RULES |= {
@@ -186,12 +196,10 @@ _OWN_RULES |= {
     (Decision, name): rule
     for name, rule in {
         "number": _COUNT, "most": _COUNT, "within_s": _SECONDS, "delay_s": _SECONDS, "rule": one_line,
-        "place": _RANK_OR_NONE, "error": one_line, "hosts": _shown_names, "cordoned": _SHOWN_NAME, "kept": _SHOWN_NAME,
+        "place": _RANK_OR_NONE, "error": one_line, "hosts": _shown_names, "cordoned": _shown_name, "kept": _shown_name,
         "absent": _COUNT, "seats": _COUNT,
     }.items()
 }  # fmt: skip
-
-_Check = Callable[[Any], list[tuple[str, bool]]]
 
 
 def _check_past(past: m.Past) -> list[tuple[str, bool]]:
@@ -217,6 +225,7 @@ def _check_ranks(ranks: NodeRanks) -> list[tuple[str, bool]]:
     ]
 
 
+_Check = Callable[[Any], list[tuple[str, bool]]]
 _CHECKS: dict[type[Record], _Check] = {
     m.Terms: lambda terms: [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)],
     m.Past: _check_past,

@@ -76,7 +76,9 @@ class Aim(Record):
 
     def outcome(self, how: How) -> Cause:
         """What has ended the round once it is done."""
-        return self.cause if how.saved is SaveOutcome.NOT_ASKED else self.cause.replace(**how.__dict__)
+        if how.saved is SaveOutcome.NOT_ASKED:
+            return self.cause
+        return self.cause.replace(saved=how.saved, late=how.late, nodes=how.nodes)
 
 
 class How(Record):
