@@ -304,7 +304,7 @@ RULES: Mapping[str, Rule] = {
     "master_addr": optional(STR),
     "master_port": optional(INT,
         rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")),
-    # It goes into environments, onto boards and into logs.
+    # It goes into environments, stores and logs.
     "run_id": optional(STR,
         rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")),
     "redirects": _STREAMS,

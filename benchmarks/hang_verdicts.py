@@ -117,7 +117,7 @@ def named_within_s(culprit: int = 37) -> float:
         command = [
             sys.executable, "-m", "aelastic", "--nnodes=8", "--nproc-per-node=8", "--rdzv-backend=c10d",
             f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=many", f"--hang-timeout={MANY_TIMEOUT_S:g}",
-            "--hang-action=report", str(HERE / "workers" / "standing.py"), str(culprit), folder,
+            "--hang-action=report", str(HERE / "workers" / "phase.py"), str(culprit), folder,
         ]  # fmt: skip
         env = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         outputs = [Path(folder, f"agent-{number}") for number in range(8)]

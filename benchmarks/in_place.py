@@ -134,7 +134,7 @@ def job_of(way: Way) -> Iterator[Job]:
         else:
             port = free_port()
             options += ["--nnodes", str(way.agents), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-            options += ["--rdzv-id", "bench"]
+            options += ["--rdzv-id", "cordons"]
         command = [*way.command, *options, str(HERE / "workers" / "in_place.py"), path]
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL", "TMPDIR": folder, **way.env}
         with open(os.path.join(folder, "output"), "w+b") as output:

@@ -97,7 +97,7 @@ def measure_record() -> float:
         record_s = each_s(lambda: log.tell(event, 0.0))
         asyncio.run(log.aclose())
         handler = logging.FileHandler(Path(folder) / "log")
-        logger = logging.Logger("bench")  # noqa: LOG001  of its own: nothing else may handle its lines
+        logger = logging.Logger("cordons")  # noqa: LOG001  of its own: nothing else may handle its lines
         logger.addHandler(handler)
         line_s = each_s(lambda: logger.info("round %d of %d nodes was formed", 7, 2))
         handler.close()

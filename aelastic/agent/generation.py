@@ -29,7 +29,7 @@ from aelastic.errors import HostError
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.backend import WorkerExit, WorkerStart
-from aelastic.group.in_place import Standing
+from aelastic.group.in_place import WorkerStage
 from aelastic.group.phases import Phase
 from aelastic.group.worker_env import MEETING_VARIABLES, own_variables, worker_args, worker_env
 from aelastic.logs.run_logs import WorkerFiles
@@ -186,7 +186,7 @@ class Generation:
     def _is_replaced(self, local_rank: int) -> bool:
         """Whether a worker that was late to leave its round has ended meanwhile, and another process has its rank."""
         is_in_place = self._group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
-        return is_in_place and self._group.in_place.standing[local_rank] not in {Standing.LEAVING, Standing.LOST}
+        return is_in_place and self._group.in_place.stage[local_rank] not in {WorkerStage.LEAVING, WorkerStage.LOST}
 
     @property
     def stuck(self) -> StuckWorkers:

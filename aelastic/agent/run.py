@@ -77,7 +77,7 @@ class Run:
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
         self._ready: m.Ready | None = None  # as this node was told of last
-        self._benched = anyio.CancelScope()
+        self._cordoned = anyio.CancelScope()
         self._error: BaseException | None = None  # that the run ends with
         self._result: RunResult | None = None  # or with this
 
@@ -315,14 +315,14 @@ class Run:
             await self._tell_prepared()
         return None
 
-    async def _wait_on_bench(self, benched: r.Benched) -> None:
+    async def _wait_while_cordoned(self, cordoned: r.Cordoned) -> None:
         """This node is cordoned for some time; after that it is ready again."""
-        ready, hours = self._ready, benched.again_s / 3600
-        if benched.again_s:
-            why = f"this node is cordoned for {hours:.3g} h ({benched.reason}); the others continue without it"
+        ready, hours = self._ready, cordoned.again_s / 3600
+        if cordoned.again_s:
+            why = f"this node is cordoned for {hours:.3g} h ({cordoned.reason}); the others continue without it"
             self._tell(Waited(why))
-        with anyio.CancelScope() as self._benched:
-            await anyio.sleep(benched.again_s)
+        with anyio.CancelScope() as self._cordoned:
+            await anyio.sleep(cordoned.again_s)
             if ready is not None and self._is_last_word(ready):
                 self.resources.link.tell(ready)
 
@@ -362,10 +362,10 @@ class Run:
             self._tell(Waited(message.text + missing, message.missing))
         elif isinstance(message, m.Settled):
             self._tell(Waited(wording.settled(message.round, message.decision)))
-        elif isinstance(message, r.Benched):
-            self._benched.cancel()
+        elif isinstance(message, r.Cordoned):
+            self._cordoned.cancel()
             if self._tasks is not None:
-                self._tasks.start_soon(self._wait_on_bench, message, name="bench")
+                self._tasks.start_soon(self._wait_while_cordoned, message, name="cordoned")
         elif isinstance(message, r.Notice | r.Answer):
             self.notices.on_told(message)
             if isinstance(message, r.Answer) and "enquiries" in vars(self):  # else nobody waits for it

@@ -29,7 +29,7 @@ LIMIT_S = 60.0
 UNSHARED_ROUNDS_MAX = 3
 
 
-class Standing(StrEnum):
+class WorkerStage(StrEnum):
     """Where a worker stands."""
 
     STARTING = auto()  # its process was started and has not reached the safe point
@@ -40,14 +40,14 @@ class Standing(StrEnum):
     LOST = auto()  # its process has ended
 
 
-_IN_ROUND = frozenset({Standing.RUNNING, Standing.DONE})
+_IN_ROUND = frozenset({WorkerStage.RUNNING, WorkerStage.DONE})
 
 
 @dataclass(slots=True)
 class InPlace:
     """The workers of one generation, by local rank."""
 
-    standing: dict[int, Standing] = field(default_factory=dict[int, Standing])
+    stage: dict[int, WorkerStage] = field(default_factory=dict[int, WorkerStage])
     process: dict[int, int] = field(default_factory=dict[int, int])  # the number of its present process
     kept: set[int] = field(default_factory=set[int])  # survivors of the round that has ended
     warm: frozenset[int] = frozenset()  # those whose process was started warm
@@ -64,9 +64,9 @@ class InPlace:
 
     def start(self, local_ranks: Iterable[int], *, is_ahead: bool) -> None:
         """A generation starts; `is_ahead`: before a round has taken this node in."""
-        self.standing = dict.fromkeys(local_ranks, Standing.STARTING)
-        self.process = dict.fromkeys(self.standing, 0)
-        self.kept, self.sharing = set(), set(self.standing)
+        self.stage = dict.fromkeys(local_ranks, WorkerStage.STARTING)
+        self.process = dict.fromkeys(self.stage, 0)
+        self.kept, self.sharing = set(), set(self.stage)
         self.unshared_rounds, self.is_released, self.is_state_lost = 0, False, False
         self.warm = frozenset()
         self.has_joined, self.next, self.is_ahead = is_ahead, None, is_ahead
@@ -75,13 +75,13 @@ class InPlace:
 
     def is_from(self, local_rank: int, process: int) -> bool:
         """Whether a message is from the rank's present process, which has not ended."""
-        standing = self.standing.get(local_rank, Standing.LOST)
-        return standing is not Standing.LOST and self.process[local_rank] == process
+        stage = self.stage.get(local_rank, WorkerStage.LOST)
+        return stage is not WorkerStage.LOST and self.process[local_rank] == process
 
     @property
     def have_all_opted_in(self) -> bool:
         """Whether all workers are in the round, or wait for the others at its end."""
-        return bool(self.standing) and not self.is_released and _IN_ROUND.issuperset(self.standing.values())
+        return bool(self.stage) and not self.is_released and _IN_ROUND.issuperset(self.stage.values())
 
     @property
     def can_leave(self) -> bool:
@@ -96,14 +96,14 @@ class InPlace:
     @property
     def can_lose_one(self) -> bool:
         """Whether the others may keep their processes if a worker is lost now."""
-        return self.can_leave and len(self.standing) > 1
+        return self.can_leave and len(self.stage) > 1
 
     def is_next(self, round_: int) -> bool:
         """Whether it is the round that waits for workers of this node."""
         return self.next is not None and self.next.round == round_
 
-    def are_all(self, standing: Standing) -> bool:
-        return all(each is standing for each in self.standing.values())
+    def are_all(self, stage: WorkerStage) -> bool:
+        return all(each is stage for each in self.stage.values())
 
     @property
     def may_be_released(self) -> bool:
@@ -111,24 +111,24 @@ class InPlace:
 
         Called while no worker has failed: lost workers have ended on their own, inside or outside the function.
         """
-        standings = set(self.standing.values())
-        return not self.is_released and Standing.DONE in standings and standings <= {Standing.DONE, Standing.LOST}
+        stages = set(self.stage.values())
+        return not self.is_released and WorkerStage.DONE in stages and stages <= {WorkerStage.DONE, WorkerStage.LOST}
 
-    def those(self, standing: Standing) -> tuple[int, ...]:
-        return tuple(rank for rank, each in self.standing.items() if each is standing)
+    def those(self, stage: WorkerStage) -> tuple[int, ...]:
+        return tuple(rank for rank, each in self.stage.items() if each is stage)
 
     # Changes.
 
     def on_ready(self, local_rank: int) -> None:
-        self.standing[local_rank] = Standing.READY
+        self.stage[local_rank] = WorkerStage.READY
 
     def begin(self, local_rank: int) -> None:
-        self.standing[local_rank] = Standing.RUNNING
+        self.stage[local_rank] = WorkerStage.RUNNING
 
     def begin_round(self) -> None:
         """All workers enter the next round."""
-        self.standing = dict.fromkeys(self.standing, Standing.RUNNING)
-        self.sharing = set(self.standing)
+        self.stage = dict.fromkeys(self.stage, WorkerStage.RUNNING)
+        self.sharing = set(self.stage)
         self.is_ahead = False
         self.drop_next()
 
@@ -142,14 +142,14 @@ class InPlace:
         self.is_state_lost = True
 
     def on_done(self, local_rank: int) -> None:
-        self.standing[local_rank] = Standing.DONE
+        self.stage[local_rank] = WorkerStage.DONE
 
     def leave(self, now: float) -> tuple[int, ...]:
         """The round is over; gives those that have to leave it."""
         self.ready_by = now + LIMIT_S
         self.drop_next()
-        leaving = tuple(rank for rank, each in self.standing.items() if each in _IN_ROUND)
-        self.standing |= dict.fromkeys(leaving, Standing.LEAVING)
+        leaving = tuple(rank for rank, each in self.stage.items() if each in _IN_ROUND)
+        self.stage |= dict.fromkeys(leaving, WorkerStage.LEAVING)
         self.kept = set(leaving)
         self.unshared_rounds += bool(self.sharing)
         return leaving
@@ -159,12 +159,12 @@ class InPlace:
         self.ready_by = now + LIMIT_S
 
     def on_lost(self, local_rank: int) -> None:
-        self.standing[local_rank] = Standing.LOST
+        self.stage[local_rank] = WorkerStage.LOST
         self.kept.discard(local_rank)
 
     def replace(self, local_rank: int) -> int:
         """Another process takes the rank; gives its number."""
-        self.standing[local_rank] = Standing.STARTING
+        self.stage[local_rank] = WorkerStage.STARTING
         self.process[local_rank] += 1
         return self.process[local_rank]
 
@@ -189,5 +189,5 @@ class InPlace:
         self.is_released = True
 
     def validate(self) -> None:
-        assert self.standing.keys() == self.process.keys(), "each rank has a process"
-        assert all(self.standing[rank] is not Standing.LOST for rank in self.kept), "a survivor has not ended"
+        assert self.stage.keys() == self.process.keys(), "each rank has a process"
+        assert all(self.stage[rank] is not WorkerStage.LOST for rank in self.kept), "a survivor has not ended"

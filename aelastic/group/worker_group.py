@@ -11,7 +11,7 @@ in the order this module asks for it.
   are being started cancels the start, and waits for the answer in a phase of its own.
 - Where all workers of the job have opted in to recovery in place, a round ends without their processes: they leave it,
   lost ones are replaced, and all enter the next round together.  Every doubt ends in a stop, as without it
-  (`in_place.py` has the standings of the workers).
+  (`in_place.py` has the stages of the workers).
 - A node that waits for such a job starts its workers ahead, so that those of the others wait for none that still
   imports.  If one of them ends, all start when a round takes the node in, as without it.
 
@@ -31,7 +31,7 @@ from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
 from aelastic.group import events as ev
 from aelastic.group.events import WorkerState
-from aelastic.group.in_place import GRACE_S, LIMIT_S, InPlace, Standing
+from aelastic.group.in_place import GRACE_S, LIMIT_S, InPlace, WorkerStage
 from aelastic.group.phases import KILL_WAIT_S, Await, End, Exits, Phase, Rejoin, Wish
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.spec import WorkerSpec
@@ -88,7 +88,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert has_asked or not isinstance(self._wish, Await), "the coordinator is asked after a failure, or in a drain"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
-        is_bounded |= phase is Phase.PREPARING and not self.in_place.are_all(Standing.READY)
+        is_bounded |= phase is Phase.PREPARING and not self.in_place.are_all(WorkerStage.READY)
         assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
@@ -142,7 +142,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._spawn(event)
             case Phase.FORMING:  # workers enter the round
                 return self._enter(event)
-            case Phase.PREPARING if self.in_place.are_all(Standing.READY):  # workers enter the round
+            case Phase.PREPARING if self.in_place.are_all(WorkerStage.READY):  # workers enter the round
                 return self._enter(event)
             case Phase.LEAVING | Phase.PREPARING if self.in_place.has_joined:  # they will, once all are ready
                 self.in_place.keep_next(event)
@@ -170,7 +170,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return [ev.TellPrepared(are_ready=False)]
             case Phase.JOINING:  # workers are started
                 return self._spawn(None)
-            case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(Standing.READY):  # they wait already
+            case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(WorkerStage.READY):  # they wait already
                 return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
             case Phase.SPAWNING | Phase.PREPARING:
                 return []  # started already
@@ -198,7 +198,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
             case Phase.LEAVING if isinstance(self._wish, Await) and event.in_place:  # the answer to our failure
                 self._wish, self.reason = Rejoin(), event.decision
-                gone = [rank for rank in self.in_place.those(Standing.LOST) if rank not in self.exits.left]
+                gone = [rank for rank in self.in_place.those(WorkerStage.LOST) if rank not in self.exits.left]
                 return [action for rank in gone for action in self._replace(rank)]
             case Phase.LEAVING if isinstance(self._wish, Await):  # the answer: in new processes
                 return self._stop(Rejoin(), WorkerState.STOPPED, event.decision, now)
@@ -244,7 +244,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.SPAWNING:  # workers run
                 self.phase = Phase.RUNNING
                 self._take_ids(event)
-                return self._begin(self.in_place.those(Standing.READY))
+                return self._begin(self.in_place.those(WorkerStage.READY))
             case Phase.CANCELLING:  # too late to cancel: workers are stopped
                 self._take_ids(event)
                 return self._stop(self._wish, self.state, self.reason, now)
@@ -269,7 +269,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
             return []  # an earlier generation's, or told twice
-        was_starting = self.in_place.standing[event.local_rank] is Standing.STARTING
+        was_starting = self.in_place.stage[event.local_rank] is WorkerStage.STARTING
         can_recover = self.in_place.can_lose_one
         self.exits.on_exited(event.local_rank)
         self.in_place.on_lost(event.local_rank)
@@ -378,9 +378,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 assert_never(event)
 
     def _on_ready(self, event: ev.Ready) -> list[ev.Action]:
-        standing = self.in_place.standing[event.local_rank]
-        is_new = standing is Standing.STARTING and event.round < 0
-        has_left = standing is Standing.LEAVING and event.round == self.fence
+        stage = self.in_place.stage[event.local_rank]
+        is_new = stage is WorkerStage.STARTING and event.round < 0
+        has_left = stage is WorkerStage.LEAVING and event.round == self.fence
         if not is_new and not has_left:
             return []  # told twice, or of another round
         self.in_place.on_ready(event.local_rank)
@@ -545,7 +545,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _form(self) -> list[ev.Action]:
         """Joins the next round, or tells that this node can, if all workers are ready for it."""
-        if not self.in_place.are_all(Standing.READY) or isinstance(self._wish, Await):
+        if not self.in_place.are_all(WorkerStage.READY) or isinstance(self._wish, Await):
             return []
         if self.in_place.next is not None:
             return self._enter(self.in_place.next)
@@ -561,7 +561,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         self.state, self.reason, self._wish = WorkerState.HEALTHY, "", Rejoin()
         self.workers = tuple(ev.worker_of(assigned.ranks, each.local_rank).replace(id=each.id) for each in self.workers)
         self.in_place.begin_round()
-        local_ranks = tuple(self.in_place.standing)
+        local_ranks = tuple(self.in_place.stage)
         return [ev.Begin(self.generation, local_ranks, assigned), *self._opt_in()]
 
     def _on_late(self, now: float) -> list[ev.Action]:
@@ -570,7 +570,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             reason = f"not all workers were ready {LIMIT_S:g} s after the end of the round"
             return self._stop(self._wish, WorkerState.STOPPED, reason, now)
         self.deadline = self.in_place.ready_by
-        leaving = {*self.in_place.those(Standing.LEAVING), *self.in_place.those(Standing.LOST)}
+        leaving = {*self.in_place.those(WorkerStage.LEAVING), *self.in_place.those(WorkerStage.LOST)}
         late = tuple(sorted(leaving & self.exits.alive))
         for rank in late:
             self.in_place.on_lost(rank)  # if it comes after all, it is being killed, and must not begin a round

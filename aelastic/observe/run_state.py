@@ -39,7 +39,7 @@ from aelastic.group.events import (
     WorkerState,
     signal_words,
 )
-from aelastic.group.in_place import UNSHARED_ROUNDS_MAX, Standing
+from aelastic.group.in_place import UNSHARED_ROUNDS_MAX, WorkerStage
 from aelastic.group.phases import Phase
 from aelastic.observe import run_events as ev
 from aelastic.observe.time_spent import TimeSpent
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 # Why a round does not continue in place.
 OTHERS_CANNOT = "not all workers of the job can leave the round"
 HAVE_RETURNED = "the functions of this node's workers had returned"
-_OPTED_IN = {Standing.READY, Standing.RUNNING, Standing.LEAVING, Standing.DONE}
+_OPTED_IN = {WorkerStage.READY, WorkerStage.RUNNING, WorkerStage.LEAVING, WorkerStage.DONE}
 # Workers are being started, or may be started in spite of a stop.
 _STARTING = {Phase.SPAWNING, Phase.CANCELLING}
 # The last ten restarts, of six phases each.
@@ -230,11 +230,11 @@ class RunEventSource:
             return ""
         if group.in_place.is_released:
             return HAVE_RETURNED
-        standings = group.in_place.standing
-        have_some = any(each in _OPTED_IN for each in standings.values())
+        stages = group.in_place.stage
+        have_some = any(each in _OPTED_IN for each in stages.values())
         if group.phase is not Phase.STOPPING or not have_some:
             return ""
-        others = [group.workers[rank].global_rank for rank, each in standings.items() if each is Standing.STARTING]
+        others = [group.workers[rank].global_rank for rank, each in stages.items() if each is WorkerStage.STARTING]
         if others:
             return f"{ranks_in_words(others)} had not opted in"
         return OTHERS_CANNOT if event.decision.cause.is_failure else ""

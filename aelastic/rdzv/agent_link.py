@@ -116,7 +116,7 @@ class AgentLink:
     def tell(self, message: NodeMessage) -> None:
         if isinstance(message, Ready) and self._settings.has_elections:
             port = self._open_campaigns().port
-            message = message.replace(node=message.node.replace(ballot_port=port))
+            message = message.replace(node=message.node.replace(vote_port=port))
         self._mailbox.post(ev.Submitted(message))
 
     async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
@@ -148,7 +148,7 @@ class AgentLink:
 
     def _open_campaigns(self) -> Campaigns:
         if self._campaigns is None:
-            port = HeldPort(what="the election's port", is_bind_all=self._settings.bind_all)
+            port = HeldPort(what="the port for campaigns", is_bind_all=self._settings.bind_all)
             lease_s = self._member.lease_s
             self._campaigns = Campaigns(port, self._strangers, self._proofs, lease_s, self._on_campaign)
         return self._campaigns

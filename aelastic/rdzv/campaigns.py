@@ -17,13 +17,13 @@ from aelastic import aio
 from aelastic.aio import described
 from aelastic.host.sockets import HeldPort, is_address
 from aelastic.rdzv.coordinator.job_state import Participant
-from aelastic.rdzv.protocol.codec import BALLOT, WireError, encode
+from aelastic.rdzv.protocol.codec import CAMPAIGN, WireError, encode
 from aelastic.rdzv.protocol.messages import Campaign, Declined
 from aelastic.rdzv.secret.handshake import ProofError
 from aelastic.rdzv.stores.endpoints import look_up_limit_s
 from aelastic.rdzv.wire.incoming import Incoming
 from aelastic.rdzv.wire.listening import local_addresses_told
-from aelastic.rdzv.wire.proofs import BALLOT as DOOR
+from aelastic.rdzv.wire.proofs import CAMPAIGN as DOOR
 from aelastic.rdzv.wire.proofs import Proofs
 from aelastic.rdzv.wire.strangers import Strangers
 from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
@@ -103,7 +103,7 @@ class Campaigns(Incoming[Any]):
         return [*here, peer_address] if here and peer_address else here
 
     def _new_stream(self) -> Stream:
-        return Stream(self, BALLOT, self._on_open, self._proofs.make(DOOR, is_client=False))
+        return Stream(self, CAMPAIGN, self._on_open, self._proofs.make(DOOR, is_client=False))
 
     def answer(self, conn: int, declined: Declined | None) -> None:
         """Answers a campaign; `None`: this node connects to the candidate."""
@@ -127,7 +127,7 @@ class Campaigns(Incoming[Any]):
         asking = _Asking(on_declined)
 
         def new_stream() -> Stream:
-            return Stream(asking, BALLOT, proof=self._proofs.make(DOOR, is_client=True))
+            return Stream(asking, CAMPAIGN, proof=self._proofs.make(DOOR, is_client=True))
 
         with anyio.move_on_after(ANSWER_TIMEOUT_S):
             try:

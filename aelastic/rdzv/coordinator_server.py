@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 # Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
 
-STANDING_BACK = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
+LOST_ALL = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
 WAITING = "job finished; waiting up to %.0f s for the agents on %s to receive the result (Ctrl-C skips the wait)"
 
 
@@ -176,7 +176,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                 tasks.start_soon(self._change_cell, write, name="write the cell")
             case ev.StepDown(reason, node, stand_back_s, alive):
                 if stand_back_s:
-                    _log.warning(STANDING_BACK, stand_back_s, extra={"topic": "this-node-lost-all-others"})
+                    _log.warning(LOST_ALL, stand_back_s, extra={"topic": "this-node-lost-all-others"})
                 elif self._has_led:
                     _log.info("this agent no longer leads the job: %s", reason)
                 self._on_stepped_down(node, reason, stand_back_s, alive)

@@ -39,7 +39,7 @@ class Spent(Record):
 
 
 class Excluded(Record):
-    """A host whose nodes have no seat for some time."""
+    """A host whose nodes are cordoned for some time."""
 
     host: str
     at: float  # as above
@@ -84,18 +84,18 @@ class Ledger(Record):
         )
 
     def absent(self, now: float) -> dict[str, Excluded]:
-        """Hosts without a seat."""
+        """Hosts that are cordoned."""
         return {each.host: each for each in self.excluded if now < each.at + each.for_s}
 
     def exclude(self, host: str, why: str, now: float, for_s: float = 0.0) -> Ledger:
-        """A host's nodes have no seat for some time (0: an hour, twice as long each time, a day at most)."""
+        """A host's nodes are cordoned for some time (0: an hour, twice as long each time, a day at most)."""
         kept = [each for each in self.excluded if now < each.at + each.for_s + COOL_DOWN_MAX_S][-EXCLUDED_MAX:]
         times = sum(each.host == host for each in kept)
         for_s = for_s or min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S)
         return self.replace(excluded=(*kept, Excluded(host, now, for_s, why)))
 
     def include(self, host: str) -> Ledger:
-        """With a seat for a host, and nothing held against it."""
+        """With a host no longer cordoned, and nothing held against it."""
         return self.replace(
             excluded=tuple(each for each in self.excluded if each.host != host),
             blamed=tuple(each for each in self.blamed if each.host != host),

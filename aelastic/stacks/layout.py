@@ -73,7 +73,7 @@ class Layout(Record):
     wide: int  # where they are not all ASCII
 
 
-def find(older: Standing, newer: Standing) -> Layout:
+def find(older: StillThread, newer: StillThread) -> Layout:
     """Finds the layout of this process's interpreter.
 
     Args:
@@ -92,7 +92,7 @@ def find(older: Standing, newer: Standing) -> Layout:
     return Layout(**parts, **_of_code(memory), **_of_text(memory))
 
 
-class Standing:
+class StillThread:
     """A thread that stands still."""
 
     def __init__(self) -> None:
@@ -129,11 +129,11 @@ class Standing:
 
 
 @contextmanager
-def two_threads() -> Iterator[tuple[Standing, Standing]]:
+def two_threads() -> Iterator[tuple[StillThread, StillThread]]:
     """Two threads that stand still, the older one first."""
-    older = Standing()
+    older = StillThread()
     try:
-        newer = Standing()
+        newer = StillThread()
         try:
             yield older, newer
         finally:
@@ -175,7 +175,7 @@ def _common(found: Sequence[Sequence[int]], what: str) -> int:
     return _first([at for at in found[0] if all(at in each for each in found)], what)
 
 
-def _of_threads(memory: Memory, older: Standing, newer: Standing) -> dict[str, Any]:
+def _of_threads(memory: Memory, older: StillThread, newer: StillThread) -> dict[str, Any]:
     runtime = ctypes.addressof(ctypes.c_char.in_dll(_python(), "_PyRuntime"))
     interpreter = _pointer("PyInterpreterState_Get")
     image, base = memory.image_at(runtime)
@@ -196,7 +196,7 @@ def _of_threads(memory: Memory, older: Standing, newer: Standing) -> dict[str, A
     }
 
 
-def _of_frames(memory: Memory, older: Standing, newer: Standing) -> dict[str, Any]:
+def _of_frames(memory: Memory, older: StillThread, newer: StillThread) -> dict[str, Any]:
     """Frames of the interpreter are not Python's objects, which point to them."""
     frames = newer.frames
     codes = [id(frame.f_code) for frame in frames]

@@ -1,7 +1,7 @@
 """The child process that holds torch's TCPStore for the agent: its start, its answers, its end.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.  So a
-child does (`server.py`), which serves a store or is a client of one.  `StoreHost` and the boards on a
+child does (`server.py`), which serves a store or is a client of one.  `StoreHost` and the cell on a
 TCPStore each have their own.  It starts when it is first needed, in quick mode; one that dies before it has
 carried out anything is started once more in careful mode.  It ends with the agent, by whatever death.
 

@@ -1,4 +1,4 @@
-"""A rank that stands still, all but one in the same place, without torch: `python standing.py CULPRIT FOLDER`."""
+"""A rank that stands still, all but one in the same place, without torch: `python phase.py CULPRIT FOLDER`."""
 
 import os
 import sys

@@ -29,7 +29,7 @@ from aelastic.rdzv.log.entries import Accepted, Payload, first_entry, next_entry
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import (
-    BALLOT,
+    CAMPAIGN,
     DOWNWARD,
     FRAME_MAX,
     PAYLOAD_MAX,
@@ -49,10 +49,10 @@ from aelastic.rdzv.protocol.codec import (
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.sense import contradiction
 
-WORDS = UPWARD | DOWNWARD | BALLOT | STORED
+WORDS = UPWARD | DOWNWARD | CAMPAIGN | STORED
 NODE = m.Node("n1", "host-1", "trainer", 8, "10.0.0.1", 29500, 3, "10.0.0.9")
 FAILURE = ProcessFailure.from_elsewhere("host-1", 4, 0, 77, -9, "SIGKILL", 'line 1\n\t"ü" 💥', 1_700_000_000)
-PAST = m.Past(m.Standing.FAILED, 7, 2, FAILURE)
+PAST = m.Past(m.NodePhase.FAILED, 7, 2, FAILURE)
 FIRST = first_entry(5, ["n1", "n2"], ["n1", "n2"], ("1f",), Payload("{}"))
 SECOND = next_entry(FIRST, 6, ["n1", "n2"], ["n1", "n2"], ("1f",), failures=["n2 7"], payload=Payload("{}"))
 ACCEPTED = Accepted(SECOND, 6)
@@ -89,7 +89,7 @@ MESSAGES: list[Any] = [
     m.StoredCell(CELL, LEADER),
     m.StoredCell(Cell("1f", None, 1, "")),
     HELLO,
-    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", "n", m.Status(m.Node("n", "", "", 1, "", 1), m.Past(m.Standing.READY))),
+    m.Hello(PROTOCOL, m.Terms("", 1, 1, 0, 5.0), "t", "n", m.Status(m.Node("n", "", "", 1, "", 1), m.Past(m.NodePhase.READY))),
     m.Alive(),
     STATUS,
     STATUS.replace(
@@ -113,7 +113,7 @@ MESSAGES: list[Any] = [
         look=m.Look(7, "no output for 60 s", 3),
         compared=m.Compared(7, "hang: 7 of 8 ranks wait", (5,), True, number=3),
         notice=r.Notice(1000, 7, r.Stage.SAVE, 82, False, 98.5, decided.drain("host-1", 110.0, "spot")),
-        benched=r.Benched("row 3", 3600.0, 2),
+        cordoned=r.Cordoned("row 3", 3600.0, 2),
         answers=(r.Answer("n1-5", True, "drain of host-1 within 110 s (spot)", ("n1", "n2")),),
     ),
     m.Plan(5, 5.0, interrupted=m.Interrupted(7, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=7)), 3, went_on=True)),

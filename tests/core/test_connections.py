@@ -71,7 +71,7 @@ def test_the_options_of_the_job_are_not_told_without_the_token() -> None:
     assert said.message == m.Refused("this agent read an outdated record of the leader; retrying", False)
 
 
-OF_B = m.Status(node("b"), m.Past(m.Standing.READY))
+OF_B = m.Status(node("b"), m.Past(m.NodePhase.READY))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def rivalled() -> Term:
 
 def test_what_a_node_says_while_it_waits_to_be_taken_in_counts() -> None:
     term = rivalled()
-    moved = m.Status(node("c", 1).replace(master_port=4242), m.Past(m.Standing.READY))
+    moved = m.Status(node("c", 1).replace(master_port=4242), m.Past(m.NodePhase.READY))
     assert term.say("c", moved) == []
     term.pass_deadline()
     members = term.coordinator.roster.members
@@ -168,7 +168,7 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     back = copy.deepcopy(term)
     term.live_until(term.now + 2 * GRACE_S)
     assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty
-    past = busy().replace(standing=m.Standing.FAILED, failure=FAILURE, failure_age_s=1.0)
+    past = busy().replace(phase=m.NodePhase.FAILED, failure=FAILURE, failure_age_s=1.0)
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
     assert back.leader.has_told_all

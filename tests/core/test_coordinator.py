@@ -69,7 +69,7 @@ def test_its_last_events_are_told_and_no_more_than_those() -> None:
     job, _ = coordinator(node("a"), node("b"), max_nodes=2)
     core = job.core
     job.handle(m.Failed("a", 1, failure("a")), 100.0)
-    assert "Standing.FAILED" in core.story[-1] and "running" in core.story[-1] and "forming" in core.story[-1]
+    assert "NodePhase.FAILED" in core.story[-1] and "running" in core.story[-1] and "forming" in core.story[-1]
     for _ in range(500):
         job.handle(DeadlinePassed(), 100.0)
     assert len(core.story) == 64
@@ -119,7 +119,7 @@ def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
     assert not core.drain._let_go and not core.drain.leaving
     for number in range(100):  # its host comes again and again, each time as another node
         job.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
-        assert [*core.forming.bench._nodes] == [f"c{number}"]
+        assert [*core.forming.cordons._nodes] == [f"c{number}"]
         job.handle(m.Left(f"c{number}", "gave up"), 101.0)
 
 
@@ -151,7 +151,7 @@ def test_a_status_that_still_has_a_request_asks_for_it_once() -> None:
     again = job.nodes.says("a", saved=r.Saved("a", 7))
     assert again.status.asks == asked.status.asks, "its answer is on its way"
     assert not [each for each in job.core.handle(again, 100.1) if isinstance(each.message, r.Answer)]
-    assert len(job.core.forming.bench.ledger.excluded) == 1
+    assert len(job.core.forming.cordons.ledger.excluded) == 1
 
 
 def test_a_status_that_still_has_a_question_asks_it_once() -> None:
@@ -201,7 +201,7 @@ def test_the_log_says_of_which_node_the_leader_was() -> None:
 def test_a_round_in_the_log_tells_each_node_what_it_was_told_when_it_began() -> None:
     job = Job(Coordinator(RoundRules(1, 2), RestartPolicy(3)))
     job.core.roster.begin_term(7)
-    job.handle(m.Ready(node("b").replace(role="reader", local_world_size=4, ballot_port=9, log_name="b~1")), 100.0)
+    job.handle(m.Ready(node("b").replace(role="reader", local_world_size=4, vote_port=9, log_name="b~1")), 100.0)
     sends = job.handle(m.Ready(node("a").replace(master_port=4242)), 100.0)
     kept = job.core.state(100.0).last_round
     assert kept is not None and kept.assigned(0) == {send.node_id: send.message for send in sends}
@@ -270,8 +270,8 @@ def test_a_restart_that_was_asked_for_and_not_begun_ends_the_round_under_the_nex
     job.handle(ask("a", r.Verb.RESTART), 100.0)
     job.nodes.of = running  # no node has heard that
     other = continued(job, 101.0)
-    (cause,) = {each.past.standing for each in other.nodes.of.values()}
-    assert other.core.phase is Phase.FORMING and cause is m.Standing.STOPPING
+    (cause,) = {each.past.phase for each in other.nodes.of.values()}
+    assert other.core.phase is Phase.FORMING and cause is m.NodePhase.STOPPING
 
 
 def test_what_was_asked_is_done_with_the_round_and_a_drain_once_its_node_has_left() -> None:
@@ -305,7 +305,7 @@ def test_a_cordon_is_kept_in_the_log_and_a_new_leader_keeps_it() -> None:
     assert applied(job.handle(r.Ask("a", "1", r.Verb.CORDON, "c", 0.0, "fans"), 100.0)) == [True]
     assert job.core.version > version
     other = continued(job, 130.0)
-    assert [(each.host, each.at) for each in other.core.forming.bench.ledger.excluded] == [("host-c", 100.0)]
+    assert [(each.host, each.at) for each in other.core.forming.cordons.ledger.excluded] == [("host-c", 100.0)]
 
 
 def test_a_node_that_has_finished_and_left_is_missed_by_no_leader_after_that() -> None:
@@ -317,7 +317,7 @@ def test_a_node_that_has_finished_and_left_is_missed_by_no_leader_after_that() -
     other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
     other.core.resume(job.core.state(100.0), [], 100.0)
     for name in "bc":
-        other.connect(node(name), m.Past(m.Standing.BUSY, 1), 100.0)
+        other.connect(node(name), m.Past(m.NodePhase.BUSY, 1), 100.0)
     assert other.core.phase is Phase.RUNNING
 
 
@@ -328,7 +328,7 @@ def test_a_new_leader_of_a_job_that_is_over_tells_the_verdict() -> None:
     other = Job(Coordinator(job.core.rules, job.core.policy))
     other.core.resume(job.core.state(100.0), ["a"], 100.0)
     assert other.core.is_closed and other.core.deadline is None
-    told = other.connect(node("b"), m.Past(m.Standing.FINISHED, 1), 100.0)
+    told = other.connect(node("b"), m.Past(m.NodePhase.FINISHED, 1), 100.0)
     assert [(each.node_id, each.message) for each in told] == [("b", job.core.verdict)]
 
 
@@ -338,7 +338,7 @@ def test_a_new_leader_of_a_job_without_a_round_forms_the_first() -> None:
     other.core.resume(job.core.state(100.0), [], 100.0)
     assert other.core.phase is Phase.FORMING
     for name in "ab":
-        other.connect(node(name), m.Past(m.Standing.READY), 100.0)
+        other.connect(node(name), m.Past(m.NodePhase.READY), 100.0)
     assert other.core.round == 1
 
 

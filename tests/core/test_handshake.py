@@ -23,7 +23,7 @@ from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
 
 OLD, NEW, OTHER = (Key(word * 32, "run") for word in (b"o", b"n", b"x"))
 NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
-HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", "a", m.Status(NODE, m.Past(m.Standing.READY)))
+HELLO = m.Hello(PROTOCOL, m.Terms("run", 1, 2, 0, 5.0), "token", "a", m.Status(NODE, m.Past(m.NodePhase.READY)))
 
 
 def end(*keys: Key, is_client: bool, protocol: int = PROTOCOL, door: str = "member", nonce: bytes = b"") -> Handshake:
@@ -138,7 +138,7 @@ def test_what_a_stranger_says_is_shown_without_control_characters() -> None:
 
 
 def test_a_proof_for_one_port_is_none_for_another() -> None:
-    client, server = end(NEW, is_client=True), end(NEW, is_client=False, door="ballot")
+    client, server = end(NEW, is_client=True), end(NEW, is_client=False, door="campaign")
     answer = server.feed(client.begin())
     with pytest.raises(ProofError, match="its proof is wrong"):
         client.feed(answer)

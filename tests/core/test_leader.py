@@ -275,7 +275,7 @@ def test_a_request_that_was_answered_as_applied_survives_its_leader(ask: r.Ask) 
     assert phase(other) is Phase.LEADING and keeps(state(other), ask)
     core = other.coordinator
     if ask.verb is r.Verb.CORDON:
-        assert core.forming.bench.ledger.absent(other.now).keys() == {"host-c"}
+        assert core.forming.cordons.ledger.absent(other.now).keys() == {"host-c"}
     elif ask.verb is r.Verb.DRAIN:
         assert core.drain.leaving.keys() == {"b"}
     elif ask.verb is r.Verb.STOP:
@@ -817,7 +817,7 @@ def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_
         host = f"ip-{rng.getrandbits(32)}.cluster.internal"
         address, ports = f"10.0.{rng.getrandbits(8)}.{rng.getrandbits(8)}", rng.sample(range(30_000, 60_000), 2)
         name = uuid.UUID(int=rng.getrandbits(128)).hex
-        return m.Node(name, host, "default", 8, address, ports[0], ballot_port=ports[1])
+        return m.Node(name, host, "default", 8, address, ports[0], vote_port=ports[1])
 
     nodes = [member() for _ in range(4000)]
     failure = ProcessFailure.from_elsewhere("h" * 255, 0, 0, 77, 1, text(8 << 10), text(32 << 10), 1000)
@@ -895,9 +895,9 @@ def test_a_voter_whose_place_another_agent_has_taken_is_gone(host: str, address:
     for name in "cd":  # these are cut off, and have not been replaced
         term.logs.pop(name)
     conn = term.open("n", "10.5.5.5")
-    given = m.Node("n", host, "default", 1, address, 29500, ballot_port=7)
+    given = m.Node("n", host, "default", 1, address, 29500, vote_port=7)
     greeting = hello("n", terms=term.terms, token=term.at.token)
-    status = m.Status(given, m.Past(m.Standing.READY), log=Status(0, None, None, (), (), ()))
+    status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
     term.tell(ev.Received(conn, greeting.replace(status=status)))
     assert term.leader.log.node.replaces == (("a",) if is_replaced else ())
 
@@ -909,8 +909,8 @@ def test_a_voter_that_answers_lives_whoever_has_its_place() -> None:
     term.begin()
     term.join("a", past=busy())
     conn = term.open("n", "10.0.0.1")
-    given = m.Node("n", "host-a", "default", 1, "10.0.0.1", 29500, ballot_port=7)
-    status = m.Status(given, m.Past(m.Standing.READY), log=Status(0, None, None, (), (), ()))
+    given = m.Node("n", "host-a", "default", 1, "10.0.0.1", 29500, vote_port=7)
+    status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
     term.tell(ev.Received(conn, hello("n", terms=term.terms, token=term.at.token).replace(status=status)))
     assert term.leader.log.node.replaces == ()
 
@@ -925,8 +925,8 @@ def test_two_voters_in_one_place_are_not_both_replaced_by_one_agent() -> None:
     term.begin()
     for number, name in enumerate("mn", start=1):
         conn = term.open(name, "10.0.0.1")
-        given = m.Node(name, "host", "default", 1, "10.0.0.1", 29500, ballot_port=7)
-        status = m.Status(given, m.Past(m.Standing.READY), log=Status(0, None, None, (), (), ()))
+        given = m.Node(name, "host", "default", 1, "10.0.0.1", 29500, vote_port=7)
+        status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(0, None, None, (), (), ()))
         term.tell(ev.Received(conn, hello(name, terms=term.terms, token=term.at.token).replace(status=status)))
         assert len(term.leader.log.node.replaces) == number
 
@@ -941,9 +941,9 @@ def test_all_agents_are_replaced_and_the_endpoint_remembers_the_job() -> None:
     term.leader.host = "host-a"
     assert phase(term) is Phase.CANDIDATE, "b may live"
     conn = term.open("y", "10.0.0.2")
-    given = m.Node("y", "host-b", "default", 1, "10.0.0.2", 29500, ballot_port=7)
-    term.reports.connects(given, m.Past(m.Standing.READY))
-    status = m.Status(given, m.Past(m.Standing.READY), log=Status(TERM + 9, None, None, (), (), ()))
+    given = m.Node("y", "host-b", "default", 1, "10.0.0.2", 29500, vote_port=7)
+    term.reports.connects(given, m.Past(m.NodePhase.READY))
+    status = m.Status(given, m.Past(m.NodePhase.READY), log=Status(TERM + 9, None, None, (), (), ()))
     term.logs["y"] = Node("y", TERM + 9, "x")
     term.tell(ev.Received(conn, hello("y", terms=term.terms, token="t").replace(status=status)))
     assert phase(term) is Phase.LEADING and term.leader.log.mandate is Mandate.RECOVERY
@@ -957,8 +957,8 @@ def test_all_agents_are_replaced_and_the_endpoint_remembers_the_job() -> None:
 
 
 def every_event(term: Term) -> list[ev.Event]:
-    conn, past = term.conns["a"], busy().replace(standing=m.Standing.FAILED, failure=FAILURE)
-    waiting = m.Status(node("a"), m.Past(m.Standing.READY))
+    conn, past = term.conns["a"], busy().replace(phase=m.NodePhase.FAILED, failure=FAILURE)
+    waiting = m.Status(node("a"), m.Past(m.NodePhase.READY))
     statuses = waiting, waiting.replace(past=past), waiting.replace(left=m.Left("a", "x"))
     return [
         ev.Opened(99, "10.0.0.9", "10.0.0.100"),
@@ -997,7 +997,7 @@ def test_a_leader_that_has_stepped_down_does_nothing(end: Callable[[Term], Any])
 
 def test_a_node_that_names_a_term_that_no_log_has_counted_to_is_refused() -> None:
     term = voting("abc")
-    past = m.Past(m.Standing.READY)
+    past = m.Past(m.NodePhase.READY)
     far = m.Status(term.node("b"), past, log=status_of(term.logs["b"].replace(term=TERM + m.TERMS_AHEAD_MAX + 1)))
     (refused,) = of_kind(term.tell(ev.Received(term.conns["b"], far)), m.Refused)
     assert refused.reason == "protocol error: a term that no log has counted to" and term.leader.term == TERM

@@ -108,7 +108,7 @@ EVENTS: list[ev.Event] = [
 def said(story: Story, ready_count: int, left: m.Left | None = None) -> m.Status:
     """Of a node that has been ready so often, and took part in no round yet."""
     known = None if story.core.log is None else status_of(story.core.log)
-    return m.Status(NODE, m.Past(m.Standing.READY), ready_count, left=left, log=known)
+    return m.Status(NODE, m.Past(m.NodePhase.READY), ready_count, left=left, log=known)
 
 
 def answers(phase: Phase, story: Story) -> dict[type, list[Any]]:
@@ -447,9 +447,9 @@ def test_the_plan_of_a_candidate_is_no_leaders_yet() -> None:
     story, second = voting(), assigned(2).replace(term=TERM + 1)
     candidates = m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1, is_leading=False))
     assert story.hear(candidates.replace(interrupted=interrupted())) == []
-    assert (story.core.phase, story.core.state.standing) == (Phase.CONNECTING, m.Standing.BUSY)
+    assert (story.core.phase, story.core.state.phase) == (Phase.CONNECTING, m.NodePhase.BUSY)
     story.hear(candidates.replace(log=of_log(TERM + 1), interrupted=interrupted()))
-    assert (story.core.phase, story.core.state.standing) == (Phase.FOLLOWING, m.Standing.STOPPING)
+    assert (story.core.phase, story.core.state.phase) == (Phase.FOLLOWING, m.NodePhase.STOPPING)
     assert story.core.deadline is not None and second.fence > assigned().fence
 
 
@@ -615,7 +615,7 @@ def test_a_node_that_is_cut_off_stops_its_workers_by_itself(rank: int) -> None:
     began = story.now
     ((at, why),) = cut_off(story, began + 3 * LEASE_S)
     assert at == pytest.approx(began + LEASE_S + MARGIN_S) and why is CauseKind.LEADER_SILENT
-    assert story.core.state.standing is m.Standing.STOPPING
+    assert story.core.state.phase is m.NodePhase.STOPPING
 
 
 def test_a_node_that_may_not_campaign_stops_its_workers_by_itself() -> None:
@@ -645,7 +645,7 @@ def test_a_leader_that_is_found_in_time_keeps_the_workers() -> None:
     story.now += LEASE_S + MARGIN_S - 0.1
     story.tell(ev.Campaigned(7, campaign()), ev.Connected(2))
     story.hear(m.Plan(TERM + 1, LEASE_S, of_log(TERM + 1)))
-    assert stops(story.wait(LEASE_S - 0.1)) == [] and story.core.state.standing is m.Standing.BUSY
+    assert stops(story.wait(LEASE_S - 0.1)) == [] and story.core.state.phase is m.NodePhase.BUSY
 
 
 def test_a_node_without_workers_has_none_to_stop() -> None:
@@ -816,10 +816,10 @@ def test_a_node_that_is_ready_for_a_round_that_was_assigned_meanwhile_is_not() -
     """The two crossed: its supervisor has yet to read of the round."""
     story = busy()
     assert story.tell(ev.Submitted(m.Ready(NODE, after=0))) == []
-    assert story.core.state.standing is m.Standing.BUSY
+    assert story.core.state.phase is m.NodePhase.BUSY
     story.hear(interrupted())
     (status,) = statuses(story.tell(ev.Submitted(m.Ready(NODE, after=1))))
-    assert status.past.standing is m.Standing.READY
+    assert status.past.phase is m.NodePhase.READY
 
 
 def test_a_failure_that_was_told_to_nobody_is_in_the_next_greeting() -> None:
@@ -827,4 +827,4 @@ def test_a_failure_that_was_told_to_nobody_is_in_the_next_greeting() -> None:
     assert story.tell(ev.Submitted(m.Failed("me", 1, FAILURE))) == []
     story.tell(ev.Campaigned(7, campaign()))
     (status,) = statuses(story.tell(ev.Connected(2)))
-    assert (status.past.standing, status.past.failure) == (m.Standing.FAILED, FAILURE)
+    assert (status.past.phase, status.past.failure) == (m.NodePhase.FAILED, FAILURE)

@@ -71,7 +71,7 @@ DECISIONS: list[tuple[Any, m.CoordinatorMessage]] = [
     (ready, assigned()),
     (ready, m.Waiting("1 of 2 nodes are ready")),
     (ready, m.StartAhead(1)),
-    (ready, r.Benched("row 3", 3600.0, 1)),
+    (ready, r.Cordoned("row 3", 3600.0, 1)),
     (ready, m.Settled(0, decided.lost("n2", "silent for 5 s"))),
     (ready, m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)),
     (busy, STOPPED),
@@ -111,7 +111,7 @@ def test_all_that_is_new_in_one_plan_is_delivered_in_the_order_in_which_it_is_to
     settled, answer = m.Settled(1, STOPPED.decision), r.Answer("me-1", True, "drain of host within 60 s")
     waiting, notice = m.Waiting("for others"), NOTICE.replace(stage=r.Stage.LEAVE)
     whole = RUNS.replace(
-        notice=notice, waiting=waiting, settled=settled, interrupted=STOPPED, answers=(answer,), benched=None
+        notice=notice, waiting=waiting, settled=settled, interrupted=STOPPED, answers=(answer,), cordoned=None
     )
     assert state.follow(whole, 1.0) == [answer, STOPPED, settled, waiting, notice]
 
@@ -121,7 +121,7 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
     assert state.follow(RUNS.replace(interrupted=STOPPED), 1.0) == [STOPPED]
     state.submit(m.Ready(NODE), 2.0)
     assert state.follow(RUNS.replace(interrupted=STOPPED), 2.0) == [], "its status was on its way"
-    assert state.past.standing is m.Standing.READY
+    assert state.past.phase is m.NodePhase.READY
     second = assigned(2)
     assert state.follow(plan(second), 3.0) == [second] and state.round == 2
     assert state.follow(RUNS, 3.0) == [] and state.round == 2
@@ -130,7 +130,7 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
 def test_the_end_of_another_round_is_not_news() -> None:
     state = busy()
     assert state.follow(RUNS.replace(interrupted=STOPPED.replace(round=2)), 1.0) == []
-    assert state.standing is m.Standing.BUSY
+    assert state.phase is m.NodePhase.BUSY
 
 
 def test_an_end_that_costs_nothing_after_all_is_noted_but_stops_nothing_twice() -> None:
@@ -157,7 +157,7 @@ def test_a_notice_to_leave_is_for_a_node_without_a_round_as_well() -> None:
 
 
 def test_how_long_a_cordon_lasts_is_not_news_and_another_cordon_is() -> None:
-    state, cordon = ready(), r.Benched("row 3", 3600.0, 1)
+    state, cordon = ready(), r.Cordoned("row 3", 3600.0, 1)
     assert state.follow(plan(cordon), 0.0) == [cordon]
     assert state.follow(plan(cordon.replace(again_s=3000.0)), 600.0) == []
     again = cordon.replace(number=2)
@@ -165,7 +165,7 @@ def test_how_long_a_cordon_lasts_is_not_news_and_another_cordon_is() -> None:
 
 
 def test_another_leader_counts_cordons_and_questions_anew() -> None:
-    state, cordon = ready(), r.Benched("row 3", 3600.0, 1)
+    state, cordon = ready(), r.Cordoned("row 3", 3600.0, 1)
     state.follow(plan(cordon), 0.0)
     assert state.follow(plan(cordon, term=5), 1.0) == [cordon], "the first that the next leader has cordoned"
     state, look = busy(), m.Look(1, "no output", 1)
@@ -350,7 +350,7 @@ def test_a_node_that_ended_its_round_by_itself_says_since_when_it_was_alone_then
     state = busy()
     state.on_alone(10.0)
     stop = state.interrupt(Cause(CauseKind.LEADER_SILENT))
-    assert stop is not None and stop.round == 1 and state.past.standing is m.Standing.STOPPING
+    assert stop is not None and stop.round == 1 and state.past.phase is m.NodePhase.STOPPING
     assert state.interrupt(Cause(CauseKind.LEADER_SILENT)) is None, "it stops once"
     state.on_welcome(is_new=True)
     assert state.past_at(30.0).alone_s == 20.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aelastic.failures.places import Place, compare
 from aelastic.rdzv.protocol.codec import UPWARD, Decoder, encode
-from aelastic.rdzv.protocol.messages import Node, Past, Saw, Standing, Status
+from aelastic.rdzv.protocol.messages import Node, NodePhase, Past, Saw, Status
 from aelastic.stacks.format import Frame, Thread
 from aelastic.stacks.places import place_of
 
@@ -132,7 +132,7 @@ def test_a_place_is_read_by_other_nodes_whatever_a_script_calls_its_files_and_fu
     long = folded(Frame(300 * file, 7, 300 * function)).replace(steps=steps, unknown=300 * unknown)
     for place in (long, long.replace(ended=function, collective=300 * function)):
         status = Status(
-            Node("n0", "host", "", 1, "", 29500), Past(Standing.READY), places=Saw("n0", 3, (place.for_others,))
+            Node("n0", "host", "", 1, "", 29500), Past(NodePhase.READY), places=Saw("n0", 3, (place.for_others,))
         )
         (read,) = Decoder(UPWARD).feed(encode(status))
         assert isinstance(read, Status) and read.places is not None and read.places.places[0].steps == steps

@@ -18,7 +18,7 @@ ASSIGNED = m.Assigned(1, 0, RANKS, "host", 29500)
 LOST = decided.lost("n2", "silent for 5 s")
 STOPPED = m.Interrupted(1, decided.restart(1, 3, decided.failed(4)), 1)
 NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
-CORDON = r.Benched("row 3", 3600.0, 1)
+CORDON = r.Cordoned("row 3", 3600.0, 1)
 ANSWER = r.Answer("a-1", True, "cordoned")
 # Each decision, and what it makes of a plan that is empty.
 DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
@@ -31,7 +31,7 @@ DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
     (m.Look(1, "x", 1), {"look": m.Look(1, "x", 1)}),
     (m.Compared(1, "x", (), False), {"compared": m.Compared(1, "x", (), False)}),
     (NOTICE, {"notice": NOTICE}),
-    (CORDON, {"benched": CORDON}),
+    (CORDON, {"cordoned": CORDON}),
     (ANSWER, {"answers": (ANSWER,)}),
 ]
 WHOLE = EMPTY.replace(**{name: value for _, made in DECISIONS for name, value in made.items()})
@@ -132,11 +132,11 @@ def test_how_long_an_interruption_and_a_cordon_take_is_said_as_of_now() -> None:
     of.change("a", NOTICE, 100.0)
     of.change("a", CORDON, 110.0)
     said = of.of("a", 120.0)
-    assert said.notice is not None and said.benched is not None
-    assert (said.notice.kill_s, said.benched.again_s) == (40.0, 3590.0)
+    assert said.notice is not None and said.cordoned is not None
+    assert (said.notice.kill_s, said.cordoned.again_s) == (40.0, 3590.0)
     said = of.of("a", 10_000.0)
-    assert said.notice is not None and said.benched is not None
-    assert (said.notice.kill_s, said.benched.again_s) == (0.0, 0.0), "over"
+    assert said.notice is not None and said.cordoned is not None
+    assert (said.notice.kill_s, said.cordoned.again_s) == (0.0, 0.0), "over"
     of.change("a", m.Waiting("x"), 130.0)
     said = of.of("a", 130.0)
     assert said.notice is not None and said.notice.kill_s == 30.0, "another decision does not make it longer"
@@ -166,7 +166,7 @@ def test_of_a_node_that_is_gone_nothing_is_kept() -> None:
         of.change("a", decision, 0.0)
     of.forget("a")
     assert of.take_changed() == [] and of.of("a", 1.0) == EMPTY
-    assert not any((of._plans, of._notice_at, of._benched_at))
+    assert not any((of._plans, of._notice_at, of._cordoned_at))
     of.forget("a")
 
 

@@ -323,8 +323,8 @@ def test_a_new_leader_knows_what_was_before() -> None:
     other = Job(Coordinator(RoundRules(1, 2), first.core.policy))
     other.core.resume(kept, [], 500.0)
     for name in "ab":
-        other.connect(node(name), m.Past(m.Standing.BUSY, 2), 500.0)
-    assert other.core.forming.bench.ledger.spent == (Spent(1, 490.0),)
+        other.connect(node(name), m.Past(m.NodePhase.BUSY, 2), 500.0)
+    assert other.core.forming.cordons.ledger.spent == (Spent(1, 490.0),)
     fails(other, "a", 501.0, Reached(7))
     ready(other, "ab", 502.0, Reached(7))
     assert other.core.verdict is not None and other.core.verdict.decision.kind is DecisionKind.SAME_ERROR
@@ -344,8 +344,8 @@ def test_a_new_leader_knows_which_hosts_are_cordoned() -> None:
     other = Job(Coordinator(RoundRules(1, 3), first.core.policy))
     other.core.resume(first.core.state(113.0), [], 500.0)
     for name in "bc":
-        other.connect(node(name), m.Past(m.Standing.BUSY, 2), 500.0)
-    assert ready(other, "a", 501.0) == [r.Benched("fans", 3600.0 - 12.0, 1)]
+        other.connect(node(name), m.Past(m.NodePhase.BUSY, 2), 500.0)
+    assert ready(other, "a", 501.0) == [r.Cordoned("fans", 3600.0 - 12.0, 1)]
 
 
 def test_where_too_many_are_without_a_seat_the_cause_is_another() -> None:
@@ -422,7 +422,7 @@ def test_a_new_leader_blames_the_host_of_the_leader_that_is_gone() -> None:
     other = Job(Coordinator(RoundRules(1, 3), first.core.policy))
     other.core.resume(first.core.state(100.0), ["a"], 500.0)
     for name in "bc":
-        other.connect(node(name), m.Past(m.Standing.BUSY, 1), 500.0)
+        other.connect(node(name), m.Past(m.NodePhase.BUSY, 1), 500.0)
     ready(other, "bc", 502.0)
     assert other.core.round == 2
-    assert [each.host for each in other.core.forming.bench.ledger.blamed] == ["host-a"]
+    assert [each.host for each in other.core.forming.cordons.ledger.blamed] == ["host-a"]

@@ -31,7 +31,7 @@ from aelastic.rdzv.member.search import BACK_OFF_MAX_S, TRUST_AGAIN_S
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import (
-    BALLOT,
+    CAMPAIGN,
     DOWNWARD,
     PROTOCOL,
     STORED,
@@ -49,10 +49,10 @@ from aelastic.rdzv.restart_rules import RESTARTS_MAX, RULES_MAX
 
 RANKS = assigned().ranks
 NODE = m.Node("a", "host-a", "default", 1, "", 29500)
-PAST = m.Past(m.Standing.BUSY, 1, 4)
-READY = m.Past(m.Standing.READY)
+PAST = m.Past(m.NodePhase.BUSY, 1, 4)
+READY = m.Past(m.NodePhase.READY)
 PLAN = m.Plan(4, 5.0)
-FAILED = PAST.replace(standing=m.Standing.FAILED, failure=FAILURE)
+FAILED = PAST.replace(phase=m.NodePhase.FAILED, failure=FAILURE)
 ASK = r.Ask("a", "a-1", r.Verb.STOP, "", 0.0, "")
 TERMS = m.Terms("job", 1, 3, 3, LEASE_S)
 KNOWS = log.Status(4, FIRST, None, (), (), ())
@@ -75,7 +75,7 @@ def hello(*, terms: m.Terms = TERMS, name: str = "a", past: m.Past = READY, **ot
 
 
 def decode(message: Any) -> Any:
-    (found,) = Decoder(UPWARD | DOWNWARD | BALLOT | STORED).feed(encode(message))
+    (found,) = Decoder(UPWARD | DOWNWARD | CAMPAIGN | STORED).feed(encode(message))
     return found
 
 
@@ -98,7 +98,7 @@ def decode(message: Any) -> Any:
         ("cause", planned(m.Ended(m.Outcome.FAILED, decided.refused(), None))),
         ("number", planned(m.Look(1, "x", -1))),
         ("renewals", m.Heartbeat(False, -1)),
-        ("again_s", planned(r.Benched("x", -1.0))),
+        ("again_s", planned(r.Cordoned("x", -1.0))),
         ("notice_id", planned(r.Notice(2**63 - 1, 1, r.Stage.FREEZE))),
         ("answers", PLAN.replace(answers=(r.Answer("1", True, ""),) * (ASKS_MAX + 1))),
         ("exitcode", status(past=FAILED.replace(failure=FAILURE.replace(exitcode=2**40)))),
@@ -117,14 +117,14 @@ def decode(message: Any) -> Any:
         ("host", status(NODE.replace(host="h" * 256))),
         ("local_world_size", status(NODE.replace(local_world_size=0))),
         ("preferred_rank", status(NODE.replace(preferred_rank=-1))),
-        ("ballot_port", status(NODE.replace(ballot_port=2**16))),
+        ("vote_port", status(NODE.replace(vote_port=2**16))),
         ("log_name", status(NODE.replace(log_name="a b"))),
         ("round", status(past=PAST.replace(round=-1))),
         ("round", status(past=PAST.replace(round=2**40))),
         ("term", status(past=PAST.replace(term=TERM_MAX + 1))),
         ("alone_s", status(past=PAST.replace(alone_s=-1.0))),
         ("past", status(past=PAST.replace(round=0))),
-        ("failed", hello(past=PAST.replace(standing=m.Standing.FAILED))),
+        ("failed", hello(past=PAST.replace(phase=m.NodePhase.FAILED))),
         ("name", hello(name="")),
         ("name", hello(name="a\nb")),
         ("min_nodes", hello(terms=m.Terms("job", 0, 2, 0, 5.0))),
@@ -193,7 +193,7 @@ def test_each_field_of_each_message_has_a_rule() -> None:
             for each in inner:
                 look(each)
 
-    for kind in (*{**UPWARD, **DOWNWARD, **BALLOT, **STORED}.values(), JobState):
+    for kind in (*{**UPWARD, **DOWNWARD, **CAMPAIGN, **STORED}.values(), JobState):
         look(kind)
     assert {NodeRanks, m.Past, m.LeaderAt, log.Status, Entry, Cell, Participant, ProcessFailure} <= seen
     assert not without
@@ -207,7 +207,7 @@ def test_texts_that_people_read_move_no_cursor_and_begin_no_line(text: str) -> N
         m.Refused(text, True), m.Goodbye(text, True), m.Declined(1, text),
         planned(m.Waiting(text)), planned(m.Interrupted(1, decided.lost(text, text))), planned(m.Look(1, text)),
         planned(m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED.replace(error=text, rule=text, cordoned=text))),
-        planned(r.Answer("a-1", True, text)), planned(r.Benched(text, 0.0)), planned(m.Compared(1, text, (), False)),
+        planned(r.Answer("a-1", True, text)), planned(r.Cordoned(text, 0.0)), planned(m.Compared(1, text, (), False)),
         status(NODE.replace(host=text, role=text)), status(left=m.Left("a", text)), status(question=m.Hangs("a", 1, text, 1.0, False)),
     ):  # fmt: skip
         body = str(decode(message))

@@ -11,8 +11,8 @@ from aelastic.rdzv.coordinator.unheard import Event, Unheard
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-READY, BUSY = m.Past(m.Standing.READY), m.Past(m.Standing.BUSY, 5)
-FAILED = m.Past(m.Standing.FAILED, 5, failure=failure("a"))
+READY, BUSY = m.Past(m.NodePhase.READY), m.Past(m.NodePhase.BUSY, 5)
+FAILED = m.Past(m.NodePhase.FAILED, 5, failure=failure("a"))
 FETCH = r.Fetch("a", "a-1", r.What.STATUS)
 
 
@@ -94,7 +94,7 @@ def test_a_failure_that_was_told_is_as_old_as_it_was_however_often_its_node_reco
     add(queue, reported("a", FAILED.replace(failure_age_s=2.0)), 100.0)
     for now in (105.0, 106.0):
         add(queue, connected("a", FAILED.replace(failure_age_s=50.0)), now)
-    add(queue, reported("a", FAILED.replace(standing=m.Standing.READY)), 108.0)
+    add(queue, reported("a", FAILED.replace(phase=m.NodePhase.READY)), 108.0)
     (event,) = heard(queue, 110.0)
     assert isinstance(event, Reported) and event.failed_s is not None
     assert 110.0 - event.age_s - event.failed_s == 98.0

@@ -284,7 +284,7 @@ def a_round_that_is_over_loses_agents(count: int) -> Iterator[Measured]:
     few, others, last = all_names[1 : 1 + FEW], all_names[1 + FEW : 1 + 2 * FEW], all_names[-1]
     yield from job.each("leaves", few, lambda name: job.said(name, m.Left(name, "SIGTERM")))
     yield from job.each("breaks off", others, job.breaking)
-    stopping = busy().replace(standing=m.Standing.STOPPING)
+    stopping = busy().replace(phase=m.NodePhase.STOPPING)
     yield from job.each("is back", others, lambda name: job.greets(name, past=stopping))
     for name in all_names[1 + FEW : -1]:
         job.tell(job.breaking(name).event)

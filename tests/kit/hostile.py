@@ -53,16 +53,16 @@ class Knowledge:
     @property
     def status(self) -> m.Status:
         node = m.Node("stranger", "host-x", "default", 1, "203.0.113.66", 6666)
-        return m.Status(node, m.Past(m.Standing.READY))
+        return m.Status(node, m.Past(m.NodePhase.READY))
 
     @property
     def words(self) -> list[m.Upward]:
         """What would join the job, end it, or use up its restarts."""
-        ready = self.status.replace(past=m.Past(m.Standing.READY, 1), ready_count=3)
+        ready = self.status.replace(past=m.Past(m.NodePhase.READY, 1), ready_count=3)
         return [
             self.hello,
             self.hello.replace(status=ready),
-            self.status.replace(past=m.Past(m.Standing.FINISHED, 1)),
+            self.status.replace(past=m.Past(m.NodePhase.FINISHED, 1)),
             self.status.replace(left=m.Left("stranger", "bye")),
             m.Alive(),
         ]
@@ -125,7 +125,7 @@ def _large(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
 def _other_secret(dice: random.Random, sock: socket.socket, known: Knowledge) -> None:
     key = Key(dice.randbytes(32), known.run_id)
     with suppress(ProofError):
-        _client(sock, key, dice.choice(["member", "ballot"]))
+        _client(sock, key, dice.choice(["member", "campaign"]))
     sock.sendall(b"".join(encode(each) for each in known.words))
 
 

@@ -11,7 +11,7 @@ from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-WORKERS = m.Standing.BUSY, m.Standing.STOPPING
+WORKERS = m.NodePhase.BUSY, m.NodePhase.STOPPING
 
 
 @dataclass
@@ -37,13 +37,13 @@ class Reports:
         if before is not None and after is not None and after < before.past.round:
             return self._now(node.node_id)
         if before is None or node.node_id not in self.known:
-            self.connects(node, m.Past(m.Standing.READY) if before is None else before.past)
+            self.connects(node, m.Past(m.NodePhase.READY) if before is None else before.past)
             return self._now(
-                node.node_id, is_new=True, past=self._past(node.node_id, m.Standing.READY, reached), node=node
+                node.node_id, is_new=True, past=self._past(node.node_id, m.NodePhase.READY, reached), node=node
             )
         return self._now(
             node.node_id,
-            past=self._past(node.node_id, m.Standing.READY, reached),
+            past=self._past(node.node_id, m.NodePhase.READY, reached),
             node=node,
             ready_count=before.ready_count + 1,
         )
@@ -60,17 +60,15 @@ class Reports:
         self, name: str, round_: int, failure: Any, age_s: float = 0.0, reached: Reached | None = None
     ) -> Reported:
         past = self.of[name].past
-        if past.round != round_ or past.standing not in WORKERS or past.failure is not None:
+        if past.round != round_ or past.phase not in WORKERS or past.failure is not None:
             return self._now(name)  # of an earlier round
-        standing = m.Standing.FAILED if past.standing is m.Standing.BUSY else past.standing
-        return self._now(
-            name, past=past.replace(standing=standing, failure=failure, failure_age_s=age_s, reached=reached)
-        )
+        phase = m.NodePhase.FAILED if past.phase is m.NodePhase.BUSY else past.phase
+        return self._now(name, past=past.replace(phase=phase, failure=failure, failure_age_s=age_s, reached=reached))
 
     def succeeded(self, name: str, round_: int) -> Reported:
         past = self.of[name].past
-        is_running = past.round == round_ and past.standing is m.Standing.BUSY
-        return self._now(name, past=past.replace(standing=m.Standing.FINISHED) if is_running else past)
+        is_running = past.round == round_ and past.phase is m.NodePhase.BUSY
+        return self._now(name, past=past.replace(phase=m.NodePhase.FINISHED) if is_running else past)
 
     def left(self, name: str, reason: str) -> Reported:
         return self._now(name, left=m.Left(name, reason))
@@ -103,11 +101,11 @@ class Reports:
             case m.Assigned() if message.fence <= past.fence:
                 pass  # it takes part in that round, or has done so
             case m.Assigned(round_):
-                part = m.Past(m.Standing.BUSY, round_, message.term)
+                part = m.Past(m.NodePhase.BUSY, round_, message.term)
                 part = part.replace(has_opted_in=status.node.starts is m.Starts.READY)
                 self.of[name] = status.replace(past=part, frozen=None, saved=None, question=None, places=None)
-            case m.Interrupted(round_) if round_ == past.round and past.standing is not m.Standing.READY:
-                self.of[name] = status.replace(past=past.replace(standing=m.Standing.STOPPING))
+            case m.Interrupted(round_) if round_ == past.round and past.phase is not m.NodePhase.READY:
+                self.of[name] = status.replace(past=past.replace(phase=m.NodePhase.STOPPING))
             case m.StartAhead():
                 self.of[name] = status.replace(node=status.node.replace(starts=m.Starts.PREPARING))
             case m.Look():
@@ -121,9 +119,9 @@ class Reports:
         """A node is lost: what it says next it says on another connection."""
         self.known.discard(name)
 
-    def _past(self, name: str, standing: m.Standing, reached: Reached | None) -> m.Past:
+    def _past(self, name: str, phase: m.NodePhase, reached: Reached | None) -> m.Past:
         past = self.of[name].past
-        return past.replace(standing=standing, reached=reached or past.reached) if past.round else past
+        return past.replace(phase=phase, reached=reached or past.reached) if past.round else past
 
     def _now(self, name: str, *, is_new: bool = False, **changes: Any) -> Reported:
         status = self.of[name] = self.of[name].replace(**changes)
@@ -197,7 +195,7 @@ def news(before: m.Plan | None, plan: m.Plan) -> list[Any]:
     found += [each for each in plan.answers if answered.get(each.ask_id) != each]
     if plan.starts_ahead and (before is None or plan.starts_ahead != before.starts_ahead):
         found.append(m.StartAhead(plan.starts_ahead))
-    for name in ("assigned", "interrupted", "settled", "waiting", "look", "compared", "notice", "benched", "ended"):
+    for name in ("assigned", "interrupted", "settled", "waiting", "look", "compared", "notice", "cordoned", "ended"):
         value = getattr(plan, name)
         if value is not None and (before is None or value != getattr(before, name)):
             found.append(value)

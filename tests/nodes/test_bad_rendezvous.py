@@ -87,7 +87,7 @@ def frame(word: str, fields: object) -> bytes:
 
 
 NODE = m.Node("stranger", "h", "r", 1, "", 1)
-STATUS = m.Status(NODE, m.Past(m.Standing.READY))
+STATUS = m.Status(NODE, m.Past(m.NodePhase.READY))
 OLD_HELLO = frame("Hello", {"protocol": 0, "whatever": ["it", "said", "then"]})
 
 

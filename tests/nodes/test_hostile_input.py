@@ -169,9 +169,9 @@ def upward(hello: m.Hello, term: int) -> list[Any]:
     reached = Reached(7, 3, 1.5)
     place = Place(0, "host", 1, "f (a.py:1)", "", "all_reduce", "S", 3)
     ask = r.Ask("stranger", "stranger-1", r.Verb.UNCORDON, "nowhere", 30.0, "spot")
-    ready, busy = hello.status, m.Past(m.Standing.BUSY, 1, term=1)
+    ready, busy = hello.status, m.Past(m.NodePhase.BUSY, 1, term=1)
     failure = ProcessFailure.from_elsewhere("host-x", 0, 0, 77, -11, "Signal 11 (SIGSEGV)", "", 1000)
-    failed = busy.replace(standing=m.Standing.FAILED, failure=failure, reached=reached)
+    failed = busy.replace(phase=m.NodePhase.FAILED, failure=failure, reached=reached)
     wishes = (
         ask,
         ask.replace(verb=r.Verb.CANCEL),
@@ -187,7 +187,7 @@ def upward(hello: m.Hello, term: int) -> list[Any]:
         hello, hello.replace(status=ready.replace(past=busy)), hello.replace(name="another"), m.Alive(), m.HungUp(),
         *(ready.replace(log=each) for each in (knows, accepted, ended)),
         ready, ready.replace(past=ready.past.replace(reached=reached), ready_count=2), ready.replace(past=failed),
-        ready.replace(past=busy.replace(standing=m.Standing.FINISHED)), ready.replace(left=m.Left("stranger", "bye")),
+        ready.replace(past=busy.replace(phase=m.NodePhase.FINISHED)), ready.replace(left=m.Left("stranger", "bye")),
         ready.replace(node=ready.node.replace(starts=m.Starts.WARM), prepared_count=1),
         ready.replace(past=busy, question=m.Hangs("stranger", 1, "rank 0 hangs", 1.0, True, number=1)),
         ready.replace(past=busy, places=m.Saw("stranger", 1, (place,), 1)), *(ready.replace(asks=(each,)) for each in wishes),
@@ -202,7 +202,7 @@ def upward(hello: m.Hello, term: int) -> list[Any]:
 def test_a_job_bears_what_is_said_at_the_port_of_its_leader(team: Team) -> None:
     job = Watched(team)
     terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
-    status = m.Status(STRANGERS_NODE, m.Past(m.Standing.READY))
+    status = m.Status(STRANGERS_NODE, m.Past(m.NodePhase.READY))
     hello = m.Hello(PROTOCOL, terms, token, "stranger", status)
 
     @hostile
@@ -243,7 +243,7 @@ def test_a_job_bears_a_stranger_that_speaks_of_the_last_term_there_is(team: Team
         talk(asks, encode(m.Campaign(TERM_MAX, None, STRANGER)))
     job.check()
 
-    knows = m.Status(STRANGERS_NODE, m.Past(m.Standing.READY), log=log.Status(TERM_MAX, None, None, (), (), ()))
+    knows = m.Status(STRANGERS_NODE, m.Past(m.NodePhase.READY), log=log.Status(TERM_MAX, None, None, (), (), ()))
     terms, token = m.Terms(**job.coordinates["terms"]), job.coordinates["token"]
     joins = socket.create_connection(("127.0.0.1", job.coordinates["port"]), timeout=DEADLINE_S)
     gone = knows.replace(left=m.Left("stranger", "bye"))

@@ -29,9 +29,9 @@ DEADLINES_TO_AGREE = 4
 FAILURE = ProcessFailure.from_elsewhere("host", 0, 0, 77, 1, "ValueError", "", 1000)
 
 
-STANDINGS = {
-    "ready": m.Standing.READY, "busy": m.Standing.BUSY, "failed": m.Standing.FAILED, "awaiting": m.Standing.FAILED,
-    "stopping": m.Standing.STOPPING, "finished": m.Standing.FINISHED,
+PHASES = {
+    "ready": m.NodePhase.READY, "busy": m.NodePhase.BUSY, "failed": m.NodePhase.FAILED, "awaiting": m.NodePhase.FAILED,
+    "stopping": m.NodePhase.STOPPING, "finished": m.NodePhase.FINISHED,
 }  # fmt: skip
 
 
@@ -78,10 +78,10 @@ class FakeNode:
         node = m.Node(
             self.node_id, self.host, "default", self.size, self.node_id, 29500, self.preferred, starts=self.shown_starts
         )
-        past = m.Past(m.Standing.READY)
+        past = m.Past(m.NodePhase.READY)
         if self.assigned is not None:
             failure = FAILURE if self.has_failed else None
-            past = m.Past(STANDINGS[self.phase], self.round, self.assigned.term, failure)
+            past = m.Past(PHASES[self.phase], self.round, self.assigned.term, failure)
         status = m.Status(node, past, self.ready_count, self.prepared_count, left=left)
         self.up.append(Reported(node, status, is_new=not self.is_known))
         self.is_known = True
@@ -169,8 +169,8 @@ def word_of(event: Event, before: m.Status | None) -> Word:
         return Word.PREPARED
     if past == before.past:
         return Word.NOTHING
-    words = {m.Standing.FAILED: Word.FAILED, m.Standing.FINISHED: Word.SUCCEEDED}
-    return words.get(past.standing, Word.NOTHING)
+    words = {m.NodePhase.FAILED: Word.FAILED, m.NodePhase.FINISHED: Word.SUCCEEDED}
+    return words.get(past.phase, Word.NOTHING)
 
 
 @dataclass

@@ -43,14 +43,14 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import DOWNWARD, PROTOCOL, UPWARD, Decoder, WireError, encode
 
 FENCE = m.fence_of(TERM, 1)
-PAST = m.Past(m.Standing.FAILED, 1, TERM, FAILURE)
+PAST = m.Past(m.NodePhase.FAILED, 1, TERM, FAILURE)
 SECOND = after(FIRST, *VOTERS)
 # One of each, true or nearly so; what is drawn differs from it in some places.
 WELCOME = m.Plan(TERM, LEASE_S, of_log(committed=None))
 DECISIONS: list[Any] = [
     assigned(1), assigned(2, 1), interrupted(1), SUCCEEDED, m.Waiting("x"), m.StartAhead(),
     m.Ended(m.Outcome.FAILED, decided.refused(), FAILURE), m.Settled(1, decided.restart()), m.Look(1, "a hang", 1),
-    m.Compared(1, "rank 1", (1,), False, number=1), r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0), r.Benched("x", 60.0, 1),
+    m.Compared(1, "rank 1", (1,), False, number=1), r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0), r.Cordoned("x", 60.0, 1),
     r.Answer("me-1", True, "x"),
 ]  # fmt: skip
 DOWN: list[Any] = [
@@ -62,16 +62,16 @@ DOWN: list[Any] = [
         of_log(), of_log(committed=FIRST.id), of_log(proposal=SECOND), of_log(is_leading=False),
         log.Plan(TERM, True, FIRST, SECOND.id, Accepted(FIRST, TERM)))),
 ]  # fmt: skip
-WAITS = m.Status(node("a"), m.Past(m.Standing.READY), 1)
-BUSY = m.Past(m.Standing.BUSY, 1, TERM)
+WAITS = m.Status(node("a"), m.Past(m.NodePhase.READY), 1)
+BUSY = m.Past(m.NodePhase.BUSY, 1, TERM)
 ASK = r.Ask("a", "a-1", r.Verb.DRAIN, "", 60.0, "x")
 UP: list[Any] = [
     hello("a", past=PAST), hello("d"), m.Alive(), m.HungUp(), WAITS, WAITS.replace(ready_count=2), WAITS.replace(past=BUSY),
     *(hello("a", past=BUSY, log=each) for each in (
         log.Status(TERM, None, None, (), (), ()), log.Status(TERM, FIRST, Accepted(SECOND, TERM), (), (), ()),
         log.Status(TERM, FIRST.id, None, (log.EndedLeader("b", None),), ("b",), ("a 1",)))),
-    WAITS.replace(past=PAST), WAITS.replace(past=BUSY.replace(standing=m.Standing.FINISHED)),
-    WAITS.replace(past=BUSY.replace(standing=m.Standing.STOPPING)), WAITS.replace(past=BUSY.replace(has_opted_in=True)),
+    WAITS.replace(past=PAST), WAITS.replace(past=BUSY.replace(phase=m.NodePhase.FINISHED)),
+    WAITS.replace(past=BUSY.replace(phase=m.NodePhase.STOPPING)), WAITS.replace(past=BUSY.replace(has_opted_in=True)),
     WAITS.replace(node=node("a").replace(starts=m.Starts.WARM), prepared_count=1), WAITS.replace(left=m.Left("a", "x")),
     *(WAITS.replace(past=BUSY, asks=(ASK.replace(verb=verb),)) for verb in r.Verb),
     WAITS.replace(past=BUSY, frozen=r.Frozen("a", 4001, 1, 1, 0), saved=r.Saved("a", 4001)),
@@ -155,8 +155,8 @@ def told(actions: list[Any]) -> None:
 
 def submit(story: Story, event: ev.Submitted) -> None:
     """A supervisor says it, where it can: workers have ended, or run."""
-    standing = story.core.state.standing
-    if isinstance(event.message, m.Ready) and standing in {m.Standing.BUSY, m.Standing.FINISHED}:
+    phase = story.core.state.phase
+    if isinstance(event.message, m.Ready) and phase in {m.NodePhase.BUSY, m.NodePhase.FINISHED}:
         return
     told(story.tell(event))
 
@@ -189,7 +189,7 @@ def answer_for(story: Story) -> None:
         story.tell(ev.Connected(core.conn))
     elif core.phase is Phase.CAMPAIGNING:
         story.tell(ev.LeadershipLost(Node("me", TERM + 1, committed=FIRST), f"me-{story.now}", "too few nodes voted"))
-    elif core.phase is Phase.FOLLOWING and core.state.standing is m.Standing.STOPPING:
+    elif core.phase is Phase.FOLLOWING and core.state.phase is m.NodePhase.STOPPING:
         story.tell(ev.Submitted(m.Ready(NODE)))
 
 

@@ -43,7 +43,7 @@ async def test_a_node_says_where_its_agent_is_asked_for_its_vote(way: str) -> No
     mine.tell(m.Ready(NODE))
     event = await mine._mailbox.next(None)
     assert isinstance(event, ev.Submitted) and isinstance(event.message, m.Ready)
-    assert (event.message.node.ballot_port > 0) == (way == "nodes vote")
+    assert (event.message.node.vote_port > 0) == (way == "nodes vote")
     if mine._campaigns is not None:
         mine._campaigns._port.close()
 

@@ -52,7 +52,7 @@ NOTICE = r.Notice(1, 1, r.Stage.FREEZE, 0, False, 5.0, decided.drain("n1", 60.0,
 DECISIONS: list[Any] = [
     assigned(1), assigned(2, 1), interrupted(1), m.Waiting("for others"), m.Look(1, "a hang", 1),
     m.StartAhead(), m.Compared(1, "rank 1", (1,), False, number=1), NOTICE, NOTICE.replace(stage=r.Stage.SAVE, save_at=3),
-    r.Benched("broken", 60.0, 1), r.Answer("me-1", True, "done", ("me",)),
+    r.Cordoned("broken", 60.0, 1), r.Answer("me-1", True, "done", ("me",)),
 ]  # fmt: skip
 RUNS = changed(WELCOME, assigned(1)).replace(log=of_log())
 DOWN: list[Any] = [

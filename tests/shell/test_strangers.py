@@ -42,7 +42,7 @@ from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream, connect
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
 HELLO = m.Hello(
-    PROTOCOL, TERMS, "token", "a", m.Status(m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.Standing.READY))
+    PROTOCOL, TERMS, "token", "a", m.Status(m.Node("a", "host-a", "trainer", 1, "", 29500), m.Past(m.NodePhase.READY))
 )
 
 

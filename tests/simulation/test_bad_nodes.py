@@ -81,7 +81,7 @@ class Job:
             if self.core.phase is Phase.RUNNING and not self.core.deadline:
                 break
         assert self.core.phase is Phase.RUNNING
-        absent = self.core.forming.bench.ledger.absent(self.now)
+        absent = self.core.forming.cordons.ledger.absent(self.now)
         seated = self.core.roster.participants
         assert len(seated) >= self.rules.min_nodes
         assert len(absent) <= max(1, self.rules.max_nodes // SEATS_PER_ABSENT)

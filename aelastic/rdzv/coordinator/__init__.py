@@ -7,8 +7,8 @@
 - `rdzv.log`: how the agents agree on the next entry; `job_state` is what an entry holds
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `gathering` (the nodes of a round that is older than this
-  leader) and `inquiry` (what all workers do, when one hangs); `bench` (what is remembered, and nodes that have no seat
-  by it); `rdzv.restart_policy` says what follows from an end
+  leader) and `inquiry` (what all workers do, when one hangs); `cordons` (what is remembered, and nodes that are
+  cordoned by it); `rdzv.restart_policy` says what follows from an end
 - `waiting_text`: what nodes that wait read
 
 `session_events` and `coordinator_events` are what the two cores are told and ask for.
@@ -16,10 +16,10 @@
 
 __all__ = [
     "absent",
-    "bench",
     "connections",
     "coordinator",
     "coordinator_events",
+    "cordons",
     "forming",
     "gathering",
     "inquiry",

@@ -5,7 +5,8 @@
 - **Gathering**: the round is older than this leader.  Its nodes report, or are given up.
 
 Nodes report where they stand, and one function, `_on_reported`, says what follows, whether a node has connected now, or
-changed, or says the same once more.  A node with workers of a round that went on without it is a stray.
+changed, or says the same once more.  A node with workers of a round that went on without it is **left behind**:
+it stops them, and no round waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from aelastic.rdzv.coordinator.job_state import JobState, Round
 from aelastic.rdzv.coordinator.roster import SUCCEEDED, Roster, RoundRules, hosts_of, joined, replaced_by
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.messages import Standing
+from aelastic.rdzv.protocol.messages import NodePhase
 from aelastic.rdzv.requests.drain import Drain
 from aelastic.rdzv.restart_policy import RestartPolicy
 
@@ -99,7 +100,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def state(self, now: float) -> JobState:
         """Everything that a leader has to know that continues this job."""
         asks = tuple(ask.replace(deadline_s=max(0.0, ask.deadline_s - (now - at))) for ask, at in self._asks.values())
-        ledger, departed = self.forming.bench.ledger.turned(now), tuple(sorted(self.roster.departed))
+        ledger, departed = self.forming.cordons.ledger.turned(now), tuple(sorted(self.roster.departed))
         return JobState(self._begun, self.forming.restart_count, ledger, departed, asks, self.verdict)
 
     def resume(self, state: JobState, gone: Iterable[str], now: float) -> None:
@@ -158,7 +159,7 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.gathering is None and is_here and is_own_round:
             failed_at = None if event.failed_s is None else since - event.failed_s
             self.forming.end.on_past(node.node_id, past, since, failed_at=failed_at)
-            if node.unfit and past.standing is Standing.READY:
+            if node.unfit and past.phase is NodePhase.READY:
                 self.forming.end.unfit.add(node.host)
         return sends
 
@@ -167,7 +168,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match self.phase:
             case Phase.GATHERING if node.node_id in self.roster.participants and past.fence <= self.roster.fence:
                 return self._gather(node, past, since, now)
-            case Phase.FORMING | Phase.RUNNING | Phase.GATHERING if past.standing is Standing.READY:
+            case Phase.FORMING | Phase.RUNNING | Phase.GATHERING if past.phase is NodePhase.READY:
                 return self._on_waiting(node, past, before, now)
             case Phase.FORMING | Phase.RUNNING | Phase.GATHERING:
                 return self._on_workers(node, past, before, now)
@@ -179,7 +180,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _on_waiting(self, node: m.Node, past: m.Past, before: m.Status | None, now: float) -> list[Send]:
         """No worker of a node runs."""
         member = self.roster.members.get(node.node_id)
-        is_assigned = member is not None and member.standing is Standing.BUSY and past.fence < self.roster.fence
+        is_assigned = member is not None and member.phase is NodePhase.BUSY and past.fence < self.roster.fence
         if is_assigned and (self.phase is Phase.RUNNING or before is not None):
             if node.starts is not m.Starts.READY:  # workers that had been started ahead have ended since
                 self.roster.opted_in.discard(node.node_id)
@@ -203,42 +204,42 @@ class Coordinator(Machine[ev.Event, Send]):
         """A node has workers, or has had: they belong to this round, or are to be stopped."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
-        if has_place and member is None and past.standing is Standing.FINISHED and is_running:
-            self.roster.put(node, Standing.FINISHED)  # it was lost when its work was done, so the round went on
+        if has_place and member is None and past.phase is NodePhase.FINISHED and is_running:
+            self.roster.put(node, NodePhase.FINISHED)  # it was lost when its work was done, so the round went on
             return []
-        if member is not None and member.is_stray and before is not None:
+        if member is not None and member.is_left_behind and before is not None:
             return []  # its plan says so
-        if not has_place or member is None or member.is_stray:  # it has workers of a round that went on without it
-            was_awaited = self.roster.put_stray(node) and self.phase is Phase.FORMING
+        if not has_place or member is None or member.is_left_behind:  # its workers are of a round that is over
+            was_awaited = self.roster.leave_behind(node) and self.phase is Phase.FORMING
             went_on = Send(node_id, self.forming.went_on(past.round))
             return [went_on, *(self._form(now) if was_awaited else [])]
         if not is_running:
             return self._form(now)
         opted_in = past.has_opted_in and node_id not in self.roster.opted_in
         told = self._on_opted_in(node_id) if opted_in else []
-        return told + self._on_standing(node, past, now)
+        return told + self._on_phase(node, past, now)
 
     def _on_opted_in(self, node_id: str) -> list[Send]:
         """All workers of a node can leave the round in place."""
         self.roster.opt_in(node_id)  # it decides how the round ends
         return self.newcomers.start_ahead([*self.roster.ready]) if self.roster.can_all_leave else []
 
-    def _on_standing(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
+    def _on_phase(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
         """A node of the round that runs."""
-        match past.standing:
-            case Standing.BUSY:
+        match past.phase:
+            case NodePhase.BUSY:
                 return []
-            case Standing.STOPPING:  # it has stopped its workers, and not because it was told to
+            case NodePhase.STOPPING:  # it has stopped its workers, and not because it was told to
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
-            case Standing.FAILED:  # that is noted
+            case NodePhase.FAILED:  # that is noted
                 return self._end_round(now)
-            case Standing.FINISHED:  # the last one ends the job
-                self.roster.put(node, Standing.FINISHED)
+            case NodePhase.FINISHED:  # the last one ends the job
+                self.roster.put(node, NodePhase.FINISHED)
                 return self._close_if_finished()
-            case Standing.READY:
+            case NodePhase.READY:
                 raise AssertionError("it has no workers")
             case _:
-                assert_never(past.standing)
+                assert_never(past.phase)
 
     def _on_wishes(self, status: m.Status, before: m.Status | None, now: float) -> list[Send]:
         """What a node asks for, or answers: what it has not said before on this connection."""
@@ -261,7 +262,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
             case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
-                sends, cause = self.forming.bench.ask(wish, self.roster, self.rules.limits, now)
+                sends, cause = self.forming.cordons.ask(wish, self.roster, self.rules.limits, now)
                 self.version += 1  # a cordon outlives this leader
                 is_on = cause is not None and self.phase is Phase.RUNNING
                 return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
@@ -278,7 +279,7 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _join(self, node: m.Node, now: float) -> list[Send]:
         if not self.is_closed:
-            self.roster.put(node, Standing.READY)
+            self.roster.put(node, NodePhase.READY)
         match self.phase:
             case Phase.FORMING:  # it takes part in the next round
                 ahead = self.forming.start_ahead([node.node_id], self.roster, now)
@@ -288,7 +289,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
-                told = self.forming.bench.take(self.roster, now, keep=0)
+                told = self.forming.cordons.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
                 if node.starts is m.Starts.READY:  # it has become so while it was lost
                     self._look_again(now)
@@ -308,8 +309,8 @@ class Coordinator(Machine[ev.Event, Send]):
         node_id = event.node_id
         if (member := self.roster.forget(node_id)) is None:
             return []  # never seen, or told twice
-        was_finished, was_drained = member.standing is Standing.FINISHED, self.drain.on_gone(node_id)
-        is_participant = node_id in self.roster.participants and (was_drained or not member.is_stray)
+        was_finished, was_drained = member.phase is NodePhase.FINISHED, self.drain.on_gone(node_id)
+        is_participant = node_id in self.roster.participants and (was_drained or not member.is_left_behind)
         if is_participant or node_id in self.forming.end.broken:
             self.forming.note_loss(self.roster, member.node, event, now, was_finished=was_finished)
         match self.phase:
@@ -438,10 +439,10 @@ class Coordinator(Machine[ev.Event, Send]):
         return ahead + self._form(now)
 
     def _form(self, now: float) -> list[Send]:
-        self.forming.bench.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)
+        self.forming.cordons.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
-        self.roster.put_strays(send.node_id for send in leave)  # no round waits for these, or takes them in
+        self.roster.leave_all_behind(send.node_id for send in leave)  # no round waits for these, or takes them in
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
         if verdict is not None and step is not Step.END:
             return leave + self._close(verdict)
@@ -466,7 +467,7 @@ class Coordinator(Machine[ev.Event, Send]):
     def _begin_round(self, now: float) -> list[Send]:
         self.phase = Phase.RUNNING
         sends = self.forming.correct(self.roster, self.round)
-        sends += self.forming.bench.take(self.roster, now, keep=self.rules.min_nodes)
+        sends += self.forming.cordons.take(self.roster, now, keep=self.rules.min_nodes)
         self.round, count = self.roster.next_round(self.round), self.forming.restart_count
         self._begun = self.roster.assign(self.round, count, self.rules.limits, self.own_node_id)
         self.forming.stop(len(self._begun.participants), hosts_of(self.roster.busy))
@@ -495,14 +496,14 @@ class Coordinator(Machine[ev.Event, Send]):
         assert self.gathering is not None
         assigned = self.roster.participants[node.node_id]
         if past.fence < assigned.fence:  # it has yet to hear of the round, or has workers of an earlier one
-            if past.standing is not Standing.READY:
+            if past.phase is not NodePhase.READY:
                 return self._on_workers(node, past, None, now)
-            past = m.Past(Standing.BUSY, assigned.round, term=assigned.term, has_spares=past.has_spares)
+            past = m.Past(NodePhase.BUSY, assigned.round, term=assigned.term, has_spares=past.has_spares)
         self.gathering.on_reported(node.node_id, past, since)
-        self.roster.put(node, past.standing)
+        self.roster.put(node, past.phase)
         if past.has_opted_in:
             self.roster.opt_in(node.node_id)
-        self.forming.end.on_seat(node, past, since)
+        self.forming.end.on_gathered(node, past, since)
         return [Send(node.node_id, assigned), *self._end_gathering(now)]
 
     def _end_gathering(self, now: float, *, is_late: bool = False) -> list[Send]:

@@ -155,7 +155,7 @@ class RoundEnd:
         what = Cause(CauseKind.CONNECTION_BROKE, (node.host,))
         self._note(Loss(node.node_id, at, seen_at, what, ends_round=False))
 
-    def on_seat(self, node: m.Node, past: m.Past, now: float) -> None:
+    def on_gathered(self, node: m.Node, past: m.Past, now: float) -> None:
         """A node of the round has found the new coordinator."""
         node_id = node.node_id
         self.hosts.add(node.host)

@@ -6,7 +6,7 @@
 - A **later** round begins when each node of the last one that still lives is ready again.  It waits for no other node,
   but takes in those that wait already.
 - Below `min_nodes` a round waits for the join timeout, then the job ends.
-- A node that takes longer than the join timeout to **stop** its workers has no seat in the next round.
+- A node that takes longer than the join timeout to **stop** its workers has no part in the next round.
 - A node whose **connection** has broken is back at once, or lost after a grace: no round begins before that is known.
 - A leader that is **new** waits a little longer: spares find it at the same time as the nodes of the round do, and a
   place that a spare comes too late for costs a second interruption.
@@ -21,8 +21,8 @@ from math import inf
 
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import Decision, next_round
-from aelastic.rdzv.coordinator.bench import Bench
 from aelastic.rdzv.coordinator.coordinator_events import Lost, Phase, Send
+from aelastic.rdzv.coordinator.cordons import Cordons
 from aelastic.rdzv.coordinator.first_cause import RoundEnd
 from aelastic.rdzv.coordinator.gathering import Gathering
 from aelastic.rdzv.coordinator.job_state import JobState
@@ -152,7 +152,7 @@ class Forming:
     rules: RoundRules
     policy: RestartPolicy
     restart_count: int = 0
-    bench: Bench = field(default_factory=Bench)
+    cordons: Cordons = field(default_factory=Cordons)
     end: RoundEnd = field(default_factory=RoundEnd)  # of the last round: what has ended it, or will
     decided: Decision | None = None  # about that, as nodes hear it; `None` until one does
     is_charged: bool = False  # as nodes have heard
@@ -244,12 +244,12 @@ class Forming:
         step = self._answer(cause, decision, Step.BEGIN)
         if step is Step.BEGIN:
             self.restart_count = max(self.restart_count, self.end.restart_count + decision.is_charged)
-            self.bench.remember(self.policy.after(end, decision))
+            self.cordons.remember(self.policy.after(end, decision))
         return step
 
     def _as_known(self, cause: Cause, now: float) -> End:
         end, unfit = self.end, frozenset(self.end.unfit)
-        known = end.restart_count, self.bench.ledger, *end.progress, now, end.size, len(end.hosts), unfit
+        known = end.restart_count, self.cordons.ledger, *end.progress, now, end.size, len(end.hosts), unfit
         return End(cause, end.failure, *known)
 
     def _tell(self, cause: Cause, decision: Decision) -> None:
@@ -302,8 +302,8 @@ class Forming:
         """The next round does not wait for nodes that do not get their workers stopped."""
         nodes = roster.give_up_stopping()
         text = m.Waiting(self.rules.gave_up([node.host for node in nodes]), kind=m.WaitKind.GIVEN_UP)
-        strays = [Send(node.node_id, self.went_on(round_)) for node in nodes]
-        return [*strays, *(Send(node_id, text) for node_id in roster.ready)]
+        left_behind = [Send(node.node_id, self.went_on(round_)) for node in nodes]
+        return [*left_behind, *(Send(node_id, text) for node_id in roster.ready)]
 
     def correct(self, roster: Roster, round_: int) -> list[Send]:
         """Nodes that have heard another cause of the round's end hear the one that was settled, and if it is free."""
@@ -363,7 +363,7 @@ class Forming:
     def resume(self, state: JobState, now: float) -> None:
         """This leader continues a job: its last round is one that another leader has begun."""
         self.restart_count = state.restart_count
-        self.bench.remember(state.ledger.turned(now))
+        self.cordons.remember(state.ledger.turned(now))
         self.stop(0 if state.last_round is None else len(state.last_round.participants))
         self.since = now
 

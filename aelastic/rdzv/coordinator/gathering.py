@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.protocol.messages import Past, Standing
+from aelastic.rdzv.protocol.messages import NodePhase, Past
 
 
 def credible(past: Past) -> Past:
     """A node's account as an honest agent would give it: one that has failed says how, one that runs has not."""
-    has_workers = past.standing in {Standing.BUSY, Standing.FINISHED}
-    if past.standing is Standing.FAILED and past.failure is None:
-        past = past.replace(standing=Standing.STOPPING)
+    has_workers = past.phase in {NodePhase.BUSY, NodePhase.FINISHED}
+    if past.phase is NodePhase.FAILED and past.failure is None:
+        past = past.replace(phase=NodePhase.STOPPING)
     return past.replace(failure=None) if past.failure is not None and (has_workers or not past.round) else past
 
 
@@ -58,7 +58,7 @@ class Gathering:
         self.ended = self.ended or past.ended
         self.is_charged |= past.is_charged
         self.has_spares |= past.has_spares
-        self.is_over |= past.standing in {Standing.READY, Standing.STOPPING}
+        self.is_over |= past.phase in {NodePhase.READY, NodePhase.STOPPING}
 
     def on_gone(self, node_ids: Iterable[str]) -> None:
         """Nodes of the round have ended, or were lost."""

@@ -114,7 +114,7 @@ def _participant(node: m.Node, address: str, peer_address: str) -> Participant:
         node.role,
         node.local_world_size,
         address,
-        node.ballot_port,
+        node.vote_port,
         also,
     )
 

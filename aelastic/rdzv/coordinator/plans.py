@@ -30,7 +30,7 @@ class Plans:
     _plans: dict[str, m.Plan] = field(default_factory=dict[str, m.Plan])
     # When the notice in a node's plan was decided, and when that it is cordoned: both say how long something lasts.
     _notice_at: dict[str, float] = field(default_factory=dict[str, float])
-    _benched_at: dict[str, float] = field(default_factory=dict[str, float])
+    _cordoned_at: dict[str, float] = field(default_factory=dict[str, float])
     _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes whose plan has not been sent since
     _unread: set[str] = field(default_factory=set[str])  # nodes that may have yet to read which round they have
 
@@ -45,9 +45,9 @@ class Plans:
         if plan.notice is not None:
             left_s = plan.notice.kill_s - (now - self._notice_at[node_id])
             plan = plan.replace(notice=plan.notice.replace(kill_s=max(0.0, left_s)))
-        if plan.benched is not None:
-            left_s = plan.benched.again_s - (now - self._benched_at[node_id])
-            plan = plan.replace(benched=plan.benched.replace(again_s=max(0.0, left_s)))
+        if plan.cordoned is not None:
+            left_s = plan.cordoned.again_s - (now - self._cordoned_at[node_id])
+            plan = plan.replace(cordoned=plan.cordoned.replace(again_s=max(0.0, left_s)))
         return plan
 
     def change(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
@@ -64,8 +64,8 @@ class Plans:
         self._changed[node_id] = None
         if isinstance(decision, r.Notice):
             self._notice_at[node_id] = now
-        elif isinstance(decision, r.Benched):
-            self._benched_at[node_id] = now
+        elif isinstance(decision, r.Cordoned):
+            self._cordoned_at[node_id] = now
 
     def on_read(self, node_id: str, asks: Container[str]) -> None:
         """A node has reported: an answer that it does not wait for has been read."""
@@ -92,7 +92,7 @@ class Plans:
 
     def forget(self, node_id: str) -> None:
         """A node is gone: if it comes back, what it reports says what it is to do."""
-        for book in (self._plans, self._notice_at, self._benched_at, self._changed):
+        for book in (self._plans, self._notice_at, self._cordoned_at, self._changed):
             book.pop(node_id, None)
         self._unread.discard(node_id)
 
@@ -132,8 +132,8 @@ def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C9
             return plan.replace(look=None, compared=decision)
         case r.Notice():
             return plan.replace(notice=decision)
-        case r.Benched():
-            return plan.replace(benched=decision)
+        case r.Cordoned():
+            return plan.replace(cordoned=decision)
         case r.Answer(ask_id):
             others = [each for each in plan.answers if each.ask_id != ask_id]
             return plan.replace(answers=(*others, decision)[-ANSWERS_MAX:])

@@ -17,7 +17,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Send
 from aelastic.rdzv.coordinator.job_state import Round, round_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.messages import Standing
+from aelastic.rdzv.protocol.messages import NodePhase
 from aelastic.rdzv.protocol.ranks import order_nodes
 from aelastic.rdzv.requests.drain import Crew
 from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
@@ -30,13 +30,13 @@ class Member:
     """A node that is connected, or was a moment ago."""
 
     node: m.Node
-    standing: Standing
-    is_stray: bool = False  # it stops the workers of a round that went on without it; no round waits for it
+    phase: NodePhase
+    is_left_behind: bool = False  # it stops the workers of a round that went on without it; no round waits for it
 
     @property
     def kind(self) -> tuple[bool, m.Starts]:
         """Whether it waits, and how its workers start."""
-        return self.standing is Standing.READY, self.node.starts
+        return self.phase is NodePhase.READY, self.node.starts
 
 
 @dataclass(slots=True)
@@ -45,8 +45,8 @@ class Roster:
 
     reported: dict[str, m.Status] = field(default_factory=dict[str, m.Status])  # the last status of each node
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
-    # Members that are no strays, in that order, too; and how many members wait or not, by how their workers start.
-    _of: dict[Standing, dict[str, m.Node]] = field(default_factory=lambda: {standing: {} for standing in Standing})
+    # Members that are not left behind, in that order, too; how many members wait or not, by how their workers start.
+    _of: dict[NodePhase, dict[str, m.Node]] = field(default_factory=lambda: {phase: {} for phase in NodePhase})
     _starts: Counter[tuple[bool, m.Starts]] = field(default_factory=Counter[tuple[bool, m.Starts]])
     # Nodes of the last round by group rank, each with what it is told.
     participants: dict[str, m.Assigned] = field(default_factory=dict[str, m.Assigned])
@@ -59,26 +59,26 @@ class Roster:
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
     departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
     opted_in: set[str] = field(default_factory=set[str])  # nodes whose workers can leave the last round in place
-    broken: set[str] = field(default_factory=set[str])  # members whose connection broke; strays are not among them
+    broken: set[str] = field(default_factory=set[str])  # members whose connection broke; nodes left behind are not
 
-    def put(self, node: m.Node, standing: Standing) -> None:
+    def put(self, node: m.Node, phase: NodePhase) -> None:
         """Notes what a node does; one that is ready, and unfit, waits outside."""
-        if node.unfit and standing is Standing.READY:
-            self.put_stray(node)
+        if node.unfit and phase is NodePhase.READY:
+            self.leave_behind(node)
             self.lost_hosts[node.host] = f"unfit: {node.unfit}"
             return
-        self._replace(Member(node, standing))
-        self._of[standing][node.node_id] = node
+        self._replace(Member(node, phase))
+        self._of[phase][node.node_id] = node
 
-    def put_stray(self, node: m.Node) -> bool:
-        """Gives whether it was a member, and no stray."""
+    def leave_behind(self, node: m.Node) -> bool:
+        """Gives whether it was a member, and not left behind."""
         before = self.members.get(node.node_id)
-        self._replace(Member(node, Standing.STOPPING, is_stray=True))
-        return before is not None and not before.is_stray
+        self._replace(Member(node, NodePhase.STOPPING, is_left_behind=True))
+        return before is not None and not before.is_left_behind
 
-    def put_strays(self, node_ids: Iterable[str]) -> None:
+    def leave_all_behind(self, node_ids: Iterable[str]) -> None:
         for node_id in node_ids:
-            self.put_stray(self.members[node_id].node)
+            self.leave_behind(self.members[node_id].node)
 
     @property
     def is_awaited(self) -> bool:
@@ -88,7 +88,7 @@ class Roster:
     def on_broken(self, node_id: str) -> bool:
         """The connection of a node broke; gives whether the coordinator cares."""
         member = self.members.get(node_id)
-        if member is None or member.is_stray:
+        if member is None or member.is_left_behind:
             return False
         self.broken.add(node_id)
         return True
@@ -112,7 +112,7 @@ class Roster:
         self.broken.discard(node_id)
         if member is not None:
             self._starts[member.kind] -= 1
-            self._of[member.standing].pop(node_id, None)
+            self._of[member.phase].pop(node_id, None)
         return member
 
     def on_connected(self, node: m.Node) -> str | None:
@@ -169,22 +169,22 @@ class Roster:
     @property
     def ready(self) -> Mapping[str, m.Node]:
         """Nodes that wait for the next round: while one runs, these had no part in it."""
-        return self._of[Standing.READY]
+        return self._of[NodePhase.READY]
 
     @property
     def stopping(self) -> Mapping[str, m.Node]:
         """Nodes whose workers are to end before the next round begins."""
-        return self._of[Standing.STOPPING]
+        return self._of[NodePhase.STOPPING]
 
     @property
     def busy(self) -> Mapping[str, m.Node]:
         """Nodes whose workers run."""
-        return self._of[Standing.BUSY]
+        return self._of[NodePhase.BUSY]
 
     @property
     def finished(self) -> Mapping[str, m.Node]:
         """Nodes whose workers have succeeded."""
-        return self._of[Standing.FINISHED]
+        return self._of[NodePhase.FINISHED]
 
     @property
     def are_preparing(self) -> bool:
@@ -207,7 +207,7 @@ class Roster:
             return False
         member = self.members[node_id]
         self._starts[member.kind] -= 1
-        member.node = self._of[Standing.READY][node_id] = member.node.replace(starts=starts)
+        member.node = self._of[NodePhase.READY][node_id] = member.node.replace(starts=starts)
         self._starts[member.kind] += 1
         return True
 
@@ -251,7 +251,7 @@ class Roster:
         nodes = [ready[node_id] for node_id in order]
         round_ = round_of(number, self.term, nodes, own)
         for node in nodes:
-            self.put(node, Standing.BUSY)
+            self.put(node, NodePhase.BUSY)
         self.take_round(round_, restart_count)
         self.opted_in = {node.node_id for node in nodes if node.starts is m.Starts.READY}
         return round_
@@ -288,14 +288,14 @@ class Roster:
         """The last round is over; gives the nodes that have workers to stop."""
         nodes = self._with_workers()
         for node in nodes:
-            self.put(node, Standing.STOPPING)
+            self.put(node, NodePhase.STOPPING)
         return [node.node_id for node in nodes]
 
     def give_up_stopping(self) -> list[m.Node]:
-        """Nodes that do not get their workers stopped become strays; gives them."""
+        """Nodes that do not get their workers stopped are left behind; gives them."""
         nodes = list(self.stopping.values())
         for node in nodes:
-            self.put_stray(node)
+            self.leave_behind(node)
             self.lost_hosts[node.host] = "its workers do not stop"
         return nodes
 
@@ -304,7 +304,7 @@ class Roster:
         return [
             member.node
             for member in members
-            if member is not None and member.standing is not Standing.READY and not member.is_stray
+            if member is not None and member.phase is not NodePhase.READY and not member.is_left_behind
         ]
 
     def depart(self, node_id: str) -> int:
@@ -317,23 +317,23 @@ class Roster:
         return [node_id for node_id in self.participants if node_id in self.members]
 
     def validate(self, *, is_forming: bool, is_running: bool) -> None:
-        failed = self._of[Standing.FAILED]
+        failed = self._of[NodePhase.FAILED]
         workers, is_over = self.busy or failed or self.finished, self.stopping or failed
         assert not (is_forming and workers), "before the next round, all workers of the last one are being stopped"
         assert not (is_running and is_over), "a round that is over does not run"
         assert not (is_running and self.ready.keys() & self.participants.keys()), "nodes that run do not wait"
-        for standing, nodes in self._of.items():
-            tracked = [i for i, each in self.members.items() if each.standing is standing and not each.is_stray]
-            assert list(nodes) == tracked, "what nodes do is what their members do, strays apart"
+        for phase, nodes in self._of.items():
+            tracked = [i for i, each in self.members.items() if each.phase is phase and not each.is_left_behind]
+            assert list(nodes) == tracked, "what nodes do is what their members do, apart from those left behind"
             assert all(node is self.members[i].node for i, node in nodes.items()), "a node is as its member has it"
         assert +self._starts == Counter(each.kind for each in self.members.values()), "each start is counted"
         assert self.broken <= self.members.keys(), "a node that is gone does not come back"
         for node_id, member in self.members.items():
             assert member.node.node_id == node_id, "a node is found by its id"
-            if member.is_stray:
-                assert member.standing is Standing.STOPPING, "a stray stops its workers"
-            elif member.standing is not Standing.READY:
-                assert node_id in self.participants, "workers of a node that is no stray belong to the last round"
+            if member.is_left_behind:
+                assert member.phase is NodePhase.STOPPING, "a node that is left behind stops its workers"
+            elif member.phase is not NodePhase.READY:
+                assert node_id in self.participants, "only nodes that are left behind have workers of another round"
 
 
 def some_of(names: Collection[str]) -> str:

@@ -147,7 +147,7 @@ class Member(Machine[Event, Action]):
     @property
     def _stop_at(self) -> float | None:
         """When this node stops its workers by itself."""
-        is_alone = self.phase is not Phase.FOLLOWING and self.state.standing is m.Standing.BUSY
+        is_alone = self.phase is not Phase.FOLLOWING and self.state.phase is m.NodePhase.BUSY
         return self.led_at + self.lease_s + MARGIN_S if is_alone and self.led_at is not None else None
 
     def validate(self) -> None:
@@ -245,10 +245,10 @@ class Member(Machine[Event, Action]):
         """Why a leader would not read what this node submits; empty if it would."""
         match message:
             case m.Ready(node):
-                return unreadable(m.Status(node, m.Past(m.Standing.READY)))
+                return unreadable(m.Status(node, m.Past(m.NodePhase.READY)))
             case r.Ask(node_id):
                 node = self.state.node or m.Node(node_id, "", "", 1, "", 1)  # the rest of the status is no matter
-                return unreadable(m.Status(node, m.Past(m.Standing.READY), asks=(message,)))
+                return unreadable(m.Status(node, m.Past(m.NodePhase.READY), asks=(message,)))
             case r.Fetch():
                 return unreadable(message)
 

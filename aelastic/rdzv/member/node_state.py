@@ -17,7 +17,7 @@ ASKED_MAX = 32
 # A notice whose workers are killed earlier by less than this is the same.
 EARLIER_S = 0.5
 # Of a plan, what a supervisor is told when it changes.
-_NOTHING = dict.fromkeys(("settled", "waiting", "benched", "look", "compared", "notice"))
+_NOTHING = dict.fromkeys(("settled", "waiting", "cordoned", "look", "compared", "notice"))
 # A coordinator may be lost once it has answered, and before it is done.
 LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
@@ -47,7 +47,7 @@ class NodeState:
     """This node's own side of the rounds: what its supervisor submits, and what its leader plans, become its status."""
 
     node: m.Node | None = None
-    standing: m.Standing = m.Standing.READY
+    phase: m.NodePhase = m.NodePhase.READY
     assigned: m.Assigned | None = None  # the last round that this node took part in
     restart_count: int = 0  # the highest that this node has heard of
     failure: ProcessFailure | None = None  # the first of that round, until the next begins
@@ -80,9 +80,9 @@ class NodeState:
     @property
     def past(self) -> m.Past:
         if self.assigned is None:
-            return m.Past(self.standing)
+            return m.Past(self.phase)
         return m.Past(
-            standing=self.standing,
+            phase=self.phase,
             round=self.assigned.round,
             term=self.assigned.term,
             failure=self.failure,
@@ -119,28 +119,28 @@ class NodeState:
         )
 
     def validate(self) -> None:
-        has_failed = self.standing is m.Standing.FAILED
+        has_failed = self.phase is m.NodePhase.FAILED
         assert not has_failed or self.failure is not None, "a node that stands failed knows why"
-        is_well = self.standing in {m.Standing.BUSY, m.Standing.FINISHED}
+        is_well = self.phase in {m.NodePhase.BUSY, m.NodePhase.FINISHED}
         assert self.failure is None or not is_well, "workers that run, or have finished, have not failed"
         is_new = self.assigned is None
-        assert not is_new or self.standing is m.Standing.READY, "a node without a round is ready for its first"
+        assert not is_new or self.phase is m.NodePhase.READY, "a node without a round is ready for its first"
 
     def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901, PLR0912  one case for each message
         """The supervisor has news; what it says of another round changes nothing here."""
         match message:
             case m.Ready(node, reached):
-                self.node, self.standing, self.reached = node, m.Standing.READY, reached or self.reached
+                self.node, self.phase, self.reached = node, m.NodePhase.READY, reached or self.reached
                 self.ready_count += 1
             case m.Failed(_, round_, failure, age_s, reached):
                 is_first = round_ == self.round and self.failure is None
-                if is_first and self.standing in {m.Standing.BUSY, m.Standing.STOPPING}:  # it may be told already
+                if is_first and self.phase in {m.NodePhase.BUSY, m.NodePhase.STOPPING}:  # it may be told already
                     self.reached, self.failure, self.failed_at = reached, failure, now - age_s
-                if is_first and self.standing is m.Standing.BUSY:
-                    self.standing = m.Standing.FAILED
+                if is_first and self.phase is m.NodePhase.BUSY:
+                    self.phase = m.NodePhase.FAILED
             case m.Succeeded(_, round_):
-                if round_ == self.round and self.standing is m.Standing.BUSY:
-                    self.standing = m.Standing.FINISHED
+                if round_ == self.round and self.phase is m.NodePhase.BUSY:
+                    self.phase = m.NodePhase.FINISHED
             case m.Prepared(_, starts):
                 self.node = None if self.node is None else self.node.replace(starts=starts)
                 self.prepared_count += 1
@@ -186,8 +186,10 @@ class NodeState:
         if plan.waiting is not None and plan.waiting != before.waiting:
             news.append(plan.waiting)
         is_other = plan.term != before.term  # it counts anew
-        if plan.benched is not None and (is_other or plan.benched.number != (before.benched and before.benched.number)):
-            news.append(plan.benched)
+        if plan.cordoned is not None and (
+            is_other or plan.cordoned.number != (before.cordoned and before.cordoned.number)
+        ):
+            news.append(plan.cordoned)
         if self._on_start_ahead(plan.starts_ahead):
             news.append(m.StartAhead(plan.starts_ahead))
         if plan.look is not None and (is_other or plan.look != before.look) and plan.look.round == self.round:
@@ -213,7 +215,7 @@ class NodeState:
 
     def _on_start_ahead(self, number: int) -> bool:
         """No round waits for this node until its workers are ready, whoever leads then."""
-        if self.node is None or self.standing is not m.Standing.READY or self.node.starts is m.Starts.PREPARING:
+        if self.node is None or self.phase is not m.NodePhase.READY or self.node.starts is m.Starts.PREPARING:
             return False
         if number != self.ready_count + self.prepared_count:
             return False  # it has been ready again since, or has answered: if need be, it is told anew
@@ -248,9 +250,9 @@ class NodeState:
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete; false if this node has heard so before."""
-        if self.standing is not m.Standing.READY or assigned.fence <= self.past.fence:
+        if self.phase is not m.NodePhase.READY or assigned.fence <= self.past.fence:
             return False
-        self.assigned, self.standing = assigned, m.Standing.BUSY
+        self.assigned, self.phase = assigned, m.NodePhase.BUSY
         self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged, self.reached = None, None, False, None
         self.ended_alone_since = None
@@ -261,14 +263,14 @@ class NodeState:
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
         """The round is over; false if this node has heard so before, or it is another round."""
-        is_new = self.standing not in {m.Standing.READY, m.Standing.STOPPING}
+        is_new = self.phase not in {m.NodePhase.READY, m.NodePhase.STOPPING}
         is_charged = interrupted.restart_count > self.restart_count and not interrupted.went_on
         # A loss before the failure was heard of after it.
         is_excused = self.is_charged and not is_charged and not interrupted.went_on
         if interrupted.round != self.round or not (is_new or is_excused):
             return False
         # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.
-        self.standing = m.Standing.STOPPING if is_new else self.standing
+        self.phase = m.NodePhase.STOPPING if is_new else self.phase
         self.is_charged, self.ended = is_charged, None if is_charged else interrupted.decision.cause
         return is_new
 

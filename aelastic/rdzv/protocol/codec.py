@@ -38,7 +38,7 @@ HEAD_BYTES = 4
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
-BALLOT: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Ballot)}
+CAMPAIGN: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.OfCampaign)}
 STORED: dict[str, type[Record]] = {m.StoredCell.__name__: m.StoredCell}
 
 
@@ -53,7 +53,7 @@ class OtherProtocolError(WireError):
 SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
 
 
-def encode(message: m.Upward | m.Downward | m.Ballot | m.Stored) -> bytes:
+def encode(message: m.Upward | m.Downward | m.OfCampaign | m.Stored) -> bytes:
     """One frame."""
     body = _to_json([type(message).__name__, message]).encode()
     if len(body) > FRAME_MAX:

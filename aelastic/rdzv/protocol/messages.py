@@ -27,7 +27,7 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.requests import (
     Answer,
     Ask,
-    Benched,
+    Cordoned,
     Enquiry,
     Fetch,
     Fetched,
@@ -87,7 +87,7 @@ class Node(Record):
     way_address: str = ""  # the coordinator's own, as this node reached it
     peer_address: str = ""  # where its connection comes from
     starts: Starts = Starts.COLD
-    ballot_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
+    vote_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
     log_name: str = ""  # of its memory of the log; empty: its node id
     unfit: str = ""  # why it takes part in no round for now
 
@@ -184,7 +184,7 @@ class Terms(Record):
     restart_policy: str = ""
 
 
-class Standing(StrEnum):
+class NodePhase(StrEnum):
     """State of a node, as the coordinator tracks it."""
 
     READY = "ready"  # waits for the next round
@@ -197,7 +197,7 @@ class Standing(StrEnum):
 class Past(Record):
     """A node's part in the last round that it was assigned to."""
 
-    standing: Standing
+    phase: NodePhase
     round: int = 0  # 0: none yet
     term: int = 0  # of the leader that began it
     failure: ProcessFailure | None = None  # its first in that round
@@ -375,7 +375,7 @@ class Plan(Record):
         look: say what the workers do; answered in `Status.places`.
         compared: what all workers of the round do.
         notice: an interruption is announced, or called off.
-        benched: this node is cordoned.
+        cordoned: this node is cordoned.
         answers: to requests of this node, until its status shows that it has read them.
     """
 
@@ -391,7 +391,7 @@ class Plan(Record):
     look: Look | None = None
     compared: Compared | None = None
     notice: Notice | None = None
-    benched: Benched | None = None
+    cordoned: Cordoned | None = None
     answers: tuple[Answer, ...] = ()
 
 
@@ -475,7 +475,7 @@ class Declined(Record):
     is_own: bool = False
 
 
-Ballot: TypeAlias = Campaign | Declined
+OfCampaign: TypeAlias = Campaign | Declined
 
 
 # What the endpoint keeps.

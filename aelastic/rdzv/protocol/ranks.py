@@ -71,14 +71,14 @@ def order_nodes(
     survivors = [node for node in previous if node in candidates]
     newcomers = sorted(candidates.keys() - set(previous), key=lambda node: (*_precedence(*candidates[node]), node))
     chosen = (survivors + newcomers)[:max_nodes]
-    seats: dict[int, str] = {}
+    placed_at: dict[int, str] = {}
     for node in chosen:
         wanted = rank_before.get(node, candidates[node][0])
         if wanted is not None and 0 <= wanted < len(chosen):
-            seats.setdefault(wanted, node)
-    seated = set(seats.values())
-    rest = iter([node for node in chosen if node not in seated])
-    return tuple(seats[rank] if rank in seats else next(rest) for rank in range(len(chosen)))
+            placed_at.setdefault(wanted, node)
+    placed = set(placed_at.values())
+    rest = iter([node for node in chosen if node not in placed])
+    return tuple(placed_at[rank] if rank in placed_at else next(rest) for rank in range(len(chosen)))
 
 
 def _precedence(preferred: int | None, host: str) -> tuple[float, list[tuple[int, int | str]]]:

@@ -149,7 +149,7 @@ class Shown(Record):
     fetched: Fetched
 
 
-class Benched(Record):
+class Cordoned(Record):
     """This node is cordoned for some time, and may be ready again then.  At 0: it is uncordoned."""
 
     reason: str
@@ -157,4 +157,4 @@ class Benched(Record):
     number: int = 0  # how often it was cordoned, or uncordoned
 
 
-Reply: TypeAlias = Notice | Answer | Show | Shown | Benched
+Reply: TypeAlias = Notice | Answer | Show | Shown | Cordoned

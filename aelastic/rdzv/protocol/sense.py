@@ -140,7 +140,7 @@ _RULES: dict[str, Rule] = {
     "ended": one_line,
     "master_addr": _WORD, "way_address": _WORD, "peer_address": _WORD,
     "address": _WORD, "addresses": _distinct(_NAME, 16),
-    "master_port": _PORT, "port": _PORT, "ballot_port": _PORT_OR_NONE, "vote_port": _PORT_OR_NONE,
+    "master_port": _PORT, "port": _PORT, "vote_port": _PORT_OR_NONE,
     "term": _TERM, "name": _NAME, "log_name": _WORD, "leader": anything, "leader_rank": _RANK_OR_NONE,
     "incarnation": _WORD, "incarnations": _words, "members": _words, "voters": _words, "replaces": _words,
     "log": _LOG_NAME, "digest": _WORD, "round": _ROUND, "after": _ROUND, "fence": _FENCE,
@@ -204,8 +204,8 @@ _OWN_RULES |= {
 
 def _check_past(past: m.Past) -> list[tuple[str, bool]]:
     if not past.round:
-        return [("a node without a round has a past", past.standing is not m.Standing.READY)]
-    return [("a node that failed does not say how", past.standing is m.Standing.FAILED and past.failure is None)]
+        return [("a node without a round has a past", past.phase is not m.NodePhase.READY)]
+    return [("a node that failed does not say how", past.phase is m.NodePhase.FAILED and past.failure is None)]
 
 
 def _check_status(status: m.Status) -> list[tuple[str, bool]]:

@@ -14,7 +14,7 @@ from aelastic.rdzv.secret.secret_file import SecretFile
 _log = logging.getLogger(__name__)
 
 # What a connection is for: a proof for one port is none for another.
-MEMBER, BALLOT = "member", "ballot"
+MEMBER, CAMPAIGN = "member", "campaign"
 OPEN = (
     "agents talk over %s without a secret: anyone who reaches this port can join, restart or end the job, and read its "
     "state; use --secret-file"

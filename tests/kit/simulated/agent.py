@@ -35,7 +35,7 @@ from aelastic.rdzv.protocol.messages import (
     Succeeded,
     Waiting,
 )
-from aelastic.rdzv.protocol.requests import Answer, Benched, Notice, Show, Shown
+from aelastic.rdzv.protocol.requests import Answer, Cordoned, Notice, Show, Shown
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
@@ -275,7 +275,7 @@ class Agent(SimulatedProcess):
             self.holds.on_told(message)
         elif isinstance(message, Answer):
             self.answers.append(message)
-        elif isinstance(message, Benched):  # it waits; for longer than any story here
+        elif isinstance(message, Cordoned):  # it waits; for longer than any story here
             self.told.append(message.reason)
         else:
             assert not isinstance(message, Show | Shown | Look | Compared), "nobody here asks for that"

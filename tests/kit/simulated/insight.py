@@ -21,10 +21,10 @@ from aelastic.rdzv.protocol.messages import (
     Failed,
     Hello,
     NodeMessage,
+    NodePhase,
     OptedIn,
     Plan,
     Prepared,
-    Standing,
     Status,
     Succeeded,
 )
@@ -83,12 +83,12 @@ def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
     """What a node tells its leader with a status; the first one repeats what it had told one before."""
     node_id, past, told = status.node.node_id, status.past, list[NodeMessage]()
     was = None if before is None else before.past
-    is_ready_anew = past.standing is Standing.READY and (before is None or status.ready_count != before.ready_count)
+    is_ready_anew = past.phase is NodePhase.READY and (before is None or status.ready_count != before.ready_count)
     if is_ready_anew or (before is not None and status.prepared_count != before.prepared_count):
         told.append(Prepared(node_id, status.node.starts))
     if past.has_opted_in and (was is None or not was.has_opted_in or was.round != past.round):
         told.append(OptedIn(node_id, past.round))
-    if past.standing is Standing.FINISHED and (was is None or was.standing is not Standing.FINISHED):
+    if past.phase is NodePhase.FINISHED and (was is None or was.phase is not NodePhase.FINISHED):
         told.append(Succeeded(node_id, past.round))
     if past.failure is not None and was is not None and was.failure is None:
         told.append(Failed(node_id, past.round, past.failure, past.failure_age_s))

@@ -43,7 +43,7 @@ def in_words(what: Any) -> str:  # noqa: C901, PLR0912  flat: a line for each wo
             return f"Interrupted round {what.round}, restarts {what.restart_count}: {wording.text_of(what.decision)!r}"
         case m.Past():
             place = f"round {what.round} of term {what.term}" if what.round else "new"
-            return f"{what.standing} ({place}{', charged' * what.is_charged})"
+            return f"{what.phase} ({place}{', charged' * what.is_charged})"
         case m.Hello():
             return f"Hello from {in_words(what.status)}"
         case m.Status():

@@ -69,7 +69,7 @@ def begun(rules: dict[str, str], reports: Reports, now: float) -> Coordinator:
     if names := rules.get("resumed", "") + rules.get("taken_over", ""):
         core.resume(kept(names, rules), rules.get("gone", ""), now)
         for name in names:
-            reports.connects(node(name), m.Past(m.Standing.BUSY, core.round, int(rules.get("of_term", 0))))
+            reports.connects(node(name), m.Past(m.NodePhase.BUSY, core.round, int(rules.get("of_term", 0))))
     for name in rules.get("taken_over", ""):
         sends += core.handle(reports.connects(node(name), reports.of[name].past), now)
     for send in sends:
@@ -142,7 +142,7 @@ def is_news(send: Send, reports: Reports) -> bool:
 
 
 # What a node may be told with a decision.
-BESIDES = m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Benched | r.Notice
+BESIDES = m.Waiting | m.StartAhead | m.Settled | m.Look | m.Compared | r.Answer | r.Cordoned | r.Notice
 
 
 def state_of(core: Coordinator, now: float) -> str:
@@ -179,7 +179,7 @@ def events(line: str, core: Coordinator, reports: Reports) -> Iterator[Event]:  
             case "opts in":
                 yield reports.opted_in(name, number.get("round", round_))
             case "joins":
-                yield reports.connects(node(name, rank), m.Past(m.Standing.READY))
+                yield reports.connects(node(name, rank), m.Past(m.NodePhase.READY))
             case "returns":
                 given = node(name, rank).replace(unfit=options.get("unfit", ""))
                 yield reports.connects(given, past(name, options, number))
@@ -245,12 +245,12 @@ def starts_in(options: dict[str, str]) -> m.Starts:
 
 
 def past(name: str, options: dict[str, str], number: dict[str, int]) -> m.Past:
-    standing = next(each for each in m.Standing if each.value in options)
-    has_failed = standing is m.Standing.FAILED or "after_failure" in options
+    phase = next(each for each in m.NodePhase if each.value in options)
+    has_failed = phase is m.NodePhase.FAILED or "after_failure" in options
     cause = FAILURES[options.get("how") or "killed"](name) if has_failed and "unreported" not in options else None
     ages = float(options.get("failed_ago") or 0), "spares" in options, float(options.get("alone") or 0)
     ended = joined("host-x").cause if "ended" in options else None
-    base = standing, number["round"], number.get("term", 0), cause, *ages, ended, "charged" in options
+    base = phase, number["round"], number.get("term", 0), cause, *ages, ended, "charged" in options
     return m.Past(*base, has_opted_in="opted" in options)
 
 
@@ -292,7 +292,7 @@ def words(message: Any) -> str:  # noqa: C901  a case for each message
             return f"{'answer' if message.is_applied else 'refused'}: {message.text}"
         case r.Notice():
             return f"notice: {message.stage}: {wording.text_of(message.cause or '')}"
-        case r.Benched():
+        case r.Cordoned():
             return f"cordoned for {message.again_s:g} s: {message.reason}" if message.again_s else "uncordoned"
         case _:
             raise AssertionError(message)

@@ -101,9 +101,9 @@ class Told(texts.Told):
         yield "victims that raised: " + " ".join(str(rank) for rank, why in exits.stopped.items() if why)
         yield f"killed {exits.kill_count} times"
         yield f"wish: {type(core._wish).__name__.lower()}"
-        standings = " ".join(core.in_place.standing.values())
-        is_in_place = any(each not in {"starting", "lost"} for each in core.in_place.standing.values())
-        yield f"in place: {standings}" if is_in_place else "nothing in place"
+        stages = " ".join(core.in_place.stage.values())
+        is_in_place = any(each not in {"starting", "lost"} for each in core.in_place.stage.values())
+        yield f"in place: {stages}" if is_in_place else "nothing in place"
 
     def tell(self, line: str) -> list[Any]:
         done: list[Any] = []

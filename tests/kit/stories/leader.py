@@ -146,7 +146,7 @@ class Told:
         }  # fmt: skip
         if verb in submitted:
             if of not in term.reports.of:
-                term.reports.connects(term.node(of, rank), m.Past(m.Standing.READY))
+                term.reports.connects(term.node(of, rank), m.Past(m.NodePhase.READY))
             return term.tell(ev.Received(conn, term.reports.said(submitted[verb])))
         match verb:
             case "joins" | "says hello":
@@ -166,10 +166,10 @@ class Told:
                 return []
 
     def greeting(self, name: str, rank: int | None, options: dict[str, str]) -> m.Hello:
-        past = m.Past(m.Standing.READY)
-        if (standing := next((each for each in m.Standing if each.value in options), None)) is not None:
-            past = busy(int(options.get("round", 1)), int(options.get("term", TERM))).replace(standing=standing)
-            if standing is m.Standing.FAILED:
+        past = m.Past(m.NodePhase.READY)
+        if (phase := next((each for each in m.NodePhase if each.value in options), None)) is not None:
+            past = busy(int(options.get("round", 1)), int(options.get("term", TERM))).replace(phase=phase)
+            if phase is m.NodePhase.FAILED:
                 past = past.replace(failure=FAILURE, failure_age_s=float(options["failed"] or 0.01))
         return self.term.greeting(name, rank, past=past)
 

@@ -44,19 +44,19 @@ def leader_at(name: str = "boss", token: str = TOKEN) -> m.LeaderAt:
 
 
 def node(name: str, rank: int | None = None, *, address: str = "", vote_port: int = 0) -> m.Node:
-    return m.Node(name, f"host-{name}", "default", 1, address, 29500, rank, ballot_port=vote_port)
+    return m.Node(name, f"host-{name}", "default", 1, address, 29500, rank, vote_port=vote_port)
 
 
 def hello(name: str, rank: int | None = None, *, past: m.Past | None = None, **others: Any) -> m.Hello:
     terms, token = others.pop("terms", None), others.pop("token", TOKEN)
     found = others.pop("log", None)
-    status = m.Status(node(name, rank, **others), past or m.Past(m.Standing.READY), log=found)
+    status = m.Status(node(name, rank, **others), past or m.Past(m.NodePhase.READY), log=found)
     return m.Hello(PROTOCOL, terms or m.Terms("job", 1, 3, 3, LEASE_S), token, name, status)
 
 
 def busy(round_: int = 1, term: int = TERM) -> m.Past:
     """Of the first round of a term."""
-    return m.Past(m.Standing.BUSY, round_, term)
+    return m.Past(m.NodePhase.BUSY, round_, term)
 
 
 def ready(name: str) -> m.Ready:
@@ -244,7 +244,7 @@ class Term:
         """What a node says first, which follows this leader from then on."""
         token, terms = others.pop("token", self.at.token), others.pop("terms", self.terms)
         before = self.reports.of.get(name)
-        past = others.pop("past", None) or m.Past(m.Standing.READY)
+        past = others.pop("past", None) or m.Past(m.NodePhase.READY)
         status = m.Status(self.node(name, rank, **others), past)
         found = m.Hello(PROTOCOL, terms, token, name, status)
         if before is not None:

@@ -237,7 +237,7 @@ def log_of(known: LogStatus | None) -> str:
 
 def past(of: m.Past) -> str:
     return ", ".join([
-        of.standing + f" {of.round}" * bool(of.round),
+        of.phase + f" {of.round}" * bool(of.round),
         *["has failed" + f" {of.failure_age_s:g} s ago" * bool(of.failure_age_s)] * (of.failure is not None),
         *["charged"] * of.is_charged, *["ended for free"] * bool(of.ended), *["spares wait"] * of.has_spares,
         *[f"alone for {of.alone_s:g} s"] * bool(of.alone_s),

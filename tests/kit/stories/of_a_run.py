@@ -128,17 +128,17 @@ def _reported(event: ev.Reported, before: m.Status | None) -> str:  # noqa: C901
     status, past = event.status, event.status.past
     if status.left is not None:
         return f"leaves: {status.left.reason}"
-    if before is None and past.round == 0 and past.standing is m.Standing.READY:
+    if before is None and past.round == 0 and past.phase is m.NodePhase.READY:
         return f"joins{_rank(event.node)}"
     if before is None:
-        return f"returns {past.standing.value}{_rank(event.node)}{_past(past)}"
+        return f"returns {past.phase.value}{_rank(event.node)}{_past(past)}"
     if status.ready_count != before.ready_count:
         return f"is ready{_rank(event.node)}"
     # A failure stays in a status after its round.
-    is_newly = (past.standing, past.round) != (before.past.standing, before.past.round)
-    if past.failure is not None and past.standing is m.Standing.FAILED and is_newly:
+    is_newly = (past.phase, past.round) != (before.past.phase, before.past.round)
+    if past.failure is not None and past.phase is m.NodePhase.FAILED and is_newly:
         return f"fails round={past.round} how={_how(past.failure)}{_ago('age', past.failure_age_s)}"
-    if past.standing is m.Standing.FINISHED and before.past.standing is not past.standing:
+    if past.phase is m.NodePhase.FINISHED and before.past.phase is not past.phase:
         return f"succeeds round={past.round}"
     if past.has_opted_in and not before.past.has_opted_in:
         return f"opts in round={past.round}"
@@ -175,8 +175,8 @@ def _past(past: m.Past) -> str:
     words += f" how={_how(past.failure)}" if past.failure is not None else ""
     words += _ago("failed_ago", past.failure_age_s) + _ago("alone", past.alone_s)
     has = {
-        "after_failure": past.failure is not None and past.standing is not m.Standing.FAILED,
-        "unreported": past.failure is None and past.standing is m.Standing.FAILED,
+        "after_failure": past.failure is not None and past.phase is not m.NodePhase.FAILED,
+        "unreported": past.failure is None and past.phase is m.NodePhase.FAILED,
         "ended": bool(past.ended),
         "charged": past.is_charged,
         "spares": past.has_spares,

@@ -18,12 +18,12 @@ from aelastic.rdzv.protocol import requests as r
 
 
 @dataclass(slots=True)
-class Bench:
+class Cordons:
     """Of one job."""
 
     ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this leader's clock
     number: int = 0  # how often a node was cordoned or uncordoned
-    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # without a seat, by node id
+    _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # those that are cordoned, by node id
 
     def remember(self, ledger: Ledger) -> None:
         """With the end of the last round."""
@@ -36,23 +36,23 @@ class Bench:
         for node in [*roster.ready.values()] if absent else []:
             if (found := absent.get(node.host)) is not None and len(roster.ready) > keep:
                 self._nodes[node.node_id] = node
-                roster.put(node.replace(unfit=f"cordoned: {found.why}"), m.Standing.READY)
+                roster.put(node.replace(unfit=f"cordoned: {found.why}"), m.NodePhase.READY)
                 again_s = max(0.0, found.at + found.for_s - now)
-                sends.append(Send(node.node_id, self._benched(found.why, again_s)))
+                sends.append(Send(node.node_id, self._cordoned(found.why, again_s)))
         return sends
 
-    def _benched(self, why: str, again_s: float) -> r.Benched:
+    def _cordoned(self, why: str, again_s: float) -> r.Cordoned:
         self.number += 1
-        return r.Benched(why, again_s, self.number)
+        return r.Cordoned(why, again_s, self.number)
 
     def call_back(self, roster: Roster, least: int, leaving: Container[str]) -> None:
         """Takes cordoned nodes after all, where there are too few without them; but not those that leave."""
         if self._nodes and len(roster.ready) + len(roster.stopping) < least:
             nodes, self._nodes = self._nodes, {}
             for node_id, node in nodes.items():
-                is_here = node_id in roster.members and roster.members[node_id].is_stray
+                is_here = node_id in roster.members and roster.members[node_id].is_left_behind
                 if is_here and node_id not in leaving:
-                    roster.put(node, m.Standing.READY)
+                    roster.put(node, m.NodePhase.READY)
 
     def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], Cause | None]:
         """Cordons or uncordons a host; gives the answer, and why a round with its nodes ends.
@@ -74,8 +74,8 @@ class Bench:
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], None
         if ask.verb is r.Verb.UNCORDON:
             self.ledger, answer = ledger.include(host), f"{host} is uncordoned"
-            benched = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
-            sends = [Send(node_id, self._benched("", 0.0)) for node_id in sorted(benched)]
+            cordoned = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
+            sends = [Send(node_id, self._cordoned("", 0.0)) for node_id in sorted(cordoned)]
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, answer)), *sends], None
         if is_new := host not in ledger.absent(now):
             self.ledger = ledger.exclude(host, why, now)
