@@ -95,9 +95,7 @@ def result_of(
         raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [wording.text_of(group.reason)])
     verdict = group.verdict
     if verdict is not None and verdict.outcome is Outcome.TIMED_OUT:
-        is_unknown = verdict.decision.kind is DecisionKind.OUTCOME_UNKNOWN
-        topic = "the-outcome-of-the-job-is-unknown" if is_unknown else None
-        raise RendezvousTimeoutError(wording.text_of(verdict.decision), topic=topic)
+        raise RendezvousTimeoutError(wording.text_of(verdict.decision))
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
         raise RendezvousError(wording.text_of(verdict.decision), topic="node-ranks-do-not-fit-together")
     exits = Exits() if group.in_place.is_ahead else group.exits  # workers that were in no round have no part in the job

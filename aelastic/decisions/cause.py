@@ -39,7 +39,6 @@ class CauseKind(StrEnum):
     ENDPOINT_SILENT = "endpoint_silent"  # others may have another leader
     LEADER_SILENT = "leader_silent"  # and the endpoint, too: as above
     NODES_SILENT = "nodes_silent"  # all others: as above
-    SUPERSEDED = "superseded"  # by a later round
     ENDED_EARLIER = "ended_earlier"  # before a new leader took it over
     HOST_CORDONED = "host_cordoned"
     DRAIN = "drain"  # nodes leave in order
@@ -48,12 +47,8 @@ class CauseKind(StrEnum):
     ALL_SUCCEEDED = "all_succeeded"
     # Of one node's part in a round.
     CONTINUED_WITHOUT = "continued_without"  # the round runs, or has ended, without this node
-    SEAT_TAKEN = "seat_taken"
     ROUND_ENDED = "round_ended"  # while this node was away
-    REMOVED = "removed"  # the leader lives, and this node gets nothing from it
-    LEFT_BEHIND = "left_behind"  # a later round has begun without this node
     AGENT_FROZEN = "agent_frozen"  # and the guard has killed its workers
-    OUTCOME_UNKNOWN = "outcome_unknown"  # other nodes may run on
     REPLACED = "replaced"  # by another agent with the same node rank
     TORCH = "torch"  # a rendezvous of torch's said so
 

@@ -29,7 +29,6 @@ class DecisionKind(StrEnum):
     SUCCEEDED = "succeeded"
     STOPPED = "stopped"  # on request
     REPLACED = "replaced"
-    OUTCOME_UNKNOWN = "outcome_unknown"  # for these nodes
     NO_NEW_ROUND = "no_new_round"  # from a rendezvous of torch's
 
 

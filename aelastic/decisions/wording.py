@@ -141,7 +141,6 @@ _DECISIONS: dict[DecisionKind, Callable[[Decision], str]] = {
     DecisionKind.SUCCEEDED: _cause_alone,
     DecisionKind.STOPPED: _cause_alone,
     DecisionKind.REPLACED: _cause_alone,
-    DecisionKind.OUTCOME_UNKNOWN: _cause_alone,
     DecisionKind.NO_NEW_ROUND: lambda decision: (
         text_of(decision.cause) + (f", and no new round began: {decision.error}" if decision.error else "")
     ),
@@ -191,14 +190,6 @@ def _cordoned(cause: Cause) -> str:
     return f"{_hosts(cause)} is cordoned {how}, while there are enough other nodes"
 
 
-def _unknown(cause: Cause) -> str:
-    for_s = f" for {cause.within_s:g} s" if cause.within_s else ""
-    return (
-        f"the outcome of the job is unknown here: {_hosts(cause)} cannot be reached{for_s} and may still be running; "
-        "check there"
-    )
-
-
 def _ranks(cause: Cause) -> str:
     return ", ".join(map(str, cause.ranks))
 
@@ -224,7 +215,6 @@ _CAUSES: dict[CauseKind, Callable[[Cause], str]] = {
     CauseKind.ENDPOINT_SILENT: lambda _: f"no contact with the rendezvous endpoint: {_ELSEWHERE}",
     CauseKind.LEADER_SILENT: lambda _: f"no contact with the leader or the rendezvous endpoint: {_ELSEWHERE}",
     CauseKind.NODES_SILENT: lambda _: f"no contact with any other node: {_ELSEWHERE}",
-    CauseKind.SUPERSEDED: lambda cause: f"round {cause.round} has begun since",
     CauseKind.ENDED_EARLIER: lambda cause: f"round {cause.round} had already ended when the leader was lost",
     CauseKind.HOST_CORDONED: _cordoned,
     CauseKind.DRAIN: _drain,
@@ -232,16 +222,8 @@ _CAUSES: dict[CauseKind, Callable[[Cause], str]] = {
     CauseKind.STOP_REQUESTED: _requested("stop"),
     CauseKind.ALL_SUCCEEDED: lambda cause: cause.detail or "every worker succeeded",
     CauseKind.CONTINUED_WITHOUT: lambda cause: f"round {cause.round} continued without this node; rejoining",
-    CauseKind.SEAT_TAKEN: lambda cause: f"another node took the place of this node in round {cause.round}; rejoining",
     CauseKind.ROUND_ENDED: lambda cause: f"round {cause.round} has ended; rejoining",
-    CauseKind.REMOVED: lambda cause: (
-        f"no message from the leader for {cause.within_s:.1f} s, but it renews its lease: it has removed this node"
-    ),
-    CauseKind.LEFT_BEHIND: lambda cause: (
-        f"round {cause.round} has begun without this node: its messages do not reach the leader"
-    ),
     CauseKind.AGENT_FROZEN: lambda _: "this agent was frozen, and its guard killed the workers; rejoining",
-    CauseKind.OUTCOME_UNKNOWN: _unknown,
     CauseKind.REPLACED: lambda cause: f"another agent joined as node rank {_ranks(cause)} ({_hosts(cause)})",
     CauseKind.TORCH: lambda cause: cause.detail,
 }

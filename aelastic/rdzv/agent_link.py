@@ -15,7 +15,13 @@ from anyio.abc import TaskGroup
 
 from aelastic import aio
 from aelastic.aio import Mailbox
-from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
+from aelastic.errors import (
+    InputError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
 from aelastic.host.sockets import LOOPBACKS, HeldPort
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.coordinator.connections import Connections
@@ -23,6 +29,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.job_state import Participant, check_entries, voters_in
 from aelastic.rdzv.coordinator.leader import Leader
 from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.coordinator.session_events import StepDown
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log import leader as leading
@@ -191,7 +198,7 @@ class AgentLink:
     def hurry(self) -> None:
         self._patience.cancel()
 
-    def _carry_out(  # noqa: C901  one case for each action
+    def _carry_out(  # noqa: C901, PLR0912  one case for each action
         self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup
     ) -> None:
         match action:
@@ -214,8 +221,12 @@ class AgentLink:
                     self._stream.send(encode(message))
             case ev.Deliver(message):
                 deliver(message)
-            case ev.GiveUp(reason, is_refused):
-                raise InputError(reason) if is_refused else RendezvousConnectionError(reason)
+            case ev.GiveUp(reason, is_refused=True):
+                raise InputError(reason)
+            case ev.GiveUp(reason, lacks_quorum=True):
+                raise RendezvousTimeoutError(reason, topic="the-outcome-of-the-job-is-unknown")
+            case ev.GiveUp(reason):
+                raise RendezvousConnectionError(reason)
             case _:
                 assert_never(action)
 
@@ -316,7 +327,7 @@ class AgentLink:
             port,
             self._campaigns,
             lambda: self._on_leading(leader),
-            lambda *how: self._on_stepped_down(leader, *how),
+            lambda how: self._on_stepped_down(leader, how),
             lambda conn, campaign: self._mailbox.post(ev.Campaigned(conn, campaign)),
             self._strangers,
             self._proofs,
@@ -327,9 +338,12 @@ class AgentLink:
         _log.info("this agent leads the job now (%s, term %d)", self._cell.name, leader.term)
         self._mailbox.post(ev.Leading(leader.at, leader.term))
 
-    def _on_stepped_down(self, leader: Leader, node: Node, reason: str, stand_back_s: float, alive: str) -> None:
+    def _on_stepped_down(self, leader: Leader, how: StepDown) -> None:
         self._server = None
-        self._mailbox.post(ev.LeadershipLost(node, leader.at.token, reason, stand_back_s, alive))
+        token = leader.at.token
+        self._mailbox.post(
+            ev.LeadershipLost(how.node, token, how.reason, how.stand_back_s, how.alive, how.lacks_quorum)
+        )
 
     # The connection.
 

@@ -23,7 +23,6 @@ from aelastic.rdzv.coordinator.absent import awaited_s
 from aelastic.rdzv.coordinator.job_state import check_entries
 from aelastic.rdzv.coordinator.leader import Leader, Phase
 from aelastic.rdzv.endpoint_cell import EndpointCell
-from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol.codec import UPWARD, OtherProtocolError, WireError, encode
 from aelastic.rdzv.protocol.messages import Campaign, Declined, StoredCell
 from aelastic.rdzv.wire.incoming import Incoming
@@ -51,8 +50,7 @@ class CoordinatorServer(Incoming[ev.Event]):
         port: where this agent listens as leader.
         campaigns: ask for votes; `None` where the store alone decides.
         on_leading: called once, when this agent leads.
-        on_stepped_down: called once, when it leads no longer, with what it keeps of the log, why, and for how long it
-            does not campaign, and the token of a leader that has answered.
+        on_stepped_down: called once, when it leads no longer.
         on_passed: called with a campaign that the member is to answer.
         strangers: of this agent.
         proofs: of this agent.
@@ -66,7 +64,7 @@ class CoordinatorServer(Incoming[ev.Event]):
         port: HeldPort,
         campaigns: Campaigns | None,
         on_leading: Callable[[], None],
-        on_stepped_down: Callable[[Node, str, float, str], None],
+        on_stepped_down: Callable[[ev.StepDown], None],
         on_passed: Callable[[int, Campaign], None],
         strangers: Strangers,
         proofs: Proofs,
@@ -174,12 +172,12 @@ class CoordinatorServer(Incoming[ev.Event]):
             case ev.WriteCell(stored):
                 write = partial(self._replace_cell, self.leader.stored, stored)
                 tasks.start_soon(self._change_cell, write, name="write the cell")
-            case ev.StepDown(reason, node, stand_back_s, alive):
+            case ev.StepDown(reason, _, stand_back_s):
                 if stand_back_s:
                     _log.warning(LOST_ALL, stand_back_s, extra={"topic": "this-node-lost-all-others"})
                 elif self._has_led:
                     _log.info("this agent no longer leads the job: %s", reason)
-                self._on_stepped_down(node, reason, stand_back_s, alive)
+                self._on_stepped_down(action)
             case _:
                 assert_never(action)
 

@@ -322,6 +322,28 @@ def test_after_a_campaign_that_was_lost_an_agent_pauses(stand_back_s: float) -> 
     assert story.now - began == pytest.approx(max(PAUSE_S, stand_back_s)) and action.highest == 5
 
 
+@pytest.mark.parametrize("lacks_quorum", [True, False])
+def test_a_node_that_gives_up_says_so_if_too_few_nodes_that_vote_could_be_reached(*, lacks_quorum: bool) -> None:
+    story = phases.campaigning()
+    node, why = Node("me", 5, voted_for="me"), "there is no quorum: host-b cannot be reached"
+    story.tell(ev.LeadershipLost(node, "me-5", why, lacks_quorum=lacks_quorum), ev.CellFailed("no answer"))
+    (given_up,) = of_kind(until_given_up(story), ev.GiveUp)
+    trouble = why if lacks_quorum else "no answer"
+    assert given_up == ev.GiveUp(f"no leader for 60 s: {trouble}", is_refused=False, lacks_quorum=lacks_quorum)
+
+
+def until_given_up(story: Story) -> list[ev.Action]:
+    """Lets time pass; the endpoint does not answer."""
+    actions: list[ev.Action] = []
+    while not of_kind(actions, ev.GiveUp):
+        actions = story.pass_deadline()
+        if ev.ReadCell() in actions:
+            actions += story.tell(ev.CellFailed("no answer"))
+        if of_kind(actions, ev.Campaign):
+            actions += story.tell(LOST)
+    return actions
+
+
 def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connection_says_what_follows() -> None:
     story = phases.campaigning()
     story.tell(ev.Leading(leader_at("me", 5), 5), ev.Connected(1), ev.Received(1, m.Plan(5, LEASE_S)))

@@ -12,7 +12,13 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from kit.stories.leader_terms import leader_at, running
 from kit.stories.member import NODE
 
-from aelastic.errors import RendezvousStateError
+from aelastic.errors import (
+    AelasticError,
+    InputError,
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv import agent_link, coordinator_server
 from aelastic.rdzv.agent_link import AgentLink
@@ -57,6 +63,23 @@ async def test_what_no_agent_wrote_ends_one_that_has_just_started_and_not_one_th
     mine._member.led_at = 100.0
     answer = await mine._answer()
     assert isinstance(answer, ev.CellFailed) and "was not written by an aelastic agent" in answer.reason
+
+
+@pytest.mark.parametrize(
+    "action, error, code",
+    [
+        (ev.GiveUp("no", is_refused=True), InputError, 2),
+        (ev.GiveUp("no", is_refused=False), RendezvousConnectionError, 1),
+        (ev.GiveUp("no", is_refused=False, lacks_quorum=True), RendezvousTimeoutError, 75),
+    ],
+)
+async def test_a_node_that_gives_up_ends_with_the_exit_code_of_its_reason(
+    action: ev.GiveUp, error: type[AelasticError], code: int
+) -> None:
+    async with anyio.create_task_group() as tasks:
+        with pytest.raises(error) as raised:
+            link()._carry_out(action, lambda _: None, tasks)
+    assert raised.value.exit_code == code
 
 
 async def test_an_endpoint_that_is_away_is_asked_again() -> None:

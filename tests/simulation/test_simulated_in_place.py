@@ -17,7 +17,7 @@ from kit.simulated.in_place_checks import InPlaceChecks
 from aelastic.core.machine import InvalidTransition
 from aelastic.decisions.decision import Decision
 from aelastic.group import events as ev
-from aelastic.group.in_place import InPlace, NodePhase
+from aelastic.group.in_place import InPlace, WorkerStage
 from aelastic.group.phases import Exits
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.coordinator.roster import Roster
@@ -60,8 +60,8 @@ def _clear_all(exits: Exits, local_rank: int) -> None:
     exits.left.clear()
 
 
-def _any(in_place: InPlace, phase: NodePhase) -> bool:
-    return phase in in_place.phase.values()
+def _any(in_place: InPlace, stage: WorkerStage) -> bool:
+    return stage in in_place.stage.values()
 
 
 BROKEN: dict[str, tuple[type, str, Any, str]] = {
@@ -84,7 +84,7 @@ BROKEN: dict[str, tuple[type, str, Any, str]] = {
     "a node stops its workers though they could leave": (
         InPlace, "can_lose_one", property(lambda _: False), "has the state, and is stopped"),
     "workers are let go once one is done": (
-        InPlace, "may_be_released", property(lambda each: not each.is_released and bool(each.those(NodePhase.DONE))),
+        InPlace, "may_be_released", property(lambda each: not each.is_released and bool(each.those(WorkerStage.DONE))),
         "are not done"),
     "workers that are done are never let go": (
         WorkerGroup, "_release", lambda _: [], "do not come to an end"),

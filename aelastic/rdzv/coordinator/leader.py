@@ -675,7 +675,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
         self._on_followers_gone()
         if not self._has_mandate and now >= self._has_lost_at:
-            return actions + self._step_down(self._why_lost, now)
+            return actions + self._step_down(self._why_lost, now, lacks_quorum=True)
         stand_back_s = self.lease_s * STAND_BACK_LEASES + STAND_BACK_S
         if self._is_alone:
             return actions + self._step_down("lost all other nodes at once", now, stand_back_s=stand_back_s)
@@ -741,7 +741,14 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
 
     def _step_down(
-        self, reason: str, now: float, *, is_gone: bool = False, stand_back_s: float = 0.0, alive: str = ""
+        self,
+        reason: str,
+        now: float,
+        *,
+        is_gone: bool = False,
+        stand_back_s: float = 0.0,
+        alive: str = "",
+        lacks_quorum: bool = False,
     ) -> list[ev.Action]:
         actions: list[ev.Action] = []
         runs = self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING}
@@ -756,7 +763,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [
             *actions,
             *self.sessions.dismiss(m.Goodbye(reason, is_gone)),
-            ev.StepDown(reason, node, stand_back_s, alive),
+            ev.StepDown(reason, node, stand_back_s, alive, lacks_quorum),
         ]
 
     # Decisions.

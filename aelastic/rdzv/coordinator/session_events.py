@@ -156,12 +156,14 @@ class StepDown(Record):
         node: what it keeps of the log.
         stand_back_s: for so long it does not campaign.
         alive: the token of a leader that has answered; empty if none has.
+        lacks_quorum: it has not won, or has lost, the votes of a quorum.
     """
 
     reason: str
     node: Node
     stand_back_s: float = 0.0
     alive: str = ""
+    lacks_quorum: bool = False
 
 
 Action: TypeAlias = Say | Drop | AskVotes | Answer | PassOn | ReadCell | WriteCell | StepDown

@@ -373,7 +373,7 @@ class Member(Machine[Event, Action]):
         if self.phase is not Phase.CAMPAIGNING:
             return []  # the connection to it says what follows
         self.phase = Phase.SEARCHING
-        self.search.blame(event.reason)
+        self.search.blame(event.reason, lacks_quorum=event.lacks_quorum)
         return self._read_cell(now)
 
     def _on_campaigned(self, event: ev.Campaigned, now: float) -> list[Action]:
@@ -558,7 +558,10 @@ class Member(Machine[Event, Action]):
             return []  # disarmed or moved while the event was in the mailbox
         if self.search.is_over(now):
             self.phase = Phase.OVER
-            return [ev.Disconnect(), ev.GiveUp(self.search.outcome(now), is_refused=False)]
+            return [
+                ev.Disconnect(),
+                ev.GiveUp(self.search.outcome(now), is_refused=False, lacks_quorum=self.search.lacks_quorum),
+            ]
         told: list[Action] = [ev.Deliver(waiting)] if (waiting := self.search.note(now)) else []
         if self._stop_at is not None and now >= self._stop_at:
             told += self._stop(Cause(CauseKind.LEADER_SILENT), now)

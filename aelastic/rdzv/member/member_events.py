@@ -77,6 +77,7 @@ class LeadershipLost(Record):
     reason: str
     stand_back_s: float = 0.0  # for so long this agent does not campaign
     alive: str = ""  # token of a leader that has answered
+    lacks_quorum: bool = False  # it has not won, or has lost, the votes of a quorum
 
 
 class Connected(Record):
@@ -183,7 +184,8 @@ class GiveUp(Record):
     """End the rendezvous with an error.  Not answered."""
 
     reason: str
-    is_refused: bool  # the job does not take this node; else no coordinator could be reached
+    is_refused: bool  # the job does not take this node; else no leader could be reached
+    lacks_quorum: bool = False  # this agent could not lead: too few nodes that have a vote could be reached
 
 
 OfSearch: TypeAlias = ReadCell | AskWhoLeads | Campaign | Answer

@@ -36,6 +36,7 @@ class Search:
     _note_at: float = 0.0
     _back_off_s: float = 0.0
     _distrusted_at: float = -math.inf
+    lacks_quorum: bool = False  # too few nodes that have a vote could be reached, in this search
     _is_of_endpoint: bool = True  # the trouble: it has not answered yet, or has failed
     _has_failed: bool = False  # the endpoint: the trouble names it
 
@@ -47,8 +48,11 @@ class Search:
         if self.since is None:
             self.since, self._note_at = now, now + NOTE_INTERVAL_S
 
-    def blame(self, trouble: str, *, is_of_endpoint: bool = False) -> None:
+    def blame(self, trouble: str, *, is_of_endpoint: bool = False, lacks_quorum: bool = False) -> None:
+        if is_of_endpoint and self.lacks_quorum:
+            return  # the nodes that are missing say more
         self.trouble, self._is_of_endpoint, self._has_failed = trouble, is_of_endpoint, is_of_endpoint
+        self.lacks_quorum |= lacks_quorum
 
     def pause(self, now: float) -> None:
         self.read_at = now + READ_AGAIN_S
@@ -61,7 +65,7 @@ class Search:
         return is_first
 
     def end(self) -> None:
-        self.since = None
+        self.since, self.lacks_quorum = None, False
 
     def is_over(self, now: float) -> bool:
         return self.since is not None and now >= self.since + self.timeout_s

@@ -12,7 +12,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NoReturn
 
-from aelastic.decisions.decision import DecisionKind
 from aelastic.rdzv.log.entries import Entry, EntryId, id_of
 from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol import messages as m
@@ -420,8 +419,6 @@ class Checks:
                 self._on_verdict(message)
 
     def _on_verdict(self, verdict: m.Ended) -> None:
-        if verdict.decision.kind is DecisionKind.OUTCOME_UNKNOWN:
-            return  # a side that was cut off for longer than it waits: it claims nothing, and the job may go on elsewhere
         if self.verdict_at is None:
             self.verdict_at = self._world.now
         if verdict not in self.verdicts:

@@ -11,7 +11,7 @@ from typing import Any
 
 from aelastic.errors import ProcessFailure
 from aelastic.group import events as g
-from aelastic.group.in_place import NodePhase
+from aelastic.group.in_place import WorkerStage
 from aelastic.group.phases import Phase
 from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
@@ -189,8 +189,8 @@ class InPlaceAgent(Agent):
             return
         is_in_place = self.group.phase in {Phase.LEAVING, Phase.FORMING, Phase.RUNNING}
         for rank in local_ranks:
-            late = {NodePhase.LEAVING, NodePhase.LOST}
-            if not is_in_place or self.group.in_place.phase[rank] in late:
+            late = {WorkerStage.LEAVING, WorkerStage.LOST}
+            if not is_in_place or self.group.in_place.stage[rank] in late:
                 self._signal(rank, signal.SIGKILL)
 
     def _signal(self, local_rank: int, signum: int) -> None:
