@@ -28,6 +28,7 @@ from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.job_state import Participant, check_entries, voters_in
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader_cell import LeaderCell
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.session_events import StepDown
 from aelastic.rdzv.coordinator_server import CoordinatorServer
@@ -310,10 +311,9 @@ class AgentLink:
             at,
             "" if member.state.node is None else member.state.node.host,
             settings.has_elections,
-            os.urandom(8).hex(),
+            LeaderCell(os.urandom(8).hex(), member.lease_s, action.seen),
             aio.now(),
             frozenset(action.gone),
-            action.seen,
             action.job_before,
             action.silent,
             is_replaceable=not is_fixed and not self._cell.endpoint_host,

@@ -140,7 +140,7 @@ class CoordinatorServer(Incoming[ev.Event]):
 
     async def _release_cell(self) -> None:
         """This agent leads no longer: another one need not wait for the lease to end."""
-        stored = self.leader.stored
+        stored = self.leader.cell.stored
         if stored is not None and self.leader.is_cell_ours:
             cell = stored.cell.replace(leader="", renewals=stored.cell.renewals + 1)
             with anyio.move_on_after(FAREWELL_S):
@@ -170,7 +170,7 @@ class CoordinatorServer(Incoming[ev.Event]):
             case ev.ReadCell():
                 tasks.start_soon(self._change_cell, self._cell.read, name="read the cell")
             case ev.WriteCell(stored):
-                write = partial(self._replace_cell, self.leader.stored, stored)
+                write = partial(self._replace_cell, self.leader.cell.stored, stored)
                 tasks.start_soon(self._change_cell, write, name="write the cell")
             case ev.StepDown(reason, _, stand_back_s):
                 if stand_back_s:

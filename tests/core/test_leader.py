@@ -38,7 +38,8 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of, state_in
-from aelastic.rdzv.coordinator.leader import CANDIDACY_S, READ_AGAIN_S, SILENT_CELL_S, Phase
+from aelastic.rdzv.coordinator.leader import CANDIDACY_S, SILENT_CELL_S, Phase
+from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, first_entry, id_of, next_entry
 from aelastic.rdzv.log.node import Close, EndedFollower, Node, Status, status_of
@@ -342,7 +343,7 @@ def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
     renewals = [each.cell.renewals for each in term.written]
     assert len({*renewals}) == len(renewals), "no two writes are alike"
     assert term.stored is not None and term.stored.cell.renewals > lost.stored.cell.renewals
-    assert term.leader._cell_at > asked_at
+    assert term.leader.cell._taken_at > asked_at
 
 
 def test_the_next_renewal_is_due_when_a_third_of_a_lease_is_over_however_late_the_answer() -> None:
@@ -351,7 +352,8 @@ def test_the_next_renewal_is_due_when_a_third_of_a_lease_is_over_however_late_th
     asked = len(term.asked)
     term.live_until(term.now + LEASE_S / 2)
     assert len(term.asked) == asked + 1
-    asked_at = term.leader._asked.at if term.leader._asked else 0.0
+    assert term.leader.cell._asked is not None
+    asked_at = term.leader.cell._asked.at
     term.break_silence()
     assert len(term.asked) == asked + 1, "that was in time"
     term.live_until(asked_at + LEASE_S / 3 - 0.01)
@@ -445,7 +447,7 @@ def test_a_cell_whose_leader_has_renewed_nothing_for_a_lease_is_locked() -> None
     for since, is_locked in ((START - LEASE_S - 0.1, True), (START - LEASE_S + 0.1, False)):
         term = campaigning("abc", gone=frozenset())
         assert cell(term).leader == token
-        term.leader.seen = term.leader.seen.after(cell(term), since)
+        term.leader.cell.seen = term.leader.cell.seen.after(cell(term), since)
         term.begin()
         assert bool(term.written) == is_locked
 
@@ -538,7 +540,7 @@ def test_a_leader_of_two_that_hears_no_other_counts_the_endpoint_for_a_lease_aft
     term = voting("ab", nodes=(1, 3))
     term.live_until(term.now + 3 * LEASE_S, "b")
     assert phase(term) is Phase.LEADING
-    asked_at, term.has_cell = term.leader._cell_at, False
+    asked_at, term.has_cell = term.leader.cell._taken_at, False
     term.live_until(asked_at + LEASE_S - 0.05, "b")
     assert phase(term) is Phase.LEADING
     term.live_until(asked_at + 4 * LEASE_S / 3, "b")

@@ -16,6 +16,7 @@ from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.job_state import JobState, Participant, Round
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader_cell import LeaderCell
 from aelastic.rdzv.coordinator.plans import changed
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator.session_events import CellSaid, DeadlinePassed, Opened, Received, WriteCell
@@ -268,7 +269,7 @@ def leading_alone() -> Leader:
     at = leader_at("boss", TERM)
     core, sessions = Coordinator(RoundRules(1, 3), RestartPolicy(3), "boss"), Connections(TERMS, at.token, TERM, 60.0)
     campaign = leading.campaign(Node("boss"), TERM, 1, has_listened=True)
-    leader = Leader(core, sessions, campaign, at, "host-boss", True, "1f", 100.0)
+    leader = Leader(core, sessions, campaign, at, "host-boss", True, LeaderCell("1f", LEASE_S), 100.0)
     leader.handle(DeadlinePassed(), 100.0)
     actions: list[Any] = leader.handle(CellSaid(None), 100.0)
     while written := [each for each in actions if isinstance(each, WriteCell)]:

@@ -63,7 +63,7 @@ class Job(Term):
 
     def settle(self) -> None:
         """All that is asked is answered."""
-        while not self.is_cell_silent and (asked := self.leader._asked) is not None:
+        while not self.is_cell_silent and (asked := self.leader.cell._asked) is not None:
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
                 super().tell(event)
         for conn, name in list(self.leader._name_of.items()):
@@ -169,10 +169,10 @@ def a_round_forms(count: int) -> Iterator[Measured]:
     yield "heartbeats, and a renewal", ALL, job.pass_until(lambda: job.leader.deadline == job.leader._heartbeat_at, [])
     for _ in range(FEW):
         job.is_cell_silent = True
-        job.pass_until(lambda: job.leader._asked is not None, all_names)
+        job.pass_until(lambda: job.leader.cell._asked is not None, all_names)
         yield "the endpoint fails", ONE, job.act(ev.CellFailed("no answer"))
         job.is_cell_silent = False
-        job.pass_until(lambda: job.leader._asked is None, all_names)
+        job.pass_until(lambda: job.leader.cell._asked is None, all_names)
     yield from job.each("brings garbage", first, lambda name: job.act(ev.Garbled(job.conns[name], "no message", False)))
     yield from job.each("breaks off", second, job.breaking)
     yield from job.each("leaves", third, lambda name: job.said(name, m.Left(name, "SIGTERM")))
@@ -241,7 +241,7 @@ def a_round_begins_is_asked_and_drained(count: int) -> Iterator[Measured]:
 
 def verdict_taken(job: Job) -> Act:
     """The endpoint says that it has what was proposed."""
-    asked = job.leader._asked
+    asked = job.leader.cell._asked
     assert asked is not None and asked.written is not None and job.leader.log.proposal is not None
     job.stored = job._read = asked.written
     return Act(job.leader, ev.CellSaid(asked.written), job.now)

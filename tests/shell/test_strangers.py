@@ -23,6 +23,7 @@ from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader_cell import LeaderCell
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.log.leader import campaign
@@ -175,7 +176,7 @@ def coordinator_server(lease_s: float) -> tuple[CoordinatorServer, int, SharedWo
     terms, at = TERMS.replace(lease_s=lease_s), m.LeaderAt("node", "node", ("127.0.0.1",), port.number, "token")
     core, sessions = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Connections(terms, at.token, 1, 60.0)
     candidate = campaign(Node("node"), 1, 1, has_listened=True)
-    leader = Leader(core, sessions, candidate, at, "host", False, "1f", anyio.current_time())
+    leader = Leader(core, sessions, candidate, at, "host", False, LeaderCell("1f", lease_s), anyio.current_time())
     cell, strangers = InProcessCell("run", world), Strangers(2)
     server = CoordinatorServer(
         leader, cell, anyio.Lock(), port, None, lambda: None, lambda *_: None, lambda *_: None, strangers, Proofs(None)

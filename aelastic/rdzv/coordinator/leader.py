@@ -19,7 +19,6 @@ from enum import StrEnum, auto
 from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
-from aelastic.core.record import Record
 from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.connections import Connections
@@ -28,6 +27,7 @@ from aelastic.rdzv.coordinator.coordinator_events import CutOff, Lost, Reported,
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.job_state import JobState, Participant, payload_of, state_in, voters_in
+from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.coordinator.roster import some_of
 from aelastic.rdzv.coordinator.waiting_text import waiting_texts
 from aelastic.rdzv.log import cell as cells
@@ -41,12 +41,9 @@ from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.seen import NOTHING_SEEN, Seen
 
 # So often nodes that wait read what for.
 WAITING_TEXT_INTERVAL_S = 10.0
-# A cell that could not be read, or that another leader has, is read again so soon.
-READ_AGAIN_S = 0.25
 # A candidate that has no quorum by then has lost.
 CANDIDACY_S = 1.5
 # A proposal that must be in the cell first is made anew, without new voters, if the endpoint is silent for so long.
@@ -65,13 +62,6 @@ class Phase(StrEnum):
     STEPPED_DOWN = auto()  # another agent leads, or none
 
 
-class Asked(Record):
-    """A question to the endpoint that has not been answered."""
-
-    at: float
-    written: m.StoredCell | None  # `None`: the cell is read
-
-
 @dataclass(slots=True)
 class Leader(Machine[ev.Event, ev.Action]):
     """One term, or several in a row, of one leader.
@@ -83,10 +73,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         at: where other agents reach it.
         host: of this agent.
         do_nodes_vote: else the store alone decides.
-        word: a random one, for an endpoint that remembers nothing.
+        cell: the endpoint's.
         started: when it began to campaign.
         gone: tokens of leaders that have ended, or have said goodbye.
-        seen: the cell, as this agent has seen it last.
         silent: the token of a leader from which this agent has heard nothing for a lease.
         job_before: the log of a job that is over: what it has left in the cell counts as nothing.
         is_replaceable: another agent can lead, and reach the store without this one.
@@ -98,21 +87,14 @@ class Leader(Machine[ev.Event, ev.Action]):
     at: m.LeaderAt
     host: str
     do_nodes_vote: bool
-    word: str
+    cell: LeaderCell
     started: float
     gone: frozenset[str] = frozenset()
-    seen: Seen = NOTHING_SEEN
     job_before: str = ""
     silent: str = ""
     is_replaceable: bool = False
 
     phase: Phase = Phase.CANDIDATE
-    stored: m.StoredCell | None = None  # the cell, as it was read or written last
-    _has_read: bool = False  # it was
-    _asked: Asked | None = None
-    _cell_at: float = -math.inf  # when the last write of the cell that it took was asked for
-    _cell_due: float = -math.inf  # when to read or renew it
-    _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
     _ask_at: float = -math.inf  # when voters are asked next
     _seeks_since: float = 0.0  # since when it seeks the votes of a quorum, if it has none
     _heartbeat_at: float = 0.0
@@ -128,8 +110,6 @@ class Leader(Machine[ev.Event, ev.Action]):
     _given_up: Entry | None = None  # the last entry of a log that cannot continue, where this leader founds another
     _payload_version: int = NOT_PROPOSED
     _agreed: EntryId | None = None  # the last entry that the coordinator's state is of
-    _words: int = 0  # incarnations that it has begun, or has asked for
-    _lost_writes: int = 0  # since the last one that was answered: some may have been carried out
     _held: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
     _has_spares: bool = False  # as all nodes have heard
     _story: Story = field(default_factory=Story)
@@ -180,12 +160,12 @@ class Leader(Machine[ev.Event, ev.Action]):
             times.append(self._ask_at if self._ask_at > 0 else None)
         if not self._has_mandate:
             times.append(self._has_lost_at)
-        if self._asked is None:
-            times.append(self._cell_due)
+        if not self.cell.is_asked:
+            times.append(self.cell.due)
         if self._may_decide:
             times.append(self.coordinator.deadline)
-        if leading.is_held(self.log) and self._silent_since is not None:
-            times.append(self._silent_since + SILENT_CELL_S)
+        if leading.is_held(self.log):
+            times.append(self.cell.silent_at(SILENT_CELL_S))
         return min(time for time in times if time is not None)
 
     @property
@@ -241,7 +221,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.CellSaid(stored):
                 actions = self._on_cell(stored, now)
             case ev.CellFailed():
-                actions = self._on_cell_failed(now)
+                self.cell.on_failed(now, must_read=not self.is_cell_ours)
+                actions = []
             case ev.Campaigned(conn, campaign):
                 actions = self._on_campaigned(conn, campaign, now)
             case ev.Declined():
@@ -479,7 +460,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         for each in state.last_round.participants:
             if each.vote_port or each.name in before:
                 hosts[each.name] = each.host
-        if before and self._is_cell_silent(now):  # new voters go to the endpoint first
+        if before and self.cell.is_silent(SILENT_CELL_S, now):  # new voters go to the endpoint first
             hosts = {name: host for name, host in hosts.items() if name in before}
         return votes.choose_voters(hosts, before) if hosts else before
 
@@ -493,7 +474,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.coordinator.roster.begin_term(self.term)
         self.sessions.begin_term(self.term)
         self._name_of = {conn: name for conn, name in self._name_of.items() if name in self.log.followers}
-        self._cell_due = -math.inf
+        self.cell.renew_by(-math.inf)
 
     def _ask_votes(self, now: float) -> list[ev.Action]:
         """Asks the voters that have not answered, now and again."""
@@ -537,28 +518,20 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def is_cell_ours(self) -> bool:
-        cell = None if self.stored is None else self.stored.cell
-        return cell is not None and (cell.leader, cell.term) == (self.at.token, self.term)
+        return self.cell.is_held_by(self.at.token, self.term)
 
     @property
     def _cell_of_this_job(self) -> Cell | None:
-        cell = None if self.stored is None else self.stored.cell
+        cell = self.cell.cell
         is_of_job_before = cell is not None and self.job_before != "" and _verdict_in(cell) == self.job_before
         return None if is_of_job_before else cell
 
-    def _is_cell_silent(self, now: float) -> bool:
-        return self._silent_since is not None and now >= self._silent_since + SILENT_CELL_S
-
-    def _is_cell_fresh(self, now: float) -> bool:
-        return now - self._cell_at <= self.lease_s
-
     def _ask_cell(self, now: float) -> list[ev.Action]:
         """Reads the cell, locks it for this term, or renews it."""
-        has_failed = self._silent_since is not None
-        if self._asked is not None or (has_failed and now < self._cell_due):
+        if self.cell.is_asked or (self.cell.has_failed and now < self.cell.due):
             return []
-        if not self._has_read:
-            return self._ask(None, now) if now >= self._cell_due else []
+        if not self.cell.has_read:
+            return [self.cell.read(now)] if now >= self.cell.due else []
         if self.is_cell_ours:
             return self._write_cell(now)
         cell = self._cell_of_this_job
@@ -567,43 +540,30 @@ class Leader(Machine[ev.Event, ev.Action]):
             cell, self.at.token, self.term, is_leader_gone=is_gone, has_quorum_without=self._has_quorum_without()
         ):
             ours = log_of(self.log.node.committed) if self.log.mandate is Mandate.QUORUM else None
-            locked = cells.lock(cell, self.at.token, self.term, ours, self._new_incarnation())
-            return self._ask(m.StoredCell(locked, self.at), now)
-        return self._ask(None, now) if now >= self._cell_due else []
+            locked = cells.lock(cell, self.at.token, self.term, ours, self.cell.new_incarnation())
+            return [self.cell.write(locked, self.at, now)]
+        return [self.cell.read(now)] if now >= self.cell.due else []
 
     def _write_cell(self, now: float) -> list[ev.Action]:
         """Renews the cell, at once where it is behind."""
-        assert self.stored is not None
-        view = self.log.views[0]
+        cell, view = self.cell.cell, self.log.views[0]
+        assert cell is not None
         if view is not None and leading.must_begin_again(self.log, view):
-            cell = cells.begin_again(self.stored.cell, log_of(self.log.node.committed), self._new_incarnation())
-            return self._ask(m.StoredCell(cell, self.at), now)
+            begun = cells.begin_again(cell, log_of(self.log.node.committed), self.cell.new_incarnation())
+            return [self.cell.write(begun, self.at, now)]
         if view is None or not leading.may_write(self.log, 0):
-            self._cell_due = now + self.lease_s / 3
+            self.cell.put_off(now)
             return []
         has_news = self.log.proposal is not None and bool(self.log.mandate) and not view.has_proposal
-        is_behind = order(self.log.node.committed) > order(self.stored.cell.committed)
-        if not (has_news or is_behind or now >= self._cell_due):
+        is_behind = order(self.log.node.committed) > order(cell.committed)
+        if not (has_news or is_behind or now >= self.cell.due):
             return []
-        return self._ask(m.StoredCell(leading.cell_for(self.log, self.stored.cell), self.at), now)
-
-    def _new_incarnation(self) -> str:
-        self._words += 1
-        return self.word if self._words == 1 else f"{self.word}.{self._words}"
-
-    def _ask(self, written: m.StoredCell | None, now: float) -> list[ev.Action]:
-        if written is not None and self._lost_writes:  # a text that no lost write has written
-            cell = written.cell
-            written = written.replace(cell=cell.replace(renewals=cell.renewals + self._lost_writes))
-        self._asked, self._cell_due = Asked(now, written), now + (READ_AGAIN_S if written is None else self.lease_s / 3)
-        if self._silent_since is None:
-            self._silent_since = now
-        return [ev.ReadCell() if written is None else ev.WriteCell(written)]
+        return [self.cell.write(leading.cell_for(self.log, cell), self.at, now)]
 
     def _is_leader_gone(self, cell: Cell | None, now: float) -> bool:
         if cell is None or cell.leader in {"", self.at.token} or cell.leader in self.gone:
             return True  # or it is this one, in an earlier term
-        return now - self.seen.since >= self.lease_s
+        return now - self.cell.seen.since >= self.lease_s
 
     def _has_quorum_without(self) -> bool:
         """Whether this agent needs no vote of the endpoint."""
@@ -614,12 +574,10 @@ class Leader(Machine[ev.Event, ev.Action]):
         return votes.mandate(committed.configuration, found) is Mandate.QUORUM
 
     def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[ev.Action]:
-        asked, self._asked, self._silent_since = self._asked, None, None
+        asked = self.cell.on_said(stored, now)
         if asked is None:
             return []  # nothing was asked
-        self._has_read, self.stored = True, stored
-        cell = None if stored is None else stored.cell
-        self.seen = self.seen.after(cell, now)
+        cell = self.cell.cell
         has_no_log = self.phase is Phase.CANDIDATE or self.log.node.committed is None
         if has_no_log and cell is not None and _verdict_in(cell) not in {"", self.job_before}:
             return self._step_down("the job is over", now)  # this agent's node reads so
@@ -628,10 +586,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         has_locked = self.log.views[0] is None
         change = leading.on_locked if has_locked else leading.on_cell_written
         self.log = change(self.log, 0, cell)
-        if stored == asked.written:
-            self._cell_at, self._lost_writes = asked.at, 0
         if has_locked or stored != asked.written:  # a write whose answer was lost has been carried out: it is renewed
-            self._cell_due = now
+            self.cell.renew_by(now)
         return []
 
     def _on_other_cell(self, now: float) -> list[ev.Action]:
@@ -642,7 +598,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             if cell is not None and cell.term >= self.term:
                 self._campaign_again(cell.term, now)
             return []
-        is_renewed = self.seen.since == now
+        is_renewed = self.cell.seen.since == now
         other = cell.committed
         if other is None and cell.accepted is not None:
             other = cell.accepted.entry
@@ -656,15 +612,6 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.CANDIDATE and isinstance(ours, Entry) and self.name in ours.voters:
             return []  # a quorum of voters needs no vote of the endpoint
         return self._step_down(OTHER_LEADS, now)
-
-    def _on_cell_failed(self, now: float) -> list[ev.Action]:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            self._lost_writes += asked.written is not None
-            self._silent_since = asked.at if self._silent_since is None else self._silent_since
-        self._has_read = self._has_read and self.is_cell_ours
-        self._cell_due = now + READ_AGAIN_S
-        return []
 
     # Time.
 
@@ -688,7 +635,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             actions += self._deliver(waiting_texts(self.coordinator, now), now)
-        if self._is_cell_silent(now) and leading.is_held(self.log) and self._has_quorum_without():
+        is_silent = self.cell.is_silent(SILENT_CELL_S, now)
+        if is_silent and leading.is_held(self.log) and self._has_quorum_without():
             self._campaign_again(self.term, now)  # what was proposed is proposed again, without new voters
         return actions
 
@@ -723,14 +671,14 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def _heartbeat(self) -> m.Heartbeat:
-        is_ours = self.stored is not None and self.is_cell_ours
-        return m.Heartbeat(self._has_spares, self.stored.cell.renewals if is_ours and self.stored else 0)
+        cell = self.cell.cell
+        return m.Heartbeat(self._has_spares, cell.renewals if cell is not None and self.is_cell_ours else 0)
 
     def _has_cell(self, committed: Entry, now: float) -> bool:
         """Whether the endpoint that the committed entry names votes for this leader."""
         view = self.log.views[0]
         is_named = view is not None and votes.is_named(committed.configuration, 0, view.incarnation)
-        return is_named and self._is_cell_fresh(now)
+        return is_named and self.cell.has_taken(self.lease_s, now)
 
     @property
     def _is_alone(self) -> bool:
@@ -795,13 +743,12 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _look_at_store(self, event: CoordinatorEvent, now: float) -> None:
         """A node has come: before that ends a round, it is known whether the store is there to begin the next one."""
         is_newcomer = isinstance(event, Reported) and event.is_new and self.coordinator.looks_at_newcomers
-        if is_newcomer and self._decides_alone and now > self._cell_at + SILENT_CELL_S:
-            self._cell_due = min(self._cell_due, now)
+        if is_newcomer and self._decides_alone and not self.cell.has_taken(SILENT_CELL_S, now):
+            self.cell.renew_by(now)
 
     def _is_next_round_out_of_reach(self, now: float) -> bool:
         """Whether the store alone decides, and is silent: a round that is ended now is followed by none."""
-        is_silent = self._silent_since is not None and now >= self._silent_since + ASK_AGAIN_S
-        return is_silent and self._decides_alone
+        return self._decides_alone and self.cell.is_silent(ASK_AGAIN_S, now)
 
     @property
     def _decides_alone(self) -> bool:

@@ -13,6 +13,7 @@ from aelastic.rdzv.coordinator.coordinator_events import Phase
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
 from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
 from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.coordinator.leader_cell import LeaderCell
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import node as log
@@ -112,8 +113,9 @@ class Term:
         campaign = leading.campaign(kept or Node(self.at.name), term, 1, has_listened=has_listened)
         host = f"host-{self.at.node_id}"
         self.now = START - A_MOMENT_S
+        cell = LeaderCell(WORD, LEASE_S)
         self.leader = Leader(
-            self.coordinator, sessions, campaign, self.at, host, do_nodes_vote, WORD, self.now, **leads
+            self.coordinator, sessions, campaign, self.at, host, do_nodes_vote, cell, self.now, **leads
         )
         self.own = own
         self.conns: dict[str, int] = {}
