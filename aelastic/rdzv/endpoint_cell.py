@@ -12,7 +12,8 @@ from aelastic import aio
 from aelastic.errors import RendezvousStateError
 from aelastic.rdzv.coordinator.job_state import state_in
 from aelastic.rdzv.protocol.codec import WireError, from_text, to_text
-from aelastic.rdzv.protocol.messages import TERMS_AHEAD_MAX, StoredCell
+from aelastic.rdzv.protocol.messages import StoredCell
+from aelastic.rdzv.protocol.sense import is_too_high
 from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.stores.store import Store
 from aelastic.rdzv.writing import Writing
@@ -138,5 +139,5 @@ def _check(stored: StoredCell) -> None:
             terms.append(entry.term)
         if entry is not None and entry.payload:
             state_in(entry)
-    if max(terms) > aio.wall_ms() + TERMS_AHEAD_MAX:
+    if is_too_high(max(terms), aio.wall_ms()):
         raise WireError(f"term {max(terms)} is none that a log has counted to")

@@ -182,7 +182,7 @@ def test_a_leader_votes_itself_once_its_plan_is_in_the_kernels_hands_for_all_tha
     term.are_plans_flushed = False
     mute(term, "c")
     restarts(term, "abc")
-    conns, serials = {term.conns[name]: name for name in "bc"}, term.leader._sent
+    conns, serials = {term.conns[name]: name for name in "bc"}, term.leader.followers._sent
     assert proposal(term) is not None, "b has accepted it"
     for conn, name in conns.items():
         assert proposal(term) is not None

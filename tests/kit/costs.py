@@ -66,9 +66,9 @@ class Job(Term):
         while not self.is_cell_silent and (asked := self.leader.cell._asked) is not None:
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
                 super().tell(event)
-        for conn, name in list(self.leader._name_of.items()):
+        for conn, name in list(self.leader.followers._name_of.items()):
             if (log_plan := self.leader._log_plan(name)) is not None and self.is_pending():
-                super().tell(ev.Flushed(conn, self.leader._sent[name]))
+                super().tell(ev.Flushed(conn, self.leader.followers._sent[name]))
                 for event in self.followed(conn, m.Plan(self.leader.term, LEASE_S, log=log_plan)):
                     super().tell(event)
 
@@ -353,7 +353,11 @@ def few_of_many_vote(count: int) -> Iterator[Measured]:
     yield from job.each("is alive", voters, lambda name: job.said(name, m.Alive()))
     yield from job.each("reports", others, lambda name: job.said(name, job.reports.of[name]))
     for _ in range(FEW):
-        yield "a plan is in the kernel's hands", ONE, job.act(ev.Flushed(job.conns[second], job.leader._sent[second]))
+        yield (
+            "a plan is in the kernel's hands",
+            ONE,
+            job.act(ev.Flushed(job.conns[second], job.leader.followers._sent[second])),
+        )
         yield "a campaign", ONE, job.act(ev.Campaigned(9, m.Campaign(1, entry.id, leader_at("x", "token of x"))))
     yield "a cordon is asked for", ALL, job.said(second, r.Ask(second, "ask", r.Verb.CORDON, "host-n9", 0.0, "fans"))
     assert job.is_pending()

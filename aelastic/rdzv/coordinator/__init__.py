@@ -4,8 +4,8 @@
 
 - `connections`, and the nodes behind them; `unheard`: reports that are not decided yet; `plans`: the whole plan of each
   node; `absent`: nodes that were lost and may live
-- `rdzv.log`: how the agents agree on the next entry; `job_state` is what an entry holds; `leader_cell`: the endpoint's
-  cell, and the question to it that is open
+- `rdzv.log`: how the agents agree on the next entry; `job_state`: what an entry holds; `followers`: those that vote;
+  `leader_cell`: the endpoint's cell, and the question to it that is open
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next begins), `gathering` (the nodes of a round that is older than this
   leader) and `inquiry` (what all workers do, when one hangs); `cordons` (what is remembered, and nodes that are
@@ -21,6 +21,7 @@ __all__ = [
     "coordinator",
     "coordinator_events",
     "cordons",
+    "followers",
     "forming",
     "gathering",
     "inquiry",

@@ -30,7 +30,7 @@ from aelastic.rdzv.log import node as log
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
-from aelastic.rdzv.protocol.sense import is_term_too_high, objection_to
+from aelastic.rdzv.protocol.sense import is_too_high, objection_to
 
 # An agent that lives answers within this, on a machine however busy.
 PROBE_TIMEOUT_S = 0.5
@@ -289,7 +289,7 @@ class Connections:
         match message:
             case m.Alive():
                 return []
-            case m.Status(node) if node.node_id == node_id and is_term_too_high(message, self.term):
+            case m.Status(node, log=log) if node.node_id == node_id and log and is_too_high(log.term, self.term):
                 return self._refuse(conn, "protocol error: a term that no log has counted to", now)
             case m.Status(node) if node.node_id == node_id:
                 connection.has_left, connection.log = message.left is not None, message.log

@@ -26,6 +26,7 @@ from aelastic.rdzv.coordinator.coordinator import Coordinator
 from aelastic.rdzv.coordinator.coordinator_events import CutOff, Lost, Reported, Send
 from aelastic.rdzv.coordinator.coordinator_events import Event as CoordinatorEvent
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
+from aelastic.rdzv.coordinator.followers import Followers
 from aelastic.rdzv.coordinator.job_state import JobState, Participant, payload_of, state_in, voters_in
 from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.coordinator.roster import some_of
@@ -41,6 +42,7 @@ from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol.sense import is_too_high
 
 # So often nodes that wait read what for.
 WAITING_TEXT_INTERVAL_S = 10.0
@@ -50,7 +52,6 @@ CANDIDACY_S = 1.5
 SILENT_CELL_S = 1.0
 ASK_AGAIN_S = 0.1
 NOT_PROPOSED = -1
-HEARD_MIN = 16
 # For so long a leader that hears no other node does not campaign again: one of them may reach the store without it.
 STAND_BACK_LEASES, STAND_BACK_S = 0.5, 0.5
 OTHER_LEADS = "another agent leads the job now"
@@ -99,11 +100,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     _seeks_since: float = 0.0  # since when it seeks the votes of a quorum, if it has none
     _heartbeat_at: float = 0.0
     _waiting_text_at: float = 0.0
-    _heard: dict[str, float] = field(default_factory=dict[str, float])  # voters, by name: when they were heard last
-    _heard_limit: int = HEARD_MIN
-    _name_of: dict[int, str] = field(default_factory=dict[int, str])  # connections of followers that may vote
-    _serial: int = 0  # of the last plan
-    _sent: dict[str, int] = field(default_factory=dict[str, int])  # to each follower: the serial of its last plan
+    followers: Followers = field(default_factory=Followers)
     _is_resumed: bool = False  # the coordinator knows what the log keeps
     _version: int = 0  # of what the coordinator has decided, as it was proposed last
     _payload: Payload = NO_PAYLOAD  # of that proposal
@@ -249,23 +246,16 @@ class Leader(Machine[ev.Event, ev.Action]):
         if isinstance(message, m.HungUp):
             self._on_follower_closed(conn, Close.HUNG_UP)
         if (name := self.sessions.name_of(conn)) and name != self.name:
-            self._note_heard(name, now)
+            self.followers.on_heard(name, now, self.lease_s)
             if (status := self.sessions.log_of(conn)) is not None:
                 self._on_status(conn, name, status, now)
         return actions
-
-    def _note_heard(self, name: str, now: float) -> None:
-        if len(self._heard) >= self._heard_limit:  # most may be of agents that have gone since
-            self._heard = {each: at for each, at in self._heard.items() if now - at < self.lease_s}
-            self._heard_limit = 2 * len(self._heard) + HEARD_MIN
-        self._heard[name] = now
 
     def _on_status(self, conn: int, name: str, status: LogStatus, now: float) -> None:
         """What a node knows of the log, if that may matter."""
         if status.term > self.term and (self.phase is Phase.CANDIDATE or self.log.mandate):
             self._campaign_again(status.term, now)
-        is_known = self._name_of.get(conn) == name
-        if is_known:
+        if self.followers.name_of(conn) == name:
             if self.log.followers[name].status != status:
                 self.log = leading.on_status(self.log, name, status)
             return
@@ -278,8 +268,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _on_voter(self, conn: int, name: str, status: LogStatus) -> None:
         """A node has a vote, or knows of the log what this leader does not: what it says of it counts from now on."""
-        self._name_of = {each: its for each, its in self._name_of.items() if its != name}
-        self._name_of[conn] = name
+        self.followers.add(conn, name)
         self.log = leading.on_connected(self.log, name, status)
         self.sessions.send_again(conn)
 
@@ -288,42 +277,41 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.on_closed(conn, now, is_reset=close is Close.ABORTED)
 
     def _on_follower_closed(self, conn: int, close: Close) -> None:
-        if (name := self._name_of.pop(conn, None)) is not None:
+        if (name := self.followers.remove(conn)) is not None:
             self.log = leading.on_follower_closed(self.log, name, close)
 
     def _on_followers_gone(self) -> None:
         """Connections were dropped here: that proves nothing."""
-        for conn in [each for each in self._name_of if not self.sessions.is_open(each)]:
-            self._on_follower_closed(conn, Close.ABORTED)
+        for conn in self.followers.conns:
+            if not self.sessions.is_open(conn):
+                self._on_follower_closed(conn, Close.ABORTED)
 
     def _on_flushed(self, conn: int, serial: int) -> None:
-        name = self._name_of.get(conn)
-        if name is not None and self._sent.get(name) == serial:
+        name = self.followers.name_of(conn)
+        if name is not None and self.followers.was_last(conn, serial):
             self.log = leading.on_plan_sent(self.log, name)
 
     def _send_plans(self, now: float) -> list[ev.Action]:
-        actions: list[ev.Action] = []
-        held = set(self._name_of.values()) if leading.is_held(self.log) else set[str]()
-        for say in self.sessions.send_plans(self._log_plan, held, now):
-            self._serial += 1
-            if isinstance(say, ev.Say) and (name := self._name_of.get(say.conn)) is not None:
-                self._sent[name] = self._serial
-                actions.append(say.replace(serial=self._serial))
-            else:
-                actions.append(say)
-        return actions
+        held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
+        actions = self.sessions.send_plans(self._log_plan, held, now)
+        return [self._numbered(action) for action in actions]
+
+    def _numbered(self, action: ev.Action) -> ev.Action:
+        """A plan for a follower, with a number: `Flushed` names it."""
+        serial = self.followers.on_sent(action.conn) if isinstance(action, ev.Say) else 0
+        return action.replace(serial=serial) if serial else action
 
     def _log_plan(self, name: str) -> LogPlan | None:
         """What a node is to know of the log."""
         if name == self.name:
             return None
-        if name in self._name_of.values():
+        if name in self.followers.names:
             return leading.plan_for(self.log, name)
         return LogPlan(self.term, self._has_mandate, id_of(self.log.node.committed), None, None)
 
     def _tell_voters(self) -> None:
         """The log has changed: followers that vote are sent their plans."""
-        for conn in self._name_of:
+        for conn in self.followers.conns:
             self.sessions.send_again(conn)
 
     # The log.
@@ -442,7 +430,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         payload, is_verdict = payload_of(state), state.verdict is not None
         voters = self._voters(state, now)
         self.log = leading.propose(self.log, voters, voters, is_verdict=is_verdict, payload=payload)
-        new_voters = set(voters) - set(self._name_of.values())
+        new_voters = set(voters) - set(self.followers.names)
         for conn, name, status in self.sessions.statuses() if new_voters else ():
             if name in new_voters:
                 self._on_voter(conn, name, status)
@@ -473,7 +461,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self._seeks_since = now
         self.coordinator.roster.begin_term(self.term)
         self.sessions.begin_term(self.term)
-        self._name_of = {conn: name for conn, name in self._name_of.items() if name in self.log.followers}
+        self.followers.keep(self.log.followers.keys())
         self.cell.renew_by(-math.inf)
 
     def _ask_votes(self, now: float) -> list[ev.Action]:
@@ -482,7 +470,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is not Phase.CANDIDATE or now < self._ask_at or not isinstance(committed, Entry):
             return []
         self._ask_at = now + ASK_AGAIN_S
-        known = {*self._name_of.values(), self.name, *(each.name for each in self.log.node.ended_followers)}
+        known = {*self.followers.names, self.name, *(each.name for each in self.log.node.ended_followers)}
         known |= {each.name for each in self.log.node.ended}
         asked = tuple(each for each in voters_in(committed) if each.name not in known)
         return [ev.AskVotes(asked, m.Campaign(self.term, committed.id, self.at))] if asked else []
@@ -492,7 +480,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         is_leading, ours = self.phase is Phase.LEADING, log_of(self.log.node.committed)
         if ours is None or log_of(campaign.committed) != ours:  # a stranger, for all we know
             return [ev.Answer(conn, m.Declined(self.term, "this node knows another log"))]
-        if campaign.term > self.term + m.TERMS_AHEAD_MAX:
+        if is_too_high(campaign.term, self.term):
             reason = f"term {campaign.term} is none that a log has counted to"
             return [ev.Answer(conn, m.Declined(self.term, reason, None, is_leading))]
         if campaign.term > self.term:
@@ -510,7 +498,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return self._step_down(OTHER_LEADS, now, alive=event.leader)
         if event.leader not in {"", self.silent, *self.gone}:
             return self._step_down(OTHER_LEADS, now)
-        if self.term < event.term <= self.term + m.TERMS_AHEAD_MAX:
+        if event.term > self.term and not is_too_high(event.term, self.term):
             self._campaign_again(event.term, now)
         return []
 
@@ -659,7 +647,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return True  # no round runs
         if not committed.voters:
             return self._has_cell(committed, now) or self._are_all_here
-        heard = {name for name in committed.voters if now - self._heard.get(name, -math.inf) < self.lease_s}
+        heard = self.followers.heard(committed.voters, now, self.lease_s)
         ended = frozenset(each.name for each in node.ended_followers), frozenset(each.name for each in node.ended)
         endpoints = int(self._has_cell(committed, now))
         found = Votes(frozenset({*heard, self.name}), *ended, leading.replaced(self.log), endpoints)
@@ -794,7 +782,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.sessions.validate()
         assert self.sessions.term == self.term, "plans are of this term"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
-        assert set(self._name_of.values()) <= self.log.followers.keys(), "a follower is one of the log's"
+        assert set(self.followers.names) <= self.log.followers.keys(), "a follower is one of the log's"
 
 
 def _verdict_in(cell: Cell) -> str:

@@ -31,6 +31,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.codec import objection as unreadable
+from aelastic.rdzv.protocol.sense import is_too_high
 
 # After a lease without a message the leader has given this node up; so much later it stops its workers by itself.
 MARGIN_S = 0.7
@@ -397,7 +398,7 @@ class Member(Machine[Event, Action]):
     def _objection_to(self, campaign: m.Campaign, log: Node, now: float) -> str:
         if not campaign.term:
             return "asked who leads"
-        if campaign.term > max(log.term, self._highest) + m.TERMS_AHEAD_MAX:
+        if is_too_high(campaign.term, max(log.term, self._highest)):
             return f"term {campaign.term} is none that a log has counted to"
         if not following.may_follow(log, campaign.leader.name, campaign.term):
             return f"this node knows of term {log.term}"
@@ -409,7 +410,7 @@ class Member(Machine[Event, Action]):
 
     def _on_declined(self, term: int, leader: m.LeaderAt | None, now: float) -> list[Action]:
         known = max(self._highest, 0 if self.log is None else self.log.term)
-        if term > known + m.TERMS_AHEAD_MAX:
+        if is_too_high(term, known):
             return []  # no log has counted so far
         self._highest = max(known, term)
         if self.phase is not Phase.SEARCHING or leader is None or leader.token in self.gone:

@@ -13,6 +13,7 @@ from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.node_state import NodeState
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import WireError
+from aelastic.rdzv.protocol.sense import is_too_high
 
 
 def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) -> str:
@@ -27,7 +28,7 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) 
     match message:
         case m.Plan(_, lease_s) if lease_s != terms.lease_s:
             return f"Plan.lease_s is {lease_s:g}, and this agent was started with {terms.lease_s:g}"
-        case m.Plan(newer) if newer > term + m.TERMS_AHEAD_MAX:
+        case m.Plan(newer) if is_too_high(newer, term):
             return f"Plan.term is {newer}, and the last one known is {term}"
         case m.Plan():
             return _objection_to_round(message, terms, state)

@@ -240,9 +240,12 @@ _CHECKS: dict[type[Record], _Check] = {
 }
 
 
-def is_term_too_high(status: m.Status, term: int) -> bool:
-    """Whether no log has counted to the term of a node: a leader in one above it would be followed by nobody."""
-    return status.log is not None and status.log.term > term + m.TERMS_AHEAD_MAX
+def is_too_high(term: int, known: int) -> bool:
+    """Whether no log has counted to a term, where `known` is the highest that is known.
+
+    A leader in a term above it would be followed by nobody, since there are only so many.
+    """
+    return term > known + m.TERMS_AHEAD_MAX
 
 
 def objection_to(hello: m.Hello, ours: m.Terms, term: int) -> str:
@@ -258,6 +261,6 @@ def objection_to(hello: m.Hello, ours: m.Terms, term: int) -> str:
     ):
         if here != there:
             return f"{what} is {here} here and {there} in the running job: use the same{remedy} on every node"
-    if hello.status.log is not None and is_term_too_high(hello.status, term):
+    if hello.status.log is not None and is_too_high(hello.status.log.term, term):
         return f"Status.log.term is {hello.status.log.term}, and the job's is {term}"
     return ""

@@ -1,0 +1,75 @@
+"""Nodes that vote, or may get a vote: their connections, the last plan that each was sent, and when it was heard.
+
+A vote counts once the plan is in the kernel's hands: `was_last` tells whether that is the newest one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+HEARD_MIN = 16
+
+
+@dataclass(slots=True)
+class Followers:
+    """Those of one leader."""
+
+    _name_of: dict[int, str] = field(default_factory=dict[int, str])  # by connection
+    _serial: int = 0  # of the last plan
+    _sent: dict[str, int] = field(default_factory=dict[str, int])  # to each node: the serial of its last plan
+    _heard: dict[str, float] = field(default_factory=dict[str, float])  # when each node was heard last
+    _heard_limit: int = HEARD_MIN
+
+    @property
+    def conns(self) -> list[int]:
+        return list(self._name_of)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._name_of.values()
+
+    def name_of(self, conn: int) -> str | None:
+        return self._name_of.get(conn)
+
+    def add(self, conn: int, name: str) -> None:
+        """A node follows on this connection, and on no earlier one."""
+        self._name_of = {each: its for each, its in self._name_of.items() if its != name}
+        self._name_of[conn] = name
+
+    def remove(self, conn: int) -> str | None:
+        """A connection is no more; gives the node's name, if it was a follower's."""
+        return self._name_of.pop(conn, None)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Others than these are followers no longer."""
+        self._name_of = {conn: name for conn, name in self._name_of.items() if name in names}
+
+    # Plans.
+
+    def on_sent(self, conn: int) -> int:
+        """A plan is sent on a connection; gives its serial number, or 0 if that is no follower's."""
+        self._serial += 1
+        name = self._name_of.get(conn)
+        if name is None:
+            return 0
+        self._sent[name] = self._serial
+        return self._serial
+
+    def was_last(self, conn: int, serial: int) -> bool:
+        """Whether this is the plan that the follower was sent last."""
+        name = self._name_of.get(conn)
+        return name is not None and self._sent.get(name) == serial
+
+    # Contact.
+
+    def on_heard(self, name: str, now: float, lease_s: float) -> None:
+        if len(self._heard) >= self._heard_limit:  # most may be of agents that have gone since
+            self._heard = {each: at for each, at in self._heard.items() if now - at < lease_s}
+            self._heard_limit = 2 * len(self._heard) + HEARD_MIN
+        self._heard[name] = now
+
+    def heard(self, names: Iterable[str], now: float, lease_s: float) -> frozenset[str]:
+        """Those of these nodes that were heard within a lease."""
+        return frozenset(name for name in names if now - self._heard.get(name, -math.inf) < lease_s)
