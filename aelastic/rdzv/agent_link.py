@@ -23,6 +23,7 @@ from aelastic.errors import (
     RendezvousTimeoutError,
 )
 from aelastic.host.sockets import LOOPBACKS, HeldPort
+from aelastic.rdzv.agreed import Agreed, agreed
 from aelastic.rdzv.campaigns import Campaigns
 from aelastic.rdzv.coordinator.connections import Connections
 from aelastic.rdzv.coordinator.coordinator import Coordinator
@@ -34,7 +35,7 @@ from aelastic.rdzv.coordinator.session_events import StepDown
 from aelastic.rdzv.coordinator_server import CoordinatorServer
 from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log import leader as leading
-from aelastic.rdzv.log.entries import Entry
+from aelastic.rdzv.log.entries import Entry, EntryRef, id_of
 from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.member import Member
@@ -114,12 +115,16 @@ class AgentLink:
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
         self._campaigns: Campaigns | None = None  # where nodes vote
-        self._known: Entry | None = None  # whose nodes know where this agent is asked for its vote
+        self._known: EntryRef | None = None  # the last entry that was noted
         self._patience = anyio.CancelScope()  # with others that have not heard how the job ended
 
     @property
     def coordinates(self) -> bool:
         return self._server is not None
+
+    @property
+    def agreed(self) -> Agreed | None:
+        return None if self._log is None else agreed(self._log)
 
     def tell(self, message: NodeMessage) -> None:
         if isinstance(message, Ready) and self._settings.has_elections:
@@ -137,7 +142,7 @@ class AgentLink:
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:
                         self._stream.handled()
-                    self._listen_for_campaigns()
+                    self._note_committed()
         finally:
             if self._stream is not None:
                 self._stream.abort()
@@ -161,13 +166,16 @@ class AgentLink:
             self._campaigns = Campaigns(port, self._strangers, self._proofs, lease_s, self._on_campaign)
         return self._campaigns
 
-    def _listen_for_campaigns(self) -> None:
-        """Others know where this agent answers once an entry that names it is known here."""
+    def _note_committed(self) -> None:
+        """An entry is known to be committed: if it gives this node a vote, others know where they ask for it."""
         committed = self._log.committed if self._log is not None else None
-        if self._campaigns is None or not isinstance(committed, Entry) or committed is self._known:
+        if committed is None or committed is self._known:
             return
-        self._known = committed
-        self._campaigns.listen_at(voters_in(committed), self._member.node_id)
+        is_new, self._known = id_of(committed) != id_of(self._known), committed
+        if is_new and _log.isEnabledFor(logging.INFO) and self.agreed is not None:
+            _log.info("%s", self.agreed.text)
+        if self._campaigns is not None and isinstance(committed, Entry):
+            self._campaigns.listen_at(voters_in(committed), self._member.node_id)
 
     @property
     def _log(self) -> Node | None:

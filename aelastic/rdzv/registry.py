@@ -22,6 +22,7 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
+    from aelastic.rdzv.agreed import Agreed
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.rdzv.stores.store import Store
     from aelastic.spec import WorkerSpec
@@ -35,6 +36,10 @@ class Link(Protocol):
     @property
     def coordinates(self) -> bool:
         """Whether the job's coordinator is in this agent now."""
+
+    @property
+    def agreed(self) -> Agreed | None:
+        """What this node knows of the job's log; `None` where there is none."""
 
     def tell(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""
@@ -57,7 +62,7 @@ class Link(Protocol):
 class InProcessLink:
     """A coordinator in this process, for the one node of its job."""
 
-    coordinates = True
+    coordinates, agreed = True, None
 
     def __init__(self, coordinator: SingleNode) -> None:
         self._coordinator = coordinator

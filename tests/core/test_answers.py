@@ -44,6 +44,9 @@ def test_a_status_explains_its_star() -> None:
     star = "* the leader: its agent decides for the job"
     assert texts.status([agent(), agent(leads=True)], (), {}, agent()).splitlines()[-1] == star
     assert star not in texts.status([agent()], (), {}, agent()), "nobody leads"
+    known = {"term": 7, "entry": 2, "text": "entry 2 of term 6 is committed, round 2; n0, n1 vote"}
+    leader = agent(leads=True, rendezvous=known)
+    assert texts.status([leader], (), {}, agent()).splitlines()[-2:] == [f"{star} in term 7", known["text"]]
 
 
 def test_a_list_of_jobs_says_what_each_runs_and_where() -> None:

@@ -200,7 +200,9 @@ class Enquiries:
         del status["phases"]
         if (failure := status["last_failure"]) is not None:
             del failure["traceback"], failure["stack"]
-        return {**status, "leads": self._held.link.coordinates}
+        agreed = self._held.link.agreed
+        rendezvous = None if agreed is None else vars(agreed)
+        return {**status, "leads": self._held.link.coordinates, "rendezvous": rendezvous}
 
     async def own_ends(self) -> list[dict[str, Any]]:
         """As `why`, with the step that workers have written by now."""

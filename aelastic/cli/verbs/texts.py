@@ -108,9 +108,14 @@ def status(
     title = f"{printable(first['run']['run_id'])}  {state}  {printable('  '.join(head))}"
     table = _table([("NODE", "STATE", "RANKS", "SINCE", "NOTE"), *rows], paint)
     lines = [title, printable(program(agent)), table]
-    if any(each["leads"] for each in nodes):
-        lines.append("* the leader: its agent decides for the job")
+    if first["leads"]:
+        lines.append(f"* the leader: its agent decides for the job{_agreed(first)}")
     return "\n".join(lines)
+
+
+def _agreed(leader: Said) -> str:
+    known = leader.get("rendezvous")  # agents of older versions do not say
+    return f" in term {known['term']}\n{known['text']}" if known else ""
 
 
 def why(ends: Sequence[Said], earlier: int = 0, held: str = "") -> str:

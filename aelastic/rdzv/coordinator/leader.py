@@ -174,7 +174,6 @@ class Leader(Machine[ev.Event, ev.Action]):
         """When it steps down, if no quorum has voted for it by then."""
         return self._seeks_since + (CANDIDACY_S if self.phase is Phase.CANDIDATE else self.lease_s)
 
-    @property
     def _why_lost(self) -> str:
         committed = self.log.node.committed
         if not isinstance(committed, Entry) or not committed.voters:
@@ -610,7 +609,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
         self._on_followers_gone()
         if not self._has_mandate and now >= self._has_lost_at:
-            return actions + self._step_down(self._why_lost, now, lacks_quorum=True)
+            return actions + self._lose_quorum(self._why_lost(), now)
         stand_back_s = self.lease_s * STAND_BACK_LEASES + STAND_BACK_S
         if self._is_alone:
             return actions + self._step_down("lost all other nodes at once", now, stand_back_s=stand_back_s)
@@ -675,6 +674,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is not Phase.LEADING or not self.is_replaceable or self.is_over or self.do_nodes_vote:
             return False
         return self.sessions.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
+
+    def _lose_quorum(self, reason: str, now: float) -> list[ev.Action]:
+        return self._step_down(reason, now, lacks_quorum=True)
 
     def _step_down(
         self,

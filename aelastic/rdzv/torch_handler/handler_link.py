@@ -112,7 +112,7 @@ class TorchHandlerLink:
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
     """
 
-    coordinates = False  # nothing does: the handlers meet on a store
+    coordinates, agreed = False, None  # nobody leads: the handlers meet on a store
 
     def __init__(
         self,
