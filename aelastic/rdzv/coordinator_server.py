@@ -74,7 +74,7 @@ class CoordinatorServer(Incoming[ev.Event]):
         self._cell, self._turn, self._campaigns = cell, turn, campaigns
         self._on_leading, self._on_stepped_down, self._on_passed = on_leading, on_stepped_down, on_passed
         self._has_led = False
-        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: a heartbeat goes to thousands
+        self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: it may go to thousands
         self._changed, self._has_released = anyio.Event(), anyio.Event()
 
     async def run(self) -> None:
@@ -150,7 +150,7 @@ class CoordinatorServer(Incoming[ev.Event]):
     def _carry_out(self, action: ev.Action, tasks: TaskGroup) -> None:  # noqa: C901, PLR0912  one case for each action
         match action:
             case ev.Say(conn, message, serial):
-                if message is not self._encoded[0]:
+                if message != self._encoded[0]:
                     self._encoded = message, encode(message)
                 if (stream := self._streams.get(conn)) is not None:
                     stream.send(self._encoded[1])

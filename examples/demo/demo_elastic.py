@@ -174,7 +174,7 @@ def main() -> int:
 def show(options: argparse.Namespace, folder: str) -> int:
     script = [str(Path(__file__).with_name("train_digits.py")), "--checkpoint", os.path.join(folder, "digits.pt")]
     script += ["--epochs", str(EPOCHS), "--min-accuracy", str(MIN_ACCURACY)]
-    with board(options, folder) as endpoint:
+    with endpoint_of(options, folder) as endpoint:
         run_id = f"demo-{uuid.uuid4().hex[:8]}"  # an etcd remembers the runs of yesterday
         rendezvous = ["--rdzv-backend", options.backend, "--rdzv-endpoint", endpoint, "--rdzv-id", run_id]
         nodes = Nodes(rendezvous, script, folder)
@@ -233,7 +233,7 @@ class NoEtcdError(Exception):
 
 
 @contextmanager
-def board(options: argparse.Namespace, folder: str) -> Iterator[str]:
+def endpoint_of(options: argparse.Namespace, folder: str) -> Iterator[str]:
     """An endpoint at which the nodes find each other."""
     if options.endpoint:
         yield options.endpoint
