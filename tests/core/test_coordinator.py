@@ -11,7 +11,7 @@ from kit.stories.coordinator import failure, node
 
 from aelastic.decisions.cause import SaveOutcome
 from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Lost, Phase, Reported
+from aelastic.rdzv.coordinator.coordinator_events import CutOff, DeadlinePassed, Lost, Phase, Reported
 from aelastic.rdzv.coordinator.job_state import payload_of, state_in, voters_in
 from aelastic.rdzv.coordinator.roster import RoundRules
 from aelastic.rdzv.log.entries import first_entry
@@ -245,6 +245,21 @@ def continued(job: Job, now: float, gone: str = "") -> Job:
         if name not in gone:
             other.handle(other.nodes.connects(job.nodes.of[name].node, job.nodes.of[name].past), now)
     return other
+
+
+def test_a_coordinator_that_is_cut_off_begins_no_round() -> None:
+    """It would not be agreed on.  Nodes of the round are ready for the next one, as they lost the leader before."""
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
+    other.core.roster.begin_term(9)
+    other.core.resume(job.core.state(100.0), "", 100.0)
+    other.nodes.known.clear()
+    for name in "ab":
+        ready = job.nodes.of[name].past.replace(phase=m.NodePhase.READY)
+        other.handle(other.nodes.connects(job.nodes.of[name].node, ready), 100.1)
+    sent = other.core.handle(CutOff(), 100.2)
+    assert [each for each in sent if isinstance(each.message, m.Assigned | m.Ended)] == []
+    assert other.core.round == 1
 
 
 def ends(job: Job) -> list[float]:

@@ -39,7 +39,7 @@ from aelastic.rdzv.coordinator import session_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of, state_in
 from aelastic.rdzv.coordinator.leader import CANDIDACY_S, SILENT_CELL_S, Phase
-from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S
+from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, first_entry, id_of, next_entry
 from aelastic.rdzv.log.node import Close, EndedFollower, Node, Status, status_of
@@ -420,6 +420,22 @@ def test_where_the_store_decides_a_leader_that_finds_another_one_in_the_cell_ste
     assert of_kind(told, m.Interrupted) == [], "its nodes stay in their round"
 
 
+@pytest.mark.parametrize("term_of_other", [TERM - 5, TERM + 5])
+def test_where_the_store_decides_a_leader_gives_up_its_log_once_the_leader_of_another_one_renews(
+    term_of_other: int,
+) -> None:
+    """The endpoint has forgotten all, and a new agent has founded another log there, in whatever term."""
+    term = running("ab", nodes=(2, 3))
+    other = first_entry(term_of_other, ["n"], [], ("2e",))
+    for renewals in range(2):
+        term.stored = m.StoredCell(Cell("2e", other.log, term_of_other, OTHER.token, renewals, other), OTHER)
+        told = term.live_until(term.now + LEASE_S)
+        if has_stepped_down(term):
+            break
+    assert [each.reason for each in of_kind(told, m.Goodbye)] == ["another agent leads the job now"] * 2
+    assert of_kind(told, m.Interrupted) == [], "its nodes hear from the other leader"
+
+
 def test_where_nodes_vote_a_leader_with_a_quorum_takes_the_cell_back_in_a_term_above() -> None:
     term = voting("abc")
     term.stored = another_cell(term)
@@ -525,6 +541,21 @@ def test_a_leader_steps_down_a_lease_after_it_had_a_quorum_and_has_its_side_stop
         ev.Say(term.conns["a"], m.Goodbye("no contact with a quorum", False)),
         ev.Drop(term.conns["a"], in_order=True),
     ]
+
+
+def test_a_write_whose_answer_was_lost_is_contact_with_the_endpoint_once_it_is_read() -> None:
+    """The story behind it: a leader whose first write was carried out stepped down a moment after it led."""
+    cell = LeaderCell("1f", LEASE_S)
+    cell.read(100.0)
+    cell.on_said(None, 100.1)
+    written = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 100.2).stored
+    cell.on_failed(101.0, must_read=True)
+    cell.read(101.3)
+    assert not cell.has_taken(LEASE_S, 101.3)
+    cell.on_said(written, 101.4)
+    assert cell.has_taken(LEASE_S, 100.2 + LEASE_S) and not cell.has_taken(LEASE_S, 100.3 + LEASE_S)
+    again = cell.write(Cell("1f", None, TERM, OTHER.token, 0), OTHER, 101.5).stored
+    assert again != written, "a packet of the lost write may come late"
 
 
 def test_a_leader_hears_a_quorum_in_whatever_its_nodes_say() -> None:

@@ -17,6 +17,7 @@ from typing import assert_never
 
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import Cause, CauseKind
+from aelastic.decisions.decision import next_round
 from aelastic.rdzv.coordinator import coordinator_events as ev
 from aelastic.rdzv.coordinator.coordinator_events import Phase, Send
 from aelastic.rdzv.coordinator.first_cause import GRACE_S
@@ -89,7 +90,7 @@ class Coordinator(Machine[ev.Event, Send]):
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
                 return []  # what has become of its node is heard soon
             case ev.CutOff(kind):  # this leader steps down
-                return self._on_cut_off(Cause(kind), now)
+                return self._on_cut_off(Cause(kind))
             case ev.DeadlinePassed():
                 return self._on_deadline_passed(event, now)
             case _:
@@ -348,17 +349,14 @@ class Coordinator(Machine[ev.Event, Send]):
         if self.gathering is not None:
             self.gathering.on_departed(rank)
 
-    def _on_cut_off(self, cause: Cause, now: float) -> list[Send]:
+    def _on_cut_off(self, cause: Cause) -> list[Send]:
+        """This leader steps down: nodes of the round stop their workers.  The next leader decides what follows."""
         match self.phase:
-            case Phase.FORMING:  # no round is cut off
-                return self._form(now)
-            case Phase.GATHERING:
-                told = self._end_gathering(now, is_late=True)
-                return told + (self._end_round(now, cause, in_place=False) if self.runs_round else [])
-            case Phase.RUNNING:
-                return self._end_round(now, cause, in_place=False)
-            case Phase.CLOSED:
-                return []  # the job is over
+            case Phase.GATHERING | Phase.RUNNING:
+                stop = self.forming.interrupted(self.round, next_round(cause))
+                return [Send(node.node_id, stop) for node in self.roster.with_workers]
+            case Phase.FORMING | Phase.CLOSED:
+                return []  # no round runs
             case _:
                 assert_never(self.phase)
 

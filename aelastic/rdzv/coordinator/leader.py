@@ -589,8 +589,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         other = cell.committed
         if other is None and cell.accepted is not None:
             other = cell.accepted.entry
-        if leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed):
-            return self._step_down(OTHER_LEADS, now)
+        must_give_up = leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed)
+        if must_give_up or (is_renewed and self._decides_alone and leading.is_of_other_log(self.log, other)):
+            return self._step_down(OTHER_LEADS, now)  # where the store alone decides, its other leader has its vote
         if self._has_quorum_without() or leading.is_of_other_log(self.log, other):
             if cell.term >= self.term:
                 self._campaign_again(cell.term, now)

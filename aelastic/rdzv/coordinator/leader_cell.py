@@ -6,7 +6,7 @@ What is written there, and when, is the leader's business.  One question to the 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aelastic.core.record import Record
 from aelastic.rdzv.coordinator import session_events as ev
@@ -46,7 +46,9 @@ class LeaderCell:
     _taken_at: float = -math.inf  # when the last write that the endpoint took was asked for
     _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
     _words: int = 0  # incarnations that this leader has begun, or has asked for
-    _lost_writes: int = 0  # since the last one that was answered: some may have been carried out
+    _lost_writes: list[Asked] = field(
+        default_factory=list[Asked]
+    )  # since the last answered one: some may be carried out
 
     @property
     def cell(self) -> Cell | None:
@@ -91,7 +93,7 @@ class LeaderCell:
 
     def write(self, cell: Cell, at: m.LeaderAt, now: float) -> ev.WriteCell:
         # With lost writes counted as renewals, this text is none of theirs.
-        written = m.StoredCell(cell.replace(renewals=cell.renewals + self._lost_writes), at)
+        written = m.StoredCell(cell.replace(renewals=cell.renewals + len(self._lost_writes)), at)
         self._ask(written, now, self.lease_s / 3)
         return ev.WriteCell(written)
 
@@ -111,15 +113,19 @@ class LeaderCell:
             return None
         self.has_read, self.stored = True, stored
         self.seen = self.seen.after(self.cell, now)
+        for write in (*self._lost_writes, asked):
+            if write.written is not None and stored == write.written:
+                self._taken_at = write.at
         if asked.written is not None and stored == asked.written:
-            self._taken_at, self._lost_writes = asked.at, 0
+            self._lost_writes = []
         return asked
 
     def on_failed(self, now: float, *, must_read: bool) -> None:
         """Notes that there is no answer."""
         asked, self._asked = self._asked, None
         if asked is not None:
-            self._lost_writes += asked.written is not None
+            if asked.written is not None:
+                self._lost_writes.append(asked)
             self._silent_since = asked.at if self._silent_since is None else self._silent_since
         self.has_read &= not must_read
         self.due = now + READ_AGAIN_S

@@ -286,7 +286,7 @@ class Roster:
 
     def stop_participants(self) -> list[str]:
         """The last round is over; gives the nodes that have workers to stop."""
-        nodes = self._with_workers()
+        nodes = self.with_workers
         for node in nodes:
             self.put(node, NodePhase.STOPPING)
         return [node.node_id for node in nodes]
@@ -299,7 +299,9 @@ class Roster:
             self.lost_hosts[node.host] = "its workers do not stop"
         return nodes
 
-    def _with_workers(self) -> list[m.Node]:
+    @property
+    def with_workers(self) -> list[m.Node]:
+        """Nodes of the last round that have workers, or are stopping them."""
         members = (self.members.get(node_id) for node_id in self.participants)
         return [
             member.node
