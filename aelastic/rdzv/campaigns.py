@@ -61,7 +61,7 @@ class Campaigns(Incoming[Any]):
         self._moved = anyio.Event()  # set when that is another one
 
     def listen_at(self, participants: Sequence[Participant], node_id: str) -> None:
-        """Notes where the other nodes of a round are told that this agent answers."""
+        """Notes the address at which the other nodes of a round reach this agent for its vote."""
         for each in participants:
             told = each.address, each.peer_address
             if each.node_id == node_id and told != self._told:

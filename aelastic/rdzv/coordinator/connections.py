@@ -126,7 +126,7 @@ class Connections:
 
     @property
     def awaited_until(self) -> float:
-        """The time until which a node may still miss the verdict; an agent that has read it closes its connection."""
+        """The time until which a node may still need the verdict; an agent that has read it closes its connection."""
         return math.inf if self._conn_of or self._graces else self.absent.until
 
     @property

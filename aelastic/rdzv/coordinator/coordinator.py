@@ -184,7 +184,7 @@ class Coordinator(Machine[ev.Event, Send]):
         if is_assigned and (self.phase is Phase.RUNNING or before is not None):
             if node.starts is not m.Starts.READY:  # workers that were started ahead have ended since
                 self.roster.opted_in.discard(node.node_id)
-            return []  # it has yet to read that, or its plan has been sent again
+            return []  # it has yet to read that, or its plan is on its way once more
         if before is not None and member is not None and not self._is_ready_again(node.node_id, before):
             return self._on_prepared(node, before, now)
         return self._join(node, now)
@@ -229,7 +229,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match past.phase:
             case NodePhase.BUSY:
                 return []
-            case NodePhase.STOPPING:  # it has stopped its workers, but not because it had to
+            case NodePhase.STOPPING:  # it has stopped its workers, though nobody told it to
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case NodePhase.FAILED:  # that is noted already
                 return self._end_round(now)

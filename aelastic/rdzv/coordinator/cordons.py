@@ -60,7 +60,7 @@ class Cordons:
         Args:
             ask: the request.
             roster: the nodes.
-            limits: the least and the most nodes of a round.
+            limits: the minimum and the maximum number of nodes in a round.
             now: the time.
         """
         nodes = {i: each.node for i, each in roster.members.items() if ask.target in {i, each.node.host}}

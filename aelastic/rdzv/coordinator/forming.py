@@ -273,12 +273,12 @@ class Forming:
         return m.Interrupted(round_, decision, self.next_count, went_on, in_place)
 
     def ended(self, round_: int) -> m.Interrupted:
-        """Returns that the last round is over, for a node that returns: in place, if it is for the others."""
+        """Returns the message that the last round is over, for a node that is back: in place, as for the others."""
         decision = self.decided or next_round(Cause(CauseKind.ROUND_ENDED, round=round_))
         return self.interrupted(round_, decision, in_place=self.is_in_place)
 
     def went_on(self, round_: int) -> m.Interrupted:
-        """Returns that a round continued without a node."""
+        """Returns the message that a round continued without a node."""
         return self.interrupted(round_, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_)), went_on=True)
 
     def _told(self, node_id: str, round_: int) -> Send:
@@ -343,7 +343,7 @@ class Forming:
         self.end.await_telling(untold)
 
     def crew(self, roster: Roster, gathering: Gathering | None, round_: int, phase: Phase) -> Crew:
-        """Returns the nodes of the job, for requests, and how many of them it needs."""
+        """Returns the nodes of the job that a request may concern, and how many of them the job needs."""
         crew = roster.crew(round_ if phase is Phase.RUNNING else 0, is_closed=phase is Phase.CLOSED)
         coming = () if gathering is None else tuple(gathering.awaited)
         least = self.rules.least_left if round_ else 1  # before the first round, others may still come

@@ -52,7 +52,7 @@ CANDIDACY_S = 1.5
 SILENT_CELL_S = 1.0
 ASK_AGAIN_S = 0.1
 NOT_PROPOSED = -1
-# How long a leader that receives nothing from other nodes stays out: one of them may reach the store without it.
+# How long a leader does not campaign after it was cut off from all others: one of them may reach the store.
 STAND_BACK_LEASES, STAND_BACK_S = 0.5, 0.5
 OTHER_LEADS = "another agent leads the job now"
 

@@ -142,7 +142,7 @@ class Roster:
         return list(dict.fromkeys([*self.connected_participants(), *self.ready]))
 
     def crew(self, round_: int, *, is_closed: bool) -> Crew:
-        """Returns the nodes, for their requests.
+        """Returns the nodes that a request may concern.
 
         Args:
             round_: the running round; 0 if none runs.
@@ -240,7 +240,7 @@ class Roster:
         Args:
             number: of the round.
             restart_count: the count that its workers are given.
-            limits: the least and the most nodes.
+            limits: the minimum and the maximum number of nodes.
             own: the node of the leader's agent.
         """
         (min_nodes, max_nodes), ready = limits, self.ready
@@ -375,7 +375,7 @@ class RoundRules(Record):
         return self.min_nodes, self.max_nodes
 
     def spare_text(self, *, has_finished: bool) -> str:
-        """Returns what a node for which the running round has no place is sent."""
+        """Returns what to send a node for which the running round has no place."""
         if has_finished:
             return "standby: another node has finished already; this node joins only if the job restarts"
         return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"

@@ -354,7 +354,7 @@ def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
 
 
 def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
-    """Founding: nothing begins while nodes of the log that is known of may live and have not answered.
+    """Founding: nothing begins while nodes of the known log may live and have not answered.
 
     The endpoints must have forgotten that log: a majority of them has another incarnation.  The founder must never have
     been a voter there, so that it breaks no promise.

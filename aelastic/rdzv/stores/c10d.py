@@ -212,7 +212,7 @@ class C10dStore(Store):
 
 
 def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:
-    """Returns the error that agents of one run do not have the same endpoints: each list alone would be a job."""
+    """Returns the error for agents of one run that have different endpoints: each list alone would be a job."""
     return InputError(
         f"this agent has the rendezvous endpoints {','.join(own)}, another agent of this run has {','.join(others)}: "
         "use the same list on every node",

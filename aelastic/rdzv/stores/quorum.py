@@ -90,7 +90,7 @@ class QuorumStore(Store):
             tasks.start_soon(self._take_in, name="rendezvous endpoints that come back")
 
     async def _take_in(self) -> None:
-        """Reads when an endpoint begins to answer, so that an empty one is filled at once, before another is lost."""
+        """Reads when an endpoint begins to answer, so that an empty one is included at once, before another is lost."""
         while True:
             await self._is_one_back.wait()
             self._is_one_back = anyio.Event()
