@@ -1,8 +1,8 @@
-"""The base of a core: one door for events, the story of the last ones, invariants that are checked in tests.
+"""The base of a core: one entrance for events, the story of the last ones, and invariants that tests check.
 
-A core is synchronous and pure.  `handle(event, now)` is the only way to change it; every pair of phase and event is
-decided: the core acts, ignores the event for a reason, or raises `InvalidTransition` and stays as it was.  `validate`
-states what is true between two events; tests switch it on (`check_invariants`), a job does not pay for it.
+A core is synchronous and pure.  Only `handle(event, now)` changes it.  Every pair of phase and event is decided: the
+core acts, ignores the event for a reason, or raises `InvalidTransition` and stays as it was.  `validate` asserts what
+is true between two events.  Tests switch it on (`check_invariants`), so a job does not pay for it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from aelastic.core.record import Record
 from aelastic.errors import InternalError
 
-# Events that a bug report shows.
+# How many events a bug report shows.
 STORY_EVENTS_MAX = 64
-STORY_EVENT_CHARS_MAX = 400  # of each
+STORY_EVENT_CHARS_MAX = 400  # of each event
 
 EventT = TypeVar("EventT")
 ActionT = TypeVar("ActionT")
 
-# The shells that own an environment switch the checks on by it; for the agents that aelastic's own tests start.
+# The shells that own an environment switch the checks on with this variable, for the agents in aelastic's own tests.
 CHECK_VARIABLE = "AELASTIC_CHECK_INVARIANTS"
 
 _is_checking = False
@@ -33,11 +33,11 @@ def check_invariants(is_on: bool = True) -> None:
 
 
 class DeadlinePassed(Record):
-    """The deadline of the core has come: the one event that all cores share."""
+    """The deadline of the core has come; this is the one event that all cores share."""
 
 
 class InvalidTransition(InternalError):
-    """A bug in the agent: an event that a core cannot receive in its phase.  The core is unchanged."""
+    """A bug in the agent: a core received an event that is impossible in its phase.  The core is unchanged."""
 
     def __init__(self, phase: Any, event: Any, story: tuple[str, ...]) -> None:
         self.phase, self.event = phase, event
@@ -45,7 +45,7 @@ class InvalidTransition(InternalError):
 
 
 class Story:
-    """The last events of a core, kept as they are and told when something asks."""
+    """The last events of a core, kept as they are, and turned into text on request."""
 
     __slots__ = ("_entries",)
 
@@ -61,7 +61,7 @@ class Story:
 
 
 def _shortened(event: Any) -> str:
-    """An event as a line of a story: one with a traceback has thousands of letters."""
+    """Returns an event as a line of a story; one with a traceback has thousands of characters."""
     text = repr(event)
     return text if len(text) <= STORY_EVENT_CHARS_MAX else f"{text[:STORY_EVENT_CHARS_MAX]}…"
 
@@ -79,7 +79,7 @@ class Machine(Generic[EventT, ActionT]):
         return self._story.told()
 
     def handle(self, event: EventT, now: float) -> list[ActionT]:
-        """Takes one event; gives what is to be done, in order.
+        """Handles one event; returns the actions to carry out, in order.
 
         Raises:
             InvalidTransition: the event is impossible in this phase.

@@ -1,9 +1,9 @@
-"""Immutable values that cost nothing to define: the words that cores and shells exchange.
+"""Immutable values that are cheap to define: events, actions and messages of cores and shells.
 
-A frozen dataclass of the standard library takes half a millisecond to define, because its methods are
-generated and compiled one by one.  There are some 150 such words, and the command's first worker
-waits for them.  A `Record` is defined in 10 µs; in all else that matters here it is a frozen dataclass: by
-position or by name, with defaults, equal by value, `match` by position.
+A frozen dataclass of the standard library takes half a millisecond to define, because its methods are generated and
+compiled one by one.  There are about 150 such classes, and the command's first worker waits for them.  A `Record` is
+defined in 10 µs.  In everything else that matters here it is a frozen dataclass: fields by position or by name,
+defaults, equality by value, and `match` by position.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, ClassVar, NoReturn, Self, dataclass_transform
 
 @dataclass_transform(frozen_default=True)
 class Record:
-    """Base of an immutable value; the annotations of a class that derives from it are its fields."""
+    """The base of an immutable value.  The annotations of a subclass are its fields."""
 
     __match_args__: ClassVar[tuple[str, ...]] = ()
     _names: ClassVar[frozenset[str]] = frozenset()
     required: ClassVar[frozenset[str]] = frozenset()
     defaults: ClassVar[dict[str, Any]] = {}
 
-    # A leader makes, sends and reads tens of thousands in a second.  So an instance has only the fields that it was
-    # given: a default is an attribute of the class.
+    # A leader makes, sends and reads tens of thousands of these in a second.  So an instance has only the fields that
+    # it was given; a default is an attribute of the class.
 
     def __init_subclass__(cls) -> None:
         cls.__match_args__ = tuple(cls.__annotations__)  # type: ignore[misc]
@@ -52,13 +52,13 @@ class Record:
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> Self:
-        """A value with these fields; those that are missing have defaults."""
+        """Returns a value with these fields; missing ones have their defaults."""
         value = object.__new__(cls)
         value.__dict__.update(fields)
         return value
 
     def replace(self, **changes: Any) -> Self:
-        """The same value with other values in some fields."""
+        """Returns a copy with other values in some fields."""
         if strange := changes.keys() - self._names:
             raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(strange))}")
         other = object.__new__(type(self))

@@ -1,4 +1,4 @@
-"""This agent's line to the leader, on another host or in this process: carries out the member core's actions."""
+"""This agent's link to the leader, on another host or in this process: carries out the member core's actions."""
 
 from __future__ import annotations
 
@@ -68,21 +68,21 @@ from aelastic.rdzv.writing import NotTrustedError
 _log = logging.getLogger(__name__)
 
 
-# What is unsent when we leave is small and on its way already.
+# Unsent data at the end is small, and already on its way.
 FAREWELL_S = 1.0
 
 
 class AgentLink:
-    """Finds the leader by the endpoint's cell, follows it, and hosts it when this agent campaigns (`Link`).
+    """Finds the leader through the endpoint's cell, follows it, and hosts it when this agent campaigns (`Link`).
 
     Args:
         cell: where the agents of this job find their leader.
-        settings: what the user chose.
+        settings: the user's settings.
         run_id: the job's name.
-        node_id: this agent's.
-        policy: of the leader, if this agent hosts it.
-        files_max: the descriptors that connections may take.
-        secret: the job's, if it has one.
+        node_id: this agent's node id.
+        policy: the leader's policy, if this agent hosts it.
+        files_max: how many descriptors connections may take.
+        secret: the job's secret, if it has one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AgentLink:
         secret: SecretFile | None = None,
     ) -> None:
         self._cell, self._is_reached = cell, False
-        self._turn = anyio.Lock()  # of an operation on the cell, which member and leader share
+        self._turn = anyio.Lock()  # held during an operation on the cell, which member and leader share
         self._settings = settings
         self._policy = policy
         self._strangers = Strangers(settings.max_nodes, files_max)
@@ -108,15 +108,15 @@ class AgentLink:
         may_lead = settings.backend != "static" or settings.node_rank == 0
         self._member = Member(node_id, terms, search, may_lead, settings.has_elections)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
-        self._port: HeldPort | None = None  # that our next candidacy names
+        self._port: HeldPort | None = None  # the one that our next candidacy names
         self._other_secret = OtherSecret()
-        self._local_addresses: list[str] = []  # of the name that others are told
+        self._local_addresses: list[str] = []  # of the name that others are given
         self._server: CoordinatorServer | None = None
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
         self._campaigns: Campaigns | None = None  # where nodes vote
         self._known: EntryRef | None = None  # the last entry that was noted
-        self._patience = anyio.CancelScope()  # with others that have not heard how the job ended
+        self._patience = anyio.CancelScope()  # with others that do not know yet how the job ended
 
     @property
     def coordinates(self) -> bool:
@@ -167,7 +167,7 @@ class AgentLink:
         return self._campaigns
 
     def _note_committed(self) -> None:
-        """An entry is known to be committed: if it gives this node a vote, others know where they ask for it."""
+        """Notes the last committed entry: if it gives this node a vote, others know where to ask for it."""
         committed = self._log.committed if self._log is not None else None
         if committed is None or committed is self._known:
             return
@@ -179,7 +179,7 @@ class AgentLink:
 
     @property
     def _log(self) -> Node | None:
-        """What this agent keeps of the log, whoever has it."""
+        """What this agent keeps of the log, in whichever core holds it."""
         return self._member.log if self._server is None else self._server.leader.log.node
 
     def _on_campaign(self, conn: int, campaign: Campaign) -> None:
@@ -190,7 +190,7 @@ class AgentLink:
 
     async def finish(self) -> None:
         await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
-        if self._stream is not None:  # first: the coordinator, here or elsewhere, must hear that this node leaves
+        if self._stream is not None:  # first: the coordinator, here or elsewhere, must learn that this node leaves
             self._stream.hang_up()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
@@ -199,7 +199,8 @@ class AgentLink:
             if self._server is not None:
                 await self._server.tell_all()
             elif self._member.read_verdict and self._cell.is_served_here:
-                # The leader is gone.  Others may have yet to read it, and such a store goes with agents that serve it.
+                # The leader is gone.  Others may not have read the cell yet, and such a store ends with the agents that
+                # serve it.
                 await anyio.sleep(self._settings.lease_s)
         if has_led and self._server is not None:
             await self._server.finish()
@@ -245,11 +246,11 @@ class AgentLink:
         self._mailbox.post(await self._answer())
 
     async def _answer(self) -> ev.Event:
-        """What the endpoint says, which is reached first where that is needed."""
+        """Returns the endpoint's answer, after connecting to it if necessary."""
         try:
             if not self._is_reached:
                 async with self._turn:
-                    if not self._is_reached:  # by another question meanwhile
+                    if not self._is_reached:  # by another question in the meantime
                         await self._cell.open()
                         self._is_reached = True
             with anyio.fail_after(self._member.lease_s):
@@ -267,7 +268,7 @@ class AgentLink:
             return ev.CellFailed(str(error) or silence)
 
     async def _greet(self, leader: LeaderAt) -> None:
-        """Connects to what is not trusted, once: both ends say what differs."""
+        """Connects once to a leader that is not trusted, so that both ends report what differs."""
         if not self._other_secret.is_new(leader.token, aio.now()):
             return
         with anyio.move_on_after(self._member.lease_s), suppress(NoConnectionError):
@@ -292,7 +293,7 @@ class AgentLink:
         self._mailbox.post(ev.Declined(declined.term, declined.leader))
 
     def _new_leader_at(self, name: str) -> LeaderAt:
-        """Where this agent would lead."""
+        """Returns where this agent would lead."""
         addresses = own_addresses(self._settings, self._cell)
         if self._port is None:
             self._port = HeldPort(what="the leader", is_bind_all=self._settings.bind_all)
@@ -301,7 +302,7 @@ class AgentLink:
         token = os.urandom(16).hex()
         return LeaderAt(self._member.node_id, name, (*addresses, *beside), self._port.number, token)
 
-    # The leader, here.
+    # The leader, in this process.
 
     async def _campaign(self, action: ev.Campaign) -> None:
         await anyio.lowlevel.checkpoint()
@@ -377,7 +378,7 @@ class AgentLink:
             except BaseException:
                 stream.abort()
                 raise
-            if stream.refusal or stream.closed.is_set():  # before it had its number: the member was not told
+            if stream.refusal or stream.closed.is_set():  # before it had its number: the member was not notified
                 why = "the leader closed the connection at once"
                 if stream.refusal:
                     why = f"the leader at {stream.peer} was not accepted: {stream.refusal}"

@@ -1,4 +1,4 @@
-"""What a node knows of the job's log, in the words of `docs/explanation/rendezvous.md`: for its log and `status`."""
+"""What a node knows of the job's log, in the terms of `docs/explanation/rendezvous.md`, for its log and `status`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Agreed(Record):
     """The last entry that a node knows to be committed.
 
     Args:
-        term: of the leader that the node follows.
+        term: the term of the leader that the node follows.
         entry: its number.
         voters: ids of the nodes that vote on the next one; `None`: this node has no vote, and does not know.
-        endpoint_votes: the endpoint does, too, or alone.
-        text: all of it, in one line.
+        endpoint_votes: whether the endpoint also votes, or decides alone.
+        text: all of this in one line.
     """
 
     term: int
@@ -31,7 +31,7 @@ class Agreed(Record):
 
 
 def agreed(node: Node) -> Agreed | None:
-    """What a node knows; `None` before the first entry."""
+    """Returns what a node knows; `None` before the first entry."""
     entry, entry_id = node.committed, id_of(node.committed)
     if entry_id is None:
         return None
@@ -49,7 +49,7 @@ def agreed(node: Node) -> Agreed | None:
 
 
 def _voters(entry: Entry, state: JobState) -> tuple[tuple[str, ...], list[str]]:
-    """Node ids, and what a person calls the nodes."""
+    """Returns the node ids, and what a person calls the nodes."""
     participants = () if state.last_round is None else state.last_round.participants
     voters = [each for each in participants if each.name in entry.voters]
     hosts = [each.host for each in voters]

@@ -1,7 +1,7 @@
 """Campaigns on the wire: another agent asks for this node's vote, and this one asks others.
 
-A campaign is one connection, from the agent that asks to the one that answers; who votes for it connects to the
-candidate.  The port is held while the agent has a part in the job, and open where its node is a member of a round.
+A campaign is one connection, from the agent that asks to the one that answers.  A node that votes for the candidate
+connects to it.  The port is held while the agent has a part in the job, and open while its node is a member of a round.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
 
 _log = logging.getLogger(__name__)
 
-# An agent that lives answers at once; one that does not is asked again.
+# A living agent answers at once; one that does not is asked again.
 ANSWER_TIMEOUT_S = 1.0
 
 
 class Campaigns(Incoming[Any]):
-    """Hears campaigns of others, and sends this agent's.
+    """Receives the campaigns of others, and sends this agent's.
 
     Args:
-        port: where other agents ask, once they are told an address of it.
-        strangers: of this agent.
-        proofs: of this agent.
-        lease_s: of the job.
-        on_campaign: called with the number of a connection, and what another agent asks for.
+        port: where other agents ask, once they know an address of it.
+        strangers: those of this agent.
+        proofs: those of this agent.
+        lease_s: the job's lease.
+        on_campaign: called with the number of a connection, and the other agent's request.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Campaigns(Incoming[Any]):
         self.port = port.number
         self._look_up_s = look_up_limit_s(lease_s)
         self._on_campaign = on_campaign
-        self._told = "", ""  # address and peer address of this agent, as others are told
-        self._moved = anyio.Event()  # it is another one
+        self._told = "", ""  # address and peer address of this agent, as given to others
+        self._moved = anyio.Event()  # set when that is another one
 
     def listen_at(self, participants: Sequence[Participant], node_id: str) -> None:
-        """The others of a round are told where this agent answers."""
+        """Notes the address at which the other nodes of a round reach this agent for its vote."""
         for each in participants:
             told = each.address, each.peer_address
             if each.node_id == node_id and told != self._told:
@@ -69,7 +69,7 @@ class Campaigns(Incoming[Any]):
                 self._moved.set()
 
     async def run(self) -> None:
-        """Runs until it is cancelled; then the port is closed."""
+        """Runs until cancelled, then closes the port."""
         try:
             while True:
                 await self._moved.wait()
@@ -95,7 +95,7 @@ class Campaigns(Incoming[Any]):
             self._port.listen_at([])
 
     async def _addresses(self) -> list[str]:
-        """Where to listen for those that were told where this agent is; none: at all addresses."""
+        """Returns where to listen for nodes that were given this agent's address; none: at all addresses."""
         address, peer_address = self._told
         if is_address(address):
             return [address]
@@ -157,7 +157,7 @@ class Campaigns(Incoming[Any]):
 
 
 class _Asking:
-    """The end of a connection at which an answer is waited for."""
+    """The end of a connection that waits for an answer."""
 
     def __init__(self, on_declined: Callable[[Declined], None]) -> None:
         self._on_declined = on_declined
@@ -175,7 +175,7 @@ class _Asking:
         stream.abort()
 
     def on_closed(self, stream: Stream, reason: str) -> None:
-        pass  # it was heard, or it is asked again
+        pass  # the answer has come, or this agent asks again
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         _log.info("no vote from %s: %s", stream.peer, described(error))

@@ -1,7 +1,7 @@
-"""The leader on the wire: carries out what the leader core asks for.
+"""The leader on the wire: carries out the actions of the leader core.
 
-It runs in an agent that campaigns, and as long as that agent leads.  Its own node is a member like the others, over the
-loopback interface.
+It runs in an agent from the moment it campaigns until it stops leading.  The agent's own node is a member like the
+others, over the loopback interface.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aelastic.rdzv.wire.stream import Stream
 
 _log = logging.getLogger(__name__)
 
-# Members close their connections when they have heard the verdict; one that does not is suspended or cut off.
+# Members close their connections when they have the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
 
 LOST_ALL = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
@@ -44,16 +44,16 @@ class CoordinatorServer(Incoming[ev.Event]):
     """Leads from one listening socket.
 
     Args:
-        leader: decides.
-        cell: the endpoint's.
-        turn: of an operation on it, which this agent's member has, too.
+        leader: the core that decides.
+        cell: the endpoint's cell.
+        turn: held during an operation on the cell; this agent's member uses it as well.
         port: where this agent listens as leader.
-        campaigns: ask for votes; `None` where the store alone decides.
+        campaigns: ask for votes; `None` if the store alone decides.
         on_leading: called once, when this agent leads.
-        on_stepped_down: called once, when it leads no longer.
-        on_passed: called with a campaign that the member is to answer.
-        strangers: of this agent.
-        proofs: of this agent.
+        on_stepped_down: called once, when it no longer leads.
+        on_passed: called with a campaign that the member must answer.
+        strangers: those of this agent.
+        proofs: those of this agent.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                     stream.abort()  # this process lives
 
     async def tell_all(self) -> None:
-        """Waits for agents that may have yet to hear the verdict: two leases at most, and some time to connect."""
+        """Waits for agents that may not have the verdict yet: two leases at most, and some time to connect."""
         leader, began, has_said = self.leader, aio.now(), False
         most_s = awaited_s(leader.lease_s)
         while leader.sessions.is_over and not leader.has_stepped_down:
@@ -121,9 +121,9 @@ class CoordinatorServer(Incoming[ev.Event]):
                 await self._changed.wait()
 
     async def finish(self) -> None:
-        """Steps down: all members hear that they need another coordinator, or have heard the verdict."""
+        """Steps down: all members learn that they need another coordinator, or already have the verdict."""
         with anyio.move_on_after(FAREWELL_S):
-            # Until our own node has been heard out, and all have heard the verdict, if there is one.
+            # Until our own node has sent its last message, and all have received the verdict, if there is one.
             while self.leader.has_own_node or (self.leader.coordinator.is_closed and not self.leader.sessions.is_empty):
                 self._changed = anyio.Event()
                 await self._changed.wait()
@@ -139,7 +139,7 @@ class CoordinatorServer(Incoming[ev.Event]):
                 await stream.closed.wait()
 
     async def _release_cell(self) -> None:
-        """This agent leads no longer: another one need not wait for the lease to end."""
+        """Gives up the cell, so that another agent need not wait for the lease to end."""
         stored = self.leader.cell.stored
         if stored is not None and self.leader.is_cell_ours:
             cell = stored.cell.replace(leader="", renewals=stored.cell.renewals + 1)
@@ -189,10 +189,10 @@ class CoordinatorServer(Incoming[ev.Event]):
         self._mailbox.post(ev.Campaigned(conn, campaign))
 
     async def _replace_cell(self, seen: StoredCell | None, stored: StoredCell) -> StoredCell | None:
-        """Writes the cell if it is as the leader has seen it last.
+        """Writes the cell if it is as the leader last saw it.
 
         The story behind it: a candidate reads the cell, another agent takes it, this agent's member reads that, and
-        then the candidate writes over it.
+        then the candidate overwrites it.
         """
         return await self._cell.write(stored) if self._cell.said == seen else self._cell.said
 

@@ -1,7 +1,7 @@
 """The endpoint's cell, as one agent reads and writes it: one text in a store, changed by compare-and-set.
 
-With a secret the text is proved.  A text that no agent of this job has written counts as nothing: a leader writes over
-it at once, any other agent once it has stood unchanged for a lease, since it may be that of a living leader.
+With a secret, the text carries a proof.  A text that no agent of this job has written is ignored: a leader overwrites
+it at once, any other agent once it has not changed for a lease, because it may be that of a living leader.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ class EndpointCell:
 
     Args:
         store: keeps the text.
-        secret: of the job, if it has one.
+        secret: the job's secret, if it has one.
         lease_s: as `RendezvousSettings.lease_s`.
     """
 
     def __init__(self, store: Store, secret: SecretFile | None, lease_s: float) -> None:
         self._store = store
         self._writing = Writing(secret, lease_s)
-        self._text = b""  # as it was read or written last
-        self.said: StoredCell | None = None  # by that
+        self._text = b""  # as last read or written
+        self.said: StoredCell | None = None  # the content of that text
         self._has_written = False
 
     async def run(self) -> None:
@@ -46,16 +46,17 @@ class EndpointCell:
         await self._store.open()
 
     async def read(self) -> StoredCell | None:
-        """Returns what is in the cell, or `None` if it is empty.
+        """Returns the content of the cell, or `None` if it is empty.
 
         Raises:
-            NotTrustedError: it was written with another secret, and has not stood unchanged for a lease.
+            NotTrustedError: it was written with another secret, and may be that of a living leader: it changed within a
+                lease.
             RendezvousConnectionError, RendezvousStateError, InputError: as `Store` does.
         """
         return self._take(await self._store.get())
 
     async def write(self, stored: StoredCell) -> StoredCell | None:
-        """Replaces the cell, if it is as it was read or written last; returns what is in it then.
+        """Replaces the cell if it is as last read or written; returns its content after that.
 
         Raises: as `read` does.
         """
@@ -126,7 +127,7 @@ class EndpointCell:
 
 
 def _check(stored: StoredCell) -> None:
-    """What is in the cell is read later, by whoever leads.
+    """Checks the content of the cell, which a later leader reads.
 
     Raises:
         WireError: no leader has written it.

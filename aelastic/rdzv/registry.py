@@ -3,8 +3,9 @@
 A job of one node needs no connection: its coordinator is in the agent's own process.  All others go through
 `agent_link.py` or `torch_handler/handler_link.py`.  `open_link` chooses.
 
-A store of your own gets a name with `register`, and is chosen as `RendezvousSettings.backend`.  Names that are neither
-here nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`; `torch:NAME` says so.
+Your own store gets a name through `register`, and `RendezvousSettings.backend` selects it.  Names that are neither here
+nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selects one
+of these explicitly.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """This node's line to the job's coordinator, wherever that runs."""
+    """This node's link to the job's coordinator, wherever that runs."""
 
     @property
     def coordinates(self) -> bool:
@@ -39,7 +40,7 @@ class Link(Protocol):
 
     @property
     def agreed(self) -> Agreed | None:
-        """What this node knows of the job's log; `None` where there is none."""
+        """What this node knows of the job's log; `None` if there is none."""
 
     def tell(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""
@@ -48,15 +49,16 @@ class Link(Protocol):
         """Delivers the coordinator's messages, in order.  Runs until cancelled, and then leaves nothing behind.
 
         Raises:
-            InputError: the job does not take this agent, and says why.
-            RendezvousError: no coordinator could be reached for too long, or what answers is no rendezvous store.
+            InputError: the job refuses this agent, for the reason given.
+            RendezvousError: no coordinator could be reached for too long, or the server there is not a rendezvous
+                store.
         """
 
     async def finish(self) -> None:
-        """Leaves in order, while `run` still runs: what was told is sent, what is ours is handed over.  Bounded."""
+        """Leaves in order, while `run` still runs: sends all messages, hands over what this agent holds.  Bounded."""
 
     def hurry(self) -> None:
-        """Ends the wait of `finish` for agents that have not heard how the job ended, or prevents it.  Never blocks."""
+        """Ends or prevents the wait of `finish` for agents that do not know yet how the job ended.  Never blocks."""
 
 
 class InProcessLink:
@@ -79,10 +81,10 @@ class InProcessLink:
                 deliver(answer)
 
     async def finish(self) -> None:
-        """There is no other process to tell."""
+        """Does nothing: there is no other process to notify."""
 
     def hurry(self) -> None:
-        """Nothing is waited for."""
+        """Does nothing: `finish` does not wait."""
 
 
 # Back ends by name.
@@ -93,10 +95,10 @@ class AgentContext(Record):
 
     Args:
         run_id: the job's name.
-        env: environment for helper processes.
-        store: host of the workers' store (`store.StoreHost`).
-        on_endpoint: call it when one of several endpoints changes, with its name and the reason why it does not answer;
-            empty if it answers.
+        env: the environment of helper processes.
+        store: the host of the workers' store (`store.StoreHost`).
+        on_endpoint: call this when one of several endpoints changes, with its name and the reason why it does not
+            answer, or "" if it answers.
     """
 
     run_id: str
@@ -109,7 +111,7 @@ StoreFactory: TypeAlias = "Callable[[RendezvousSettings, AgentContext], Store]"
 
 
 def _on_etcd(settings: RendezvousSettings, around: AgentContext) -> Store:
-    """A store on etcd.  Each store is imported when a job uses it: jobs on other stores do not pay for it."""
+    """Returns a store on etcd.  Each store is imported only when a job uses it, so other jobs do not pay for it."""
     from aelastic.rdzv.stores.etcd import etcd_store
 
     return etcd_store(settings, around.run_id)
@@ -158,14 +160,14 @@ def names() -> list[str]:
 
 
 def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
-    """This agent's line to the coordinator of its job, as the spec has it.
+    """Returns this agent's link to the coordinator of its job, according to the spec.
 
     Raises:
         InputError: there is no such back end.
     """
     settings = spec.rdzv
     if spec.rdzv_handler is None and settings is None:
-        # No store has a term: the clock's makes the number of a round rise over all starts of the job.
+        # No store keeps a term, so the clock makes the number of a round rise over all starts of the job.
         return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
@@ -189,7 +191,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
 
 
 def policy_of(spec: WorkerSpec) -> RestartPolicy:
-    """What follows from failures, as the spec has it."""
+    """Returns the policy that decides what follows from failures, according to the spec."""
     if not spec.restart_policy:
         return RestartPolicy(spec.max_restarts)
     from aelastic.rdzv.restart_rules import parse

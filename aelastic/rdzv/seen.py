@@ -1,4 +1,4 @@
-"""What an agent has seen of the endpoint's cell: a leader that lives renews it."""
+"""What an agent has seen of the endpoint's cell: a living leader renews it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aelastic.rdzv.log.cell import Cell
 
 
 class Seen(Record):
-    """The cell as it was seen last, and since when its leader has renewed nothing, as far as this agent knows."""
+    """The cell as last seen, and since when its leader has renewed nothing, as far as this agent knows."""
 
     leader: str
     term: int

@@ -1,8 +1,8 @@
 """Which texts in a store were written by agents of this job.
 
-With a secret, each text carries a proof (`rdzv/secret/seals.py`).  A text without a valid one is ignored: a leader
-overwrites it at once, a candidate once it has stood unchanged for a lease, because it may be the record of agents that
-were given another secret by mistake, and whose leader renews it.
+With a secret, each text carries a proof (`rdzv/secret/seals.py`).  A text without a valid one is ignored.  A leader
+overwrites it at once; a candidate does so once it has not changed for a lease, because agents that were given another
+secret by mistake may have written it, and their leader renews it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aelastic.rdzv.secret.secret_file import SecretFile
 
 _log = logging.getLogger(__name__)
 
-# Whoever can write there may do so all the time.
+# A program that can write there may do so all the time.
 TELL_INTERVAL_S = 60.0
 
 
@@ -30,7 +30,7 @@ class NotTrustedError(RendezvousConnectionError):
     """The text in the store was not written by an agent of this job.
 
     Attributes:
-        leader: that it names, if any.
+        leader: the leader that it names, if any.
     """
 
     topic = "the-record-has-another-secret"
@@ -42,7 +42,7 @@ class Writing:
     """Signs what one agent writes, and verifies what it reads.
 
     Args:
-        secret: of the job, if it has one.
+        secret: the job's secret, if it has one.
         lease_s: as `RendezvousSettings.lease_s`.
     """
 
@@ -57,10 +57,10 @@ class Writing:
         return sign(text, self._keys())
 
     def verify(self, text: bytes, where: str) -> bytes | None:
-        """The text that an agent of this job wrote; `None` where it counts as nothing.
+        """Returns the text if an agent of this job wrote it; `None` if it must be ignored.
 
         Raises:
-            InputError: this agent has no secret, and those that wrote it do.
+            InputError: this agent has no secret, but those that wrote it do.
         """
         try:
             return verify(text, self._keys())
@@ -81,11 +81,11 @@ class Writing:
             return None
 
     def has_stood_still(self, text: bytes) -> bool:
-        """Whether a text that counts as nothing is as it was a lease ago."""
+        """Whether an ignored text has not changed for a lease."""
         return text == self._foreign and aio.now() - self._since >= self._lease_s
 
     def distrust(self, text: bytes, where: str) -> NotTrustedError:
-        """The error to raise for a text that counts as nothing, and may be that of a living leader."""
+        """Returns the error to raise for an ignored text that may be that of a living leader."""
         error = NotTrustedError(f"{where} was not written with this agent's secret")
         with suppress(WireError):
             stored = from_text(claimed(text).decode(errors="replace"))

@@ -1,18 +1,18 @@
 """One agent decides for the job: which nodes take part, when a round begins, when the job is over.  Pure.
 
-`leader` is one agent's candidacy, and its leadership.  It composes
+`leader` is one agent's candidacy and leadership.  It composes
 
-- `connections`, and the nodes behind them; `unheard`: reports that are not decided yet; `plans`: the whole plan of each
-  node; `absent`: nodes that were lost and may live
+- `connections`, and the nodes behind them; `unheard`: reports that wait for a decision; `plans`: the whole plan of each
+  node; `absent`: nodes that were lost but may live
 - `rdzv.log`: how the agents agree on the next entry; `job_state`: what an entry holds; `followers`: those that vote;
-  `leader_cell`: the endpoint's cell, and the question to it that is open
+  `leader_cell`: the endpoint's cell, and the open question to it
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
-  `forming` (what that costs, and when the next begins), `gathering` (the nodes of a round that is older than this
-  leader) and `inquiry` (what all workers do, when one hangs); `cordons` (what is remembered, and nodes that are
-  cordoned by it); `rdzv.restart_policy` says what follows from an end
-- `waiting_text`: what nodes that wait read
+  `forming` (what that costs, and when the next one begins), `gathering` (the nodes of a round that is older than this
+  leader) and `inquiry` (what all workers do when one hangs); `cordons` (the ledger, and the nodes that it cordons);
+  `rdzv.restart_policy` decides what follows when a round ends
+- `waiting_text`: what waiting nodes log
 
-`session_events` and `coordinator_events` are what the two cores are told and ask for.
+`session_events` and `coordinator_events` are the events and actions of the two cores.
 """
 
 __all__ = [

@@ -1,10 +1,11 @@
-"""Nodes that a coordinator has lost and that may live: it is no proof of an agent's end that nothing is heard of it.
+"""Nodes that a coordinator has lost but that may live: silence does not prove that an agent has ended.
 
-While the job runs, a coordinator that has lost all others at once may be the one that is cut off.  When the job is
-over, its agent stays until they are back and have heard so, for about a lease: an endpoint that is served by agents
-goes with them.  A process that has ended closes its connection in order, and is not waited for.
+While the job runs, a coordinator that has lost all other nodes at once may be the one that is cut off.  When the job is
+over, its agent waits, for about a lease at most, until those nodes are back and know how the job ended, because an
+endpoint that agents serve ends with them.  A process that has ended closes its connection in order, and is not waited
+for.
 
-One that was lost long ago may still look for a leader, and read in the cell how the job ended.
+A node that was lost long ago may still look for a leader, and read in the cell how the job ended.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-# After a lease in which a lost agent may come back: for its next look at the cell, and to connect.
+# Time after a lease in which a lost agent may come back: it must look at the cell again, and connect.
 RETURN_S = 1.0
-# Agents come and go all the time: so many of those that were lost last are remembered for longer.
+# Agents come and go all the time, so only the last few that were lost are remembered for longer.
 LOOKING_MAX = 16
 
 
 def awaited_s(lease_s: float) -> float:
-    """For how long a node is awaited that falls silent now: a lease until it is lost, and then until it may be back."""
+    """Returns how long a node that falls silent now is awaited: a lease until it is lost, then until it may be back."""
     return 2 * lease_s + RETURN_S
 
 
@@ -29,15 +30,15 @@ class Absent:
 
     Args:
         lease_s: the silence after which an agent is lost.
-        looks_s: for how long an agent looks for a leader before it gives up.
+        looks_s: how long an agent looks for a leader before it gives up.
     """
 
     lease_s: float
     looks_s: float
-    _lost_at: dict[str, float] = field(default_factory=dict[str, float])  # the first that was lost is the first
-    # Of those that were lost within a lease, the ones that may not hear this agent either.
+    _lost_at: dict[str, float] = field(default_factory=dict[str, float])  # the one lost first comes first
+    # Those lost within a lease that may not receive anything from this agent either.
     _unheard: dict[str, float] = field(default_factory=dict[str, float])
-    _looking: dict[str, float] = field(default_factory=dict[str, float])  # those that may not have given up
+    _looking: dict[str, float] = field(default_factory=dict[str, float])  # those that may not have given up yet
 
     def on_lost(self, node_id: str, now: float, *, is_unheard: bool) -> None:
         self.on_back(node_id)
@@ -49,21 +50,21 @@ class Absent:
         self.on_time(now)
 
     def on_back(self, node_id: str) -> None:
-        """It is connected, or another agent has its place."""
+        """The node is connected, or another agent has replaced it."""
         for lost_at in (self._lost_at, self._unheard, self._looking):
             lost_at.pop(node_id, None)
 
     def count_unheard(self, own_node_id: str) -> int:
-        """How many other nodes may not hear this agent, of those that were lost within a lease."""
+        """Returns how many other nodes that were lost within a lease may not receive anything from this agent."""
         return len(self._unheard) - (own_node_id in self._unheard)
 
     def on_time(self, now: float) -> None:
-        """Those that were lost long ago are not waited for."""
+        """Stops waiting for nodes that were lost long ago."""
         for node_id, _ in list(takewhile(lambda each: each[1] < now - self.lease_s, self._unheard.items())):
             del self._unheard[node_id]
         for node_id, _ in list(takewhile(lambda each: self._until(each[1]) <= now, self._lost_at.items())):
             del self._lost_at[node_id]
-        looks_s = self.lease_s + self.looks_s  # it may be lost here before it has lost the leader
+        looks_s = self.lease_s + self.looks_s  # it may be lost here before it loses the leader
         for node_id, _ in list(takewhile(lambda each: each[1] < now - looks_s, self._looking.items())):
             del self._looking[node_id]
 
@@ -73,12 +74,12 @@ class Absent:
 
     @property
     def may_look(self) -> bool:
-        """Whether one of them, however long ago it was lost, may still look for a leader."""
+        """Whether any of them, however long ago it was lost, may still look for a leader."""
         return bool(self._looking)
 
     @property
     def until(self) -> float:
-        """Until when one of them may come back."""
+        """The time until which one of them may come back."""
         last = next(reversed(self._lost_at.values()), None)
         return 0.0 if last is None else self._until(last)
 

@@ -1,10 +1,11 @@
-"""Connections of the leader, and the nodes behind them: they open, say hello, fall silent and break.
+"""Connections of the leader, and the nodes behind them: they open, say Hello, fall silent and break.
 
-- A **node** outlives its connection for a short grace: one that reconnects within it was never away.  A node that has
-  left has no grace: its end is no loss.
-- An agent that joins with the **node rank** of one that is connected replaces it if that one does not answer a probe;
-  if it does, the same rank was given to two nodes.
-- A **lease** ends by silence.  If we slept, what others said is still in our sockets: each gets another lease, once.
+- A **node** outlives its connection for a short grace: one that reconnects in that time was never away.  A node that
+  has left gets no grace, because its end is not a loss.
+- If an agent joins with the **node rank** of a connected one, it replaces that one unless it answers a probe.  If it
+  answers, two nodes were given the same rank.
+- A **lease** ends through silence.  If this process slept, messages from others are still in its sockets, so each of
+  them gets another lease, once.
 
 `Refused` is the only message that a leader sends on a connection before the first `Plan`.
 """
@@ -32,14 +33,14 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.protocol.sense import is_too_high, objection_to
 
-# An agent that lives answers within this, on a machine however busy.
+# A living agent answers within this time, however busy its machine is.
 PROBE_TIMEOUT_S = 0.5
 HOSTS_MIN = 16
 
 
 class Stage(StrEnum):
     OPEN = auto()  # it has not said Hello
-    WAITING = auto()  # its node is not taken in yet: the agent with its node rank may live
+    WAITING = auto()  # its node is not admitted yet, because the agent with its node rank may live
     MEMBER = auto()  # it speaks for its node
     HUNG_UP = auto()  # it follows another leader, or looks for one: nobody sends or reads here any more
 
@@ -48,24 +49,24 @@ class Stage(StrEnum):
 class Connection:
     peer: str
     way: str  # our address, as the peer reached it
-    heard_at: float  # or we woke up
-    said_at: float  # its last message
+    heard_at: float  # when it last sent something, or we woke up
+    said_at: float  # when its last message came
     stage: Stage = Stage.OPEN
-    hello: m.Hello | None = None  # with the newest status, until its node is taken in
+    hello: m.Hello | None = None  # with the newest status, until its node is admitted
     node_id: str = ""
-    host: str = ""  # of its node, as that says
+    host: str = ""  # of its node, as the node reports it
     address: str = ""
     name: str = ""  # of its node in the log
-    log: log.Status | None = None  # what that knows of it
+    log: log.Status | None = None  # what its node knows of the log
     preferred_rank: int | None = None
-    has_left: bool = False  # its node has: that the connection closes is no loss
+    has_left: bool = False  # its node has left, so it is not a loss when the connection closes
 
     @property
     def is_member(self) -> bool:
         return self.stage is Stage.MEMBER
 
     def locate(self, node: m.Node) -> m.Node:
-        """A node with the addresses that its connection shows, and the rank it was admitted with."""
+        """Returns a node with the addresses that its connection shows, and the rank that it was admitted with."""
         return node.replace(
             master_addr=node.master_addr or self.peer,
             preferred_rank=self.preferred_rank,
@@ -77,7 +78,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Probed:
-    """An agent that is asked whether it lives; the connections that came with its node rank wait for the answer."""
+    """An agent that was asked whether it lives.  Connections with the same node rank wait for the answer."""
 
     until: float
     waiting: list[int] = field(default_factory=list[int])
@@ -88,11 +89,11 @@ class Connections:
     """Connections of one leader, and the nodes behind them.
 
     Args:
-        terms: what each agent must have been told.
-        token: what each agent must have read in the cell, or in our campaign.
-        term: of our leadership.
-        looks_s: for how long an agent looks for a leader before it gives up.
-        has_fixed_ranks: a node rank is a command, so a second node cannot do without the one it came with.
+        terms: the settings that each agent must know.
+        token: the token that each agent must have read in the cell, or in our campaign.
+        term: the term of our leadership.
+        looks_s: how long an agent looks for a leader before it gives up.
+        has_fixed_ranks: the user sets node ranks, so a second node cannot do without the one that it came with.
     """
 
     terms: m.Terms
@@ -100,11 +101,11 @@ class Connections:
     term: int
     looks_s: float
     has_fixed_ranks: bool = False
-    is_over: bool = False  # every node is told the verdict
+    is_over: bool = False  # every node receives the verdict
     unheard: Unheard = field(default_factory=Unheard)
     plans: Plans = field(init=False)
     _woke_at: float = -math.inf  # when this process was last found to have slept
-    _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # the longest silent first
+    _connections: dict[int, Connection] = field(default_factory=dict[int, Connection])  # longest silent first
     _conn_of: dict[str, int] = field(default_factory=dict[str, int])  # node to its connection
     _conn_of_rank: dict[int, int] = field(default_factory=dict[int, int])  # node rank to the last one that came with it
     _host_of: dict[str, str] = field(default_factory=dict[str, str])  # node to its host
@@ -120,12 +121,12 @@ class Connections:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is left, and none is in its grace."""
+        """Whether no connection is left and no node is in its grace."""
         return not self._connections and not self._graces
 
     @property
     def awaited_until(self) -> float:
-        """Until when a node may have yet to hear the verdict; a connection is closed by an agent that has heard it."""
+        """The time until which a node may still need the verdict; an agent that has read it closes its connection."""
         return math.inf if self._conn_of or self._graces else self.absent.until
 
     @property
@@ -137,7 +138,7 @@ class Connections:
         return node_id in self._conn_of
 
     def nodes_at(self, host: str, addresses: set[str]) -> list[str]:
-        """The nodes that are connected from a host, and are reached at one of these addresses."""
+        """Returns the nodes that are connected from a host and can be reached at one of these addresses."""
         found = []
         for node_id in self._nodes_on.get(host, ()):
             connection = self._connections[self._conn_of[node_id]]
@@ -149,26 +150,26 @@ class Connections:
         return conn in self._connections
 
     def name_of(self, conn: int) -> str:
-        """Of the node behind a connection, in the log; empty before it is taken in."""
+        """Returns the name in the log of the node behind a connection; empty before it is admitted."""
         connection = self._connections.get(conn)
         return connection.name if connection is not None and connection.is_member else ""
 
     def log_of(self, conn: int) -> log.Status | None:
-        """What the node behind a connection knows of the log, as it has said last."""
+        """Returns what the node behind a connection knows of the log, according to its last status."""
         return self._connections[conn].log if conn in self._connections else None
 
     def statuses(self) -> list[tuple[int, str, log.Status]]:
-        """What the nodes that are connected know of the log: connection, name and status."""
+        """Returns what the connected nodes know of the log: connection, name and status."""
         found = ((conn, self._connections[conn]) for conn in self._conn_of.values())
         return [(conn, each.name, each.log) for conn, each in found if each.log is not None]
 
     def send_again(self, conn: int) -> None:
-        """The node behind a connection is to be sent its plan."""
+        """Makes sure that the node behind a connection is sent its plan."""
         if (connection := self._connections.get(conn)) is not None and connection.is_member:
             self.plans.send(connection.node_id)
 
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
-        """Whether no other node is in contact, and so many were given up within a lease that may live."""
+        """Whether no other node is in contact, and at least this many that may live were given up within a lease."""
         is_alone = not self._graces and self._conn_of.keys() <= {own_node_id}
         return is_alone and self.absent.count_unheard(own_node_id) >= at_least
 
@@ -179,7 +180,7 @@ class Connections:
         return min(times, default=None)
 
     def on_over(self, now: float) -> None:
-        """Every node is told the verdict: a connection that closes in order is no loss."""
+        """Every node receives the verdict, so a connection that closes in order is not a loss."""
         if not self.is_over:
             self.is_over = True
             self.absent.on_time(now)
@@ -193,10 +194,10 @@ class Connections:
         connection = self._connections.pop(conn, None)
         if connection is None:
             return []  # dropped while this was on its way
-        self._connections[conn] = connection  # the last of all
+        self._connections[conn] = connection  # moves it to the end
         connection.heard_at = connection.said_at = now
         match connection.stage:
-            case _ if isinstance(message, m.HungUp):  # its last word: what is decided next is decided without it
+            case _ if isinstance(message, m.HungUp):  # its last message: later decisions are made without it
                 actions = self.on_closed(conn, now, has_hung_up=True, is_leading=is_leading)
                 self.on_opened(conn, connection.peer, connection.way, now)  # until it closes, or is silent for a lease
                 self._connections[conn].stage = Stage.HUNG_UP
@@ -234,7 +235,7 @@ class Connections:
         return self._answer_rivals(conn, now, is_alive=False)
 
     def on_deadline_passed(self, now: float, *, have_slept: bool) -> list[Action]:
-        lease_s = self.terms.lease_s  # times are as `deadline` reckons them, to the last bit
+        lease_s = self.terms.lease_s  # times must equal those of `deadline` to the last bit
         self.absent.on_time(now)
         if have_slept:
             self._excuse(now)
@@ -255,9 +256,9 @@ class Connections:
         return actions
 
     def _excuse(self, now: float) -> None:
-        """We have slept: what is silent gets its time anew, but only once before it says something.
+        """We have slept: silent connections get a new lease, but only once before they say something.
 
-        The story behind it: the loop lags, and is late for each deadline; a dead machine would never be given up.
+        The story behind it: the loop lags and is late for each deadline, so a dead machine would never be given up.
         """
         for connection in self._connections.values():
             if connection.heard_at > self._woke_at:
@@ -273,7 +274,7 @@ class Connections:
     # What nodes say.
 
     def _on_said_early(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
-        """On a connection whose node is not taken in yet: where the node stands may change meanwhile."""
+        """Handles a message on a connection whose node is not admitted yet: the node's state may change meanwhile."""
         assert connection.hello is not None
         match message:
             case m.Status(node) if node.node_id == connection.hello.status.node.node_id:
@@ -308,7 +309,7 @@ class Connections:
                 assert_never(message)
 
     def _on_hello(self, conn: int, connection: Connection, hello: m.Hello, now: float) -> list[Action]:
-        # JSON can spell half a surrogate pair, and any peer can send it.
+        # JSON can encode half a surrogate pair, and any peer can send one.
         if not compare_digest(hello.token.encode(errors="surrogatepass"), self.token.encode()):
             reason = "this agent read an outdated record of the leader; retrying"
             return self._refuse(conn, reason, now, is_final=False)
@@ -329,7 +330,7 @@ class Connections:
     def _admit_unless_rivalled(self, conn: int, now: float, *, dead: int | None = None) -> list[Action]:
         connection = self._connections[conn]
         assert connection.hello is not None
-        # The connection of another node that came with the same node rank.
+        # The connection of another node with the same node rank.
         rank = connection.preferred_rank
         rival = -1 if rank is None else self._conn_of_rank.get(rank, -1)
         other = self._connections.get(rival)
@@ -340,13 +341,13 @@ class Connections:
         return [Say(rival, m.Probe())]
 
     def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
-        """Agents that waited to hear whether another lives are admitted: in its place, or beside it."""
+        """Admits the agents that waited for an answer of another one: instead of it, or beside it."""
         probed = self._probed.pop(rival, None)
         actions: list[Action] = []
         for conn in probed.waiting if probed is not None else []:
             connection = self._connections.get(conn)
             if connection is None or connection.stage is Stage.HUNG_UP:
-                continue  # gone meanwhile
+                continue  # gone in the meantime
             if not is_alive:
                 actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
@@ -358,7 +359,7 @@ class Connections:
             actions += self._take_in(conn, now, notice=f"{taken}: this node takes part without it")
         return actions
 
-    # Taking nodes in.
+    # Admitting nodes.
 
     def begin_term(self, term: int) -> None:
         """Our term is a newer one."""
@@ -394,27 +395,27 @@ class Connections:
         self.plans.send_again(node_id)
         if notice:
             self.plans.change(node_id, m.Waiting(notice), now)
-        if old is not None and old in self._probed:  # whether it lives: it can say so here only
+        if old is not None and old in self._probed:  # it can answer the probe only here
             self._probed[conn] = Probed(now + PROBE_TIMEOUT_S, self._probed.pop(old).waiting)
             actions.append(Say(conn, m.Probe()))
         return actions
 
     def _note_host(self, node_id: str, host: str) -> None:
-        if len(self._host_of) >= self._hosts_limit:  # most may be of nodes that have gone since
+        if len(self._host_of) >= self._hosts_limit:  # most may be of nodes that are gone
             known = {*self._conn_of, *self._graces, *self.absent.node_ids}
             self._host_of = {each: its for each, its in self._host_of.items() if each in known}
             self._hosts_limit = 2 * len(self._host_of) + HOSTS_MIN
         self._host_of[node_id] = host
 
-    # What nodes hear.
+    # What nodes receive.
 
     def say(self, node_id: str, message: r.Answer | r.Show | r.Shown) -> list[Action]:
-        """Tells a node something, if it is connected."""
+        """Sends a node a message, if it is connected."""
         conn = self._conn_of.get(node_id)
         return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
 
     def decide(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> list[Action]:
-        """The coordinator has decided something about a node: its plan changes.
+        """The coordinator has decided something about a node, so the node's plan changes.
 
         A node that is not connected reports its status when it connects, and then reads its plan.
         """
@@ -425,19 +426,19 @@ class Connections:
         conn = self._conn_of.get(node_id)
         if conn is None or node_id in self.unheard.first_reports:
             return []
-        self._forget(conn)  # what it has yet to say must not harm the agent that has its place
+        self._forget(conn)  # what it has yet to say must not harm the agent that has replaced it
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 
     def send_plans(self, log_plan: Callable[[str], log.Plan | None], held: Container[str], now: float) -> list[Action]:
-        """Nodes are sent their plans, where these have changed.
+        """Sends nodes their plans, if these have changed.
 
-        A node whose first status is unheard reads that it has a leader, and no more: what it is to do follows from that
-        status.
+        A node whose first status waits for a decision only reads that it has a leader.  What it must do follows from
+        that status.
 
         Args:
-            log_plan: of a node, by its name in the log.
-            held: names of nodes whose plans wait.
+            log_plan: returns a node's plan for the log, by its name there.
+            held: names of nodes whose plans must wait.
             now: the time.
         """
         actions: list[Action] = []
@@ -460,13 +461,13 @@ class Connections:
         return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 
     def dismiss(self, last_word: m.Goodbye) -> list[Action]:
-        """This agent leads no longer."""
+        """This agent no longer leads."""
         actions = [*self.say_all(last_word), *(Drop(conn, in_order=True) for conn in self._connections)]
         self._connections, self._conn_of, self._nodes_on, self._graces, self._probed = {}, {}, {}, {}, {}
         return actions
 
     def _forget(self, conn: int) -> Connection | None:
-        """A connection is no more."""
+        """A connection has ended."""
         connection = self._connections.pop(conn, None)
         if connection is not None and connection.is_member:
             del self._conn_of[connection.node_id]

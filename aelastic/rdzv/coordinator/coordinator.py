@@ -1,12 +1,12 @@
 """The coordinator, one per job: which nodes take part in the next round, when it begins, and when the job is over.
 
 - **Forming**: nodes gather; `forming.py` says when the round begins.
-- **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` says what that costs.
+- **Running**: a failure, a lost node or a newcomer that fits ends the round; `first_cause.py` decides what that costs.
 - **Gathering**: the round is older than this leader.  Its nodes report, or are given up.
 
-Nodes report where they stand, and one function, `_on_reported`, says what follows, whether a node has connected now, or
-changed, or says the same once more.  A node with workers of a round that went on without it is **left behind**:
-it stops them, and no round waits for it.
+Nodes report their state.  One function, `_on_reported`, decides what follows, whether a node has just connected, has
+changed, or repeats its report.  A node with workers of a round that continued without it is **left behind**: it stops
+them, and no round waits for it.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 class Coordinator(Machine[ev.Event, Send]):
     rules: RoundRules
     policy: RestartPolicy
-    own_node_id: str = ""  # of the agent that this coordinator runs in
+    own_node_id: str = ""  # of the agent that runs this coordinator
     phase: Phase = Phase.FORMING
-    round: int = 0  # the last one that was completed; 0: none yet
+    round: int = 0  # the last completed one; 0: none yet
     deadline: float | None = None
     roster: Roster = field(default_factory=Roster)
     forming: Forming = field(init=False)
@@ -48,7 +48,7 @@ class Coordinator(Machine[ev.Event, Send]):
     drain: Drain[Send] = field(default_factory=lambda: Drain(Send))
     gathering: Gathering | None = None  # of a round that is older than this leader
     verdict: m.Ended | None = None
-    version: int = 0  # of what the log is to keep: rises with each change
+    version: int = 0  # of the state that the log must keep; rises with each change
     _begun: Round | None = None  # the last round
     _asks: dict[str, tuple[r.Ask, float]] = field(default_factory=dict[str, tuple[r.Ask, float]])  # accepted, and when
     _story: Story = field(default_factory=Story)
@@ -66,14 +66,14 @@ class Coordinator(Machine[ev.Event, Send]):
 
     @property
     def looks_at_newcomers(self) -> bool:
-        """Whether its deadline is that at which nodes that wait may end the round."""
+        """Whether its deadline is the time at which waiting nodes may end the round."""
         return self.phase is Phase.RUNNING and not self.drain.is_on
 
     def is_due(self, now: float) -> bool:
         return self.deadline is not None and now >= self.deadline
 
     def put_off(self, until: float) -> None:
-        """Nodes that wait wait longer: the next round could not begin now."""
+        """Makes waiting nodes wait longer: the next round could not begin now."""
         assert self.looks_at_newcomers, "nothing else can wait"
         self.deadline = until
 
@@ -88,7 +88,7 @@ class Coordinator(Machine[ev.Event, Send]):
             case ev.Broken():
                 if self.roster.on_broken(event.node_id) and event.node_id in self.roster.participants:
                     self.forming.end.on_broken(event.node_id, now - event.age_s - event.silent_s, now - event.age_s)
-                return []  # what has become of its node is heard soon
+                return []  # the fate of its node is reported soon
             case ev.CutOff(kind):  # this leader steps down
                 return self._on_cut_off(Cause(kind))
             case ev.DeadlinePassed():
@@ -99,7 +99,7 @@ class Coordinator(Machine[ev.Event, Send]):
     # What the log keeps.
 
     def state(self, now: float) -> JobState:
-        """Everything that a leader has to know that continues this job."""
+        """Returns everything that a leader must know to continue this job."""
         asks = tuple(ask.replace(deadline_s=max(0.0, ask.deadline_s - (now - at))) for ask, at in self._asks.values())
         ledger, departed = self.forming.cordons.ledger.turned(now), tuple(sorted(self.roster.departed))
         return JobState(self._begun, self.forming.restart_count, ledger, departed, asks, self.verdict)
@@ -108,7 +108,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """Continues a job from what the log keeps.
 
         Args:
-            state: of the last entry, with ages as they are now.
+            state: from the last entry, with present ages.
             gone: nodes that are known to have ended.
             now: the time.
         """
@@ -132,7 +132,7 @@ class Coordinator(Machine[ev.Event, Send]):
     # What nodes report.
 
     def _on_reported(self, event: ev.Reported, now: float) -> list[Send]:
-        """A node says where it stands."""
+        """A node reports its state."""
         node, status, since = event.node, event.status, now - event.age_s
         before = None if event.is_new else self.roster.reported.get(node.node_id)
         if status.left is not None:
@@ -144,7 +144,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return sends + self._on_wishes(status, before, now)
 
     def _note(self, event: ev.Reported, past: m.Past, since: float, now: float) -> list[Send]:
-        """What a report tells of the round, whatever follows from where its node stands."""
+        """Notes what a report reveals about the round, whatever follows from the state of its node."""
         if self.is_closed:
             return []
         node, is_here = event.node, event.node.node_id in self.roster.participants
@@ -165,7 +165,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return sends
 
     def _follow(self, node: m.Node, past: m.Past, before: m.Status | None, now: float, since: float) -> list[Send]:
-        """What follows from where a node stands."""
+        """Does what follows from a node's state."""
         match self.phase:
             case Phase.GATHERING if node.node_id in self.roster.participants and past.fence <= self.roster.fence:
                 return self._gather(node, past, since, now)
@@ -173,7 +173,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self._on_waiting(node, past, before, now)
             case Phase.FORMING | Phase.RUNNING | Phase.GATHERING:
                 return self._on_workers(node, past, before, now)
-            case Phase.CLOSED:  # it hears the verdict, once
+            case Phase.CLOSED:  # it receives the verdict once
                 return self._close(self.verdict, node) if before is None else []
             case _:
                 assert_never(self.phase)
@@ -183,9 +183,9 @@ class Coordinator(Machine[ev.Event, Send]):
         member = self.roster.members.get(node.node_id)
         is_assigned = member is not None and member.phase is NodePhase.BUSY and past.fence < self.roster.fence
         if is_assigned and (self.phase is Phase.RUNNING or before is not None):
-            if node.starts is not m.Starts.READY:  # workers that had been started ahead have ended since
+            if node.starts is not m.Starts.READY:  # workers that were started ahead have ended since
                 self.roster.opted_in.discard(node.node_id)
-            return []  # it has yet to read that, or its plan is on its way again
+            return []  # it has yet to read that, or its plan is on its way once more
         if before is not None and member is not None and not self._is_ready_again(node.node_id, before):
             return self._on_prepared(node, before, now)
         return self._join(node, now)
@@ -194,7 +194,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return self.roster.reported[node_id].ready_count != before.ready_count
 
     def _on_prepared(self, node: m.Node, before: m.Status, now: float) -> list[Send]:
-        """A node that waits may have said how its workers will start."""
+        """A waiting node may have reported how its workers will start."""
         if self.roster.reported[node.node_id].prepared_count == before.prepared_count:
             return []
         if self.roster.set_starts(node.node_id, node.starts) and self.phase is Phase.RUNNING:
@@ -202,11 +202,11 @@ class Coordinator(Machine[ev.Event, Send]):
         return self._form(now) if self.phase is Phase.FORMING else []  # newcomers, or a round, may have waited
 
     def _on_workers(self, node: m.Node, past: m.Past, before: m.Status | None, now: float) -> list[Send]:
-        """A node has workers, or has had: they belong to this round, or are to be stopped."""
+        """A node has or had workers: they belong to this round, or must stop."""
         node_id, is_running, is_last = node.node_id, self.phase is Phase.RUNNING, past.fence == self.roster.fence
         has_place, member = is_last and node_id in self.roster.participants, self.roster.members.get(node_id)
         if has_place and member is None and past.phase is NodePhase.FINISHED and is_running:
-            self.roster.put(node, NodePhase.FINISHED)  # it was lost when its work was done, so the round went on
+            self.roster.put(node, NodePhase.FINISHED)  # it was lost after its work was done, so the round continued
             return []
         if member is not None and member.is_left_behind and before is not None:
             return []  # its plan says so
@@ -222,17 +222,17 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _on_opted_in(self, node_id: str) -> list[Send]:
         """All workers of a node can leave the round in place."""
-        self.roster.opt_in(node_id)  # it decides how the round ends
+        self.roster.opt_in(node_id)  # the node decides how the round ends
         return self.newcomers.start_ahead([*self.roster.ready]) if self.roster.can_all_leave else []
 
     def _on_phase(self, node: m.Node, past: m.Past, now: float) -> list[Send]:
-        """A node of the round that runs."""
+        """Handles the state of a node in the running round."""
         match past.phase:
             case NodePhase.BUSY:
                 return []
-            case NodePhase.STOPPING:  # it has stopped its workers, and not because it was told to
+            case NodePhase.STOPPING:  # it has stopped its workers, though nobody told it to
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
-            case NodePhase.FAILED:  # that is noted
+            case NodePhase.FAILED:  # that is noted already
                 return self._end_round(now)
             case NodePhase.FINISHED:  # the last one ends the job
                 self.roster.put(node, NodePhase.FINISHED)
@@ -243,7 +243,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(past.phase)
 
     def _on_wishes(self, status: m.Status, before: m.Status | None, now: float) -> list[Send]:
-        """What a node asks for, or answers: what it has not said before on this connection."""
+        """Handles a node's requests and answers that are new on this connection."""
         known = {each.ask_id for each in before.asks} if before is not None else frozenset[str]()
         news: list[m.NodeMessage] = [each for each in status.asks if each.ask_id not in known]
         if status.frozen is not None and (before is None or status.frozen != before.frozen):
@@ -258,7 +258,7 @@ class Coordinator(Machine[ev.Event, Send]):
 
     def _on_wish(self, wish: m.NodeMessage, now: float) -> list[Send]:
         match wish:
-            case m.Hangs() | m.Saw():  # what is asked while no round runs is void
+            case m.Hangs() | m.Saw():  # questions are void while no round runs
                 return self.inquiry.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
@@ -266,14 +266,14 @@ class Coordinator(Machine[ev.Event, Send]):
                 sends, cause = self.forming.cordons.ask(wish, self.roster, self.rules.limits, now)
                 self.version += 1  # a cordon outlives this leader
                 is_on = cause is not None and self.phase is Phase.RUNNING
-                return sends + self._end_round(now, cause) if is_on else sends  # it counts from the next round on
+                return sends + self._end_round(now, cause) if is_on else sends  # it applies from the next round on
             case r.Ask() | r.Frozen() | r.Saved():
-                return self._drain(wish, now)  # nodes have yet to say more, or the round is taken over first
+                return self._drain(wish, now)  # nodes have more to report, or this leader takes over the round first
             case _:
                 raise AssertionError(f"{wish} is no wish")
 
     def _replace_previous_agent(self, node: m.Node, now: float) -> list[Send]:
-        """An agent that joins with the same --node-rank as one before takes its place: its loss is not waited for."""
+        """An agent that joins with the --node-rank of an earlier one replaces it, and its loss is not waited for."""
         if self.is_closed or (old := self.roster.on_connected(node)) is None:
             return []
         return [Send(old, replaced_by(node)), *self._on_gone(ev.Lost(old, "another agent has its node rank"), now)]
@@ -289,27 +289,27 @@ class Coordinator(Machine[ev.Event, Send]):
                 return []
             case Phase.RUNNING if node.node_id in self.roster.participants:  # its place in the round is empty
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
-            case Phase.RUNNING:  # a newcomer, or a spare, if it is not cordoned
+            case Phase.RUNNING:  # a newcomer, or a spare, unless it is cordoned
                 told = self.forming.cordons.take(self.roster, now, keep=0)
                 self.deadline = self.newcomers.on_come(self.deadline, now)
-                if node.starts is m.Starts.READY:  # it has become so while it was lost
+                if node.starts is m.Starts.READY:  # it became ready while it was lost
                     self._look_again(now)
                 ahead = self.newcomers.start_ahead([node.node_id])
                 return told or ahead + self.newcomers.tell([node.node_id], self.deadline, now)
-            case Phase.CLOSED:  # it hears the verdict
+            case Phase.CLOSED:  # it receives the verdict
                 return self._close(self.verdict, node)
             case _:
                 assert_never(self.phase)
 
     def _look_again(self, now: float) -> None:
-        """Of the nodes that wait while a round runs, one is ready sooner than was thought, or is gone."""
+        """A node that waits while a round runs is ready sooner than expected, or is gone."""
         if self.deadline is not None and not self.drain.is_on:
             self.deadline = max(now, self.newcomers.settled_at)
 
     def _on_gone(self, event: m.Left | ev.Lost, now: float) -> list[Send]:
         node_id = event.node_id
         if (member := self.roster.forget(node_id)) is None:
-            return []  # never seen, or told twice
+            return []  # never seen, or reported twice
         was_finished, was_drained = member.phase is NodePhase.FINISHED, self.drain.on_gone(node_id)
         is_participant = node_id in self.roster.participants and (was_drained or not member.is_left_behind)
         if is_participant or node_id in self.forming.end.broken:
@@ -334,7 +334,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _gather_without(self, node_id: str, now: float, *, was_finished: bool) -> list[Send]:
-        """A node of the round that is gathered is gone: it is missing, unless it had finished."""
+        """A node of the round that is gathered is gone: it is missing unless it had finished."""
         assert self.gathering is not None
         if was_finished:
             self._depart(node_id)
@@ -343,7 +343,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return self._end_gathering(now)
 
     def _depart(self, node_id: str) -> None:
-        """A node has finished the round, and leaves it: the log keeps that."""
+        """A node has finished the round and leaves it; the log keeps that."""
         rank = self.roster.depart(node_id)
         self.version += 1
         if self.gathering is not None:
@@ -369,8 +369,8 @@ class Coordinator(Machine[ev.Event, Send]):
             case Phase.GATHERING:  # nodes that have not reported are missing
                 return self._end_gathering(now, is_late=True)
             case Phase.RUNNING if self.drain.is_on:
-                return self._drain(None, now)  # nodes have yet to say more
-            case Phase.RUNNING:  # newcomers are taken in, or wait longer
+                return self._drain(None, now)  # nodes have more to report
+            case Phase.RUNNING:  # newcomers are admitted, or wait longer
                 hosts, self.deadline, told = self.newcomers.look(now)
                 if hosts and self.rules.admit_s:
                     self.drain.restart_at_save(joined(hosts), self.rules.admit_s, now)
@@ -382,7 +382,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 assert_never(self.phase)
 
     def _drain(self, event: r.Request | None, now: float) -> list[Send]:
-        """A node asks for a drain, or says how far it is with one; newcomers wait for its end."""
+        """A node requests a drain, or reports progress with one.  Newcomers wait until the drain ends."""
         was_on, roster, gathering = self.drain.is_on, self.roster, self.gathering
         sends = self.drain.handle(event, lambda: self.forming.crew(roster, gathering, self.round, self.phase), now)
         if isinstance(event, r.Ask):
@@ -394,7 +394,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return sends
 
     def _keep(self, ask: r.Ask, sends: list[Send], now: float) -> None:
-        """A request that was accepted is kept until it is done: the log remembers it for the next leader."""
+        """Keeps an accepted request until it is done: the log remembers it for the next leader."""
         answers = [each.message for each in sends if isinstance(each.message, r.Answer)]
         is_accepted = any(each.ask_id == ask.ask_id and each.is_applied for each in answers)
         if not is_accepted or ask.ask_id in self._asks:
@@ -406,7 +406,7 @@ class Coordinator(Machine[ev.Event, Send]):
             self._asks[ask.ask_id] = ask, now
 
     def _forget_drains(self) -> None:
-        """Forgets requests for drains of nodes that are not to leave any more."""
+        """Forgets requests for drains of nodes that need not leave any more."""
         leaving = self.drain.leaving.keys()
         hosts = {self.roster.members[i].node.host for i in leaving if i in self.roster.members}
         for ask_id, (ask, _) in list(self._asks.items()):
@@ -414,7 +414,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 del self._asks[ask_id]
 
     def _end_drain(self, now: float) -> list[Send]:
-        """All workers end together: nodes that go leave, the others go on if they are enough."""
+        """All workers end together: drained nodes leave, and the others continue if there are enough of them."""
         hosts, cause = self.roster.hosts_without(self.drain.leaving), self.drain.outcome
         assert cause is not None, "a drain is over for a reason"
         if verdict := self.rules.too_few(cause, hosts) or self.forming.after_drain(cause, self.drain.leaving):
@@ -427,7 +427,7 @@ class Coordinator(Machine[ev.Event, Send]):
         """Ends the round, for a cause that costs nothing, or for what is known about its end.
 
         Args:
-            in_place: workers keep their processes, if all of the job can.
+            in_place: workers keep their processes, if all workers of the job can.
         """
         self.newcomers.on_ended(now, by_newcomers=False)
         self.phase = Phase.FORMING
@@ -440,7 +440,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.forming.cordons.call_back(self.roster, self.rules.min_nodes, self.drain.leaving)
         leave, verdict = self.drain.let_go(self.roster.members, now), self.drain.verdict
         self.drain.on_round_over()
-        self.roster.leave_all_behind(send.node_id for send in leave)  # no round waits for these, or takes them in
+        self.roster.leave_all_behind(send.node_id for send in leave)  # no round waits for these, or includes them
         step = self.forming.step(self.roster, is_first=self.round == 0, now=now)
         if verdict is not None and step is not Step.END:
             return leave + self._close(verdict)
@@ -455,7 +455,7 @@ class Coordinator(Machine[ev.Event, Send]):
                 return leave + self._begin_round(now)
             case Step.GIVE_UP_STOPPING:
                 return leave + self.forming.give_up_stopping(self.roster, self.round) + self._form(now)
-            case Step.END:  # nodes that go, too, have failed
+            case Step.END:  # nodes that leave have failed as well
                 return self._close(self.forming.verdict)
             case Step.TIME_OUT:
                 return leave + self._close(self.rules.timed_out(hosts_of(self.roster.ready), is_refill=is_refill))
@@ -481,7 +481,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return [] if self.roster.busy else self._close(SUCCEEDED)
 
     def _close(self, verdict: m.Ended | None, late: m.Node | None = None) -> list[Send]:
-        """The job is over: all nodes hear so, or one that comes late."""
+        """Ends the job: sends all nodes the verdict, or one that comes late."""
         assert verdict is not None
         self.version += self.verdict is None
         self.phase, self.deadline, self.verdict, self.gathering = Phase.CLOSED, None, verdict, None
@@ -490,10 +490,10 @@ class Coordinator(Machine[ev.Event, Send]):
         return [Send(node_id, verdict) for node_id in ([late.node_id] if late else self.roster.members)]
 
     def _gather(self, node: m.Node, past: m.Past, since: float, now: float) -> list[Send]:
-        """A node of the round that this leader continues reports."""
+        """A node of the round that this leader continues reports its state."""
         assert self.gathering is not None
         assigned = self.roster.participants[node.node_id]
-        if past.fence < assigned.fence:  # it has yet to hear of the round, or has workers of an earlier one
+        if past.fence < assigned.fence:  # it does not know of the round yet, or has workers of an earlier one
             if past.phase is not NodePhase.READY:
                 return self._on_workers(node, past, None, now)
             past = m.Past(NodePhase.BUSY, assigned.round, term=assigned.term, has_spares=past.has_spares)
@@ -505,7 +505,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return [Send(node.node_id, assigned), *self._end_gathering(now)]
 
     def _end_gathering(self, now: float, *, is_late: bool = False) -> list[Send]:
-        """Continues the round if it has lost no node; else it is over."""
+        """Continues the round if it has lost no node, otherwise ends it."""
         gathering = self.gathering
         assert gathering is not None
         if not gathering.are_all_known and not is_late:

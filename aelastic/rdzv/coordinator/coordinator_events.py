@@ -1,6 +1,6 @@
-"""Phases, events and actions of the coordinator core: what nodes do, and what they hear.
+"""Phases, events and actions of the coordinator core.
 
-What nodes say is their status (`messages.Status`).  Decisions are `messages.CoordinatorMessage`.
+Nodes report their status (`messages.Status`).  Decisions are `messages.CoordinatorMessage`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aelastic.rdzv.protocol import requests as r
 
 
 class Phase(StrEnum):
-    FORMING = auto()  # the last round is over, nodes gather for the next
+    FORMING = auto()  # the last round is over, and nodes gather for the next
     RUNNING = auto()  # a round runs
     GATHERING = auto()  # nodes of a round that is older than this leader report
     CLOSED = auto()  # there is a verdict
@@ -26,13 +26,14 @@ class Reported(Record):
     """A node has sent its status.
 
     Args:
-        node: as its connection shows it.
-        status: where it stands.
-        is_new: it is the first on this connection.
-        failed_s: so long before this the node had failed, as it had told on an earlier connection, which was not heard.
-        age_s: since it came.
-        back_s: before that, for so long the node had been connected; with the first status only.
-        silent_s: before it was connected, on the connection that this one replaces.
+        node: the node, with the addresses that its connection shows.
+        status: its state.
+        is_new: this is the first status on this connection.
+        failed_s: how long before this the node had failed, if it reported that on an earlier connection, unhandled so
+            far.
+        age_s: how long ago the status came.
+        back_s: how long the node had been connected by then; only with the first status.
+        silent_s: how long it had been silent before, on the connection that this one replaces.
     """
 
     node: m.Node
@@ -45,7 +46,7 @@ class Reported(Record):
 
 
 class Broken(Record):
-    """A node's connection broke: within the grace follows `Reported`, or else `Lost`."""
+    """A node's connection broke.  `Reported` follows within the grace, or else `Lost`."""
 
     node_id: str
     age_s: float = 0.0
@@ -57,11 +58,11 @@ class Lost(Record):
 
     node_id: str
     reason: str
-    age_s: float = 0.0  # since it was heard last, or before it is `Broken`
+    age_s: float = 0.0  # since its last message, or since its connection broke
 
 
 class CutOff(Record):
-    """Others may go on without the nodes that are connected: the endpoint is silent, or this agent hears no other."""
+    """Others may continue without the connected nodes: the endpoint is silent, or this agent receives nothing."""
 
     kind: CauseKind = CauseKind.ENDPOINT_SILENT
 
@@ -70,7 +71,7 @@ Event: TypeAlias = Reported | r.Enquiry | Broken | Lost | CutOff | DeadlinePasse
 
 
 class Send(Record):
-    """Deliver a message to one node.  In order per node; a node that is gone is reported by `Lost`."""
+    """Deliver a message to one node.  Messages for a node arrive in order; `Lost` reports a node that is gone."""
 
     node_id: str
     message: m.CoordinatorMessage

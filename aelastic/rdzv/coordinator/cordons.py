@@ -1,6 +1,6 @@
-"""What is remembered of all rounds, and nodes whose hosts are cordoned by it.
+"""The ledger of all rounds, and the nodes whose hosts it cordons.
 
-Cordoned nodes stay with the job, and take part in no round while there are enough others.
+Cordoned nodes stay with the job, but take part in no round while there are enough others.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aelastic.rdzv.protocol import requests as r
 
 @dataclass(slots=True)
 class Cordons:
-    """Of one job."""
+    """The cordons of one job."""
 
     ledger: Ledger = field(default_factory=Ledger)  # of all rounds before the last, on this leader's clock
     number: int = 0  # how often a node was cordoned or uncordoned
     _nodes: dict[str, m.Node] = field(default_factory=dict[str, m.Node])  # those that are cordoned, by node id
 
     def remember(self, ledger: Ledger) -> None:
-        """With the end of the last round."""
+        """Keeps the ledger as it is at the end of the last round."""
         self.ledger = ledger
 
     def take(self, roster: Roster, now: float, *, keep: int) -> list[Send]:
-        """Nodes that are ready, and cordoned, take part in no round, as long as `keep` others are left."""
+        """Keeps cordoned nodes that are ready out of the round, as long as `keep` others are left."""
         absent, sends = self.ledger.absent(now), []
         self._nodes = {node_id: node for node_id, node in self._nodes.items() if node_id in roster.members}
         for node in [*roster.ready.values()] if absent else []:
@@ -46,7 +46,7 @@ class Cordons:
         return r.Cordoned(why, again_s, self.number)
 
     def call_back(self, roster: Roster, least: int, leaving: Container[str]) -> None:
-        """Takes cordoned nodes after all, where there are too few without them; but not those that leave."""
+        """Uses cordoned nodes after all if there are too few without them, but not those that leave."""
         if self._nodes and len(roster.ready) + len(roster.stopping) < least:
             nodes, self._nodes = self._nodes, {}
             for node_id, node in nodes.items():
@@ -55,12 +55,12 @@ class Cordons:
                     roster.put(node, m.NodePhase.READY)
 
     def ask(self, ask: r.Ask, roster: Roster, limits: tuple[int, int], now: float) -> tuple[list[Send], Cause | None]:
-        """Cordons or uncordons a host; gives the answer, and why a round with its nodes ends.
+        """Cordons or uncordons a host.  Returns the answers, and why a round with its nodes ends.
 
         Args:
-            ask: for that.
+            ask: the request.
             roster: the nodes.
-            limits: the fewest and the most nodes of a round.
+            limits: the minimum and the maximum number of nodes in a round.
             now: the time.
         """
         nodes = {i: each.node for i, each in roster.members.items() if ask.target in {i, each.node.host}}
@@ -74,7 +74,7 @@ class Cordons:
             return [Send(ask.node_id, r.Answer(ask.ask_id, False, f"no node {ask.target}"))], None
         if ask.verb is r.Verb.UNCORDON:
             self.ledger, answer = ledger.include(host), f"{host} is uncordoned"
-            cordoned = self._nodes.keys() & nodes.keys()  # of these, those that are still with the job
+            cordoned = self._nodes.keys() & nodes.keys()  # those of them that are still with the job
             sends = [Send(node_id, self._cordoned("", 0.0)) for node_id in sorted(cordoned)]
             return [Send(ask.node_id, r.Answer(ask.ask_id, True, answer)), *sends], None
         if is_new := host not in ledger.absent(now):

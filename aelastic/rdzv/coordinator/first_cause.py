@@ -1,19 +1,19 @@
 """The first cause of a round's end: what is charged, what is named, and when that is known.
 
-One rule, the same for a coordinator that has seen the round end and for one that has just taken it over:
+The rules are the same for a coordinator that saw the round end and for one that has just taken it over:
 
-1. A round's end has one **first cause**.  What follows from it costs nothing more.
-2. **A node that is lost or leaves is a cause**, and so is a connection between agents that breaks.  It is free.  A
-   failure within `GRACE_S` of it, before or after, is a victim's: workers die of each other 20 to 50 ms after a peer is
-   gone, and their agents may be heard first.  A node is lost since it was heard last: a network that loses packets may
-   tell of its end long after its peers have failed.
-3. A failure that a node reports and then leaves is not the victim of its own leaving.
-4. Whatever else ends a round for free (newcomers, a worker group that restarted on its own) is its cause unless a
+1. The end of a round has one **first cause**.  What follows from it costs nothing more.
+2. **A node that is lost or leaves is a cause**, and so is a connection between agents that breaks.  Such a cause is
+   free.  A failure within `GRACE_S` before or after it is a victim's: workers fail 20 to 50 ms after a peer is gone,
+   and their agents' reports may come first.  A node counts as lost from its last message on, because a network that
+   loses packets may report its end long after its peers have failed.
+3. A failure that a node reports before it leaves is not a victim of its own leaving.
+4. Anything else that ends a round for free (newcomers, a worker group that restarted on its own) is its cause unless a
    failure came before.
-5. Else **the first failure is charged**, and named.  Failures are ordered by when their agents noticed them.  One
-   that says that a peer was gone gives way to others, and a worker that was killed goes before those that raised.
+5. Otherwise **the first failure is charged**, and named.  Failures are ordered by when their agents noticed them.  One
+   that says that a peer was gone comes after others, and a worker that was killed comes before those that raised.
 
-Times are on the coordinator's clock: nodes say how old what they tell is.
+Times are on the coordinator's clock: nodes report how old their facts are.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from aelastic.rdzv.ledger import Reached, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import cause_of
 
-# A connection that breaks is mostly the end of its agent; one that a switch has cut is made anew at once.
+# A connection mostly breaks because its agent ended; if a switch has cut it, the agent reconnects at once.
 GRACE_S = 0.3
-# So long the cause may come after a failure that was heard first: the agents of busy machines are late by that.
+# How much later the cause may be reported than a failure: agents of busy machines are late by that much.
 NAMING_S = 0.03
-# A worker that was killed is noticed at once, one that raised only after its interpreter has ended.
+# An agent notices at once that a worker was killed, but one that raised only after its interpreter has ended.
 KILLED_LEAD_S = 0.1
 
 
 class Weight(IntEnum):
-    """What a failure says of itself."""
+    """What a failure reveals about its origin."""
 
-    OWN = 0  # a signal, or the agent's own finding: the worker did not die of a peer
+    OWN = 0  # a signal, or the agent's own finding: the worker did not die because of a peer
     PLAIN = 1
     ECHO = 2  # its message says that a peer was gone
 
@@ -56,7 +56,7 @@ class Weight(IntEnum):
 
 # Offset added to the time of a failure, by its weight, when causes are ordered.
 _DELAY_S = {Weight.OWN: -KILLED_LEAD_S, Weight.PLAIN: 0.0, Weight.ECHO: GRACE_S}
-# How long its naming waits for an earlier one.
+# How long naming a failure waits for an earlier one.
 _NAMING_S = {Weight.OWN: 0.0, Weight.PLAIN: NAMING_S, Weight.ECHO: GRACE_S}
 
 
@@ -65,12 +65,12 @@ class Report(Record):
 
     node_id: str
     failure: ProcessFailure
-    at: float  # its agent noticed it
+    at: float  # when its agent noticed it
     weight: Weight
 
     @property
     def place(self) -> float:
-        """Where it stands in the order of failures."""
+        """Its position in the order of failures."""
         return self.at + _DELAY_S[self.weight]
 
 
@@ -78,10 +78,10 @@ class Loss(Record):
     """A node of the round that is gone, or whose connection broke."""
 
     node_id: str
-    at: float  # it was heard last
-    seen_at: float  # its connection broke, or it was given up
-    what: Cause  # pending while the node may yet come back
-    has_left: bool = False  # it said so
+    at: float  # when its last message came
+    seen_at: float  # when its connection broke, or it was given up
+    what: Cause  # pending while the node may come back
+    has_left: bool = False  # the node reported that it leaves
     ends_round: bool = True  # false: its workers had finished, or it has come back
 
     @property
@@ -89,7 +89,7 @@ class Loss(Record):
         return self.what.replace(is_loss=self.ends_round and not self.has_left)
 
     def excuses(self, report: Report) -> bool:
-        """Whether a failure is this loss's victim."""
+        """Whether a failure is a victim of this loss."""
         if self.has_left and self.node_id == report.node_id:
             return False
         return self.at <= report.at + GRACE_S and (self.ends_round or report.at <= self.seen_at + GRACE_S)
@@ -100,8 +100,8 @@ class RoundEnd:
     """What is known about the end of one round.
 
     Args:
-        size: nodes that take part in it.
-        restart_count: of the round.
+        size: the number of nodes that take part in it.
+        restart_count: that of the round.
     """
 
     size: int = 0
@@ -110,22 +110,22 @@ class RoundEnd:
     heard: set[str] = field(default_factory=set[str])  # nodes that have failed or gone
     failed: set[str] = field(default_factory=set[str])  # nodes that have reported a failure
     losses: dict[str, Loss] = field(default_factory=dict[str, Loss])  # by node
-    broken: set[str] = field(default_factory=set[str])  # nodes that may yet come back
+    broken: set[str] = field(default_factory=set[str])  # nodes that may come back
     free: tuple[float, Cause] | None = None  # what else has ended it, and when
     hosts: set[str] = field(default_factory=set[str])  # of its nodes
-    unfit: set[str] = field(default_factory=set[str])  # of these, those that have come out of it unfit
-    reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have told how far they were
-    untold: list[str] = field(default_factory=list[str])  # nodes that are to hear that it is over
-    told: Cause | None = None  # what they have heard
+    unfit: set[str] = field(default_factory=set[str])  # those of them that came out of it unfit
+    reached: dict[str, Reached] = field(default_factory=dict[str, Reached])  # by nodes that have reported it
+    untold: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
+    told: Cause | None = None  # the cause that nodes were given
     _ending: Loss | None = None  # the first loss that ends the round
     _excuse: Loss | None = None  # the first one whose victim the first failure is
 
     # What happens.
 
     def on_failed(self, node_id: str, failure: ProcessFailure, at: float, reached: Reached | None = None) -> None:
-        """A node reports its failure, or says so again when it reconnects.
+        """A node reports its failure, or repeats the report when it reconnects.
 
-        The first report dates it best: the longer ago it was, the more two clocks have drifted apart.
+        The first report dates it best: the longer ago it was, the more the two clocks have drifted apart.
         """
         self.on_reached(node_id, reached)
         if node_id in self.failed:
@@ -138,14 +138,14 @@ class RoundEnd:
             self._ending, self._excuse = self._weighed()
 
     def on_broken(self, node_id: str, at: float, seen_at: float) -> None:
-        """A node's connection broke; it may come back within the grace."""
+        """A node's connection broke; the node may come back within the grace."""
         if self._stays(self.losses.get(node_id)):
             return
         self._note(Loss(node_id, at, seen_at, PENDING, ends_round=False))
         self.broken.add(node_id)
 
     def on_back(self, node: m.Node, at: float, seen_at: float) -> None:
-        """A node has connected again: if it was not given up, nothing was lost, but its connection broke."""
+        """A node has connected again: unless it was given up, nothing was lost, but its connection broke."""
         known = self.losses.get(node.node_id)
         if known is not None and node.node_id in self.broken:
             at, seen_at = known.at, known.seen_at
@@ -166,13 +166,13 @@ class RoundEnd:
         self.on_past(node_id, past, now)
 
     def on_past(self, node_id: str, past: m.Past, now: float, *, failed_at: float | None = None) -> None:
-        """What a node of the round says of its part in it: since it was heard last, if it was lost meanwhile.
+        """Notes a node's report of its part in the round: since its last message, if it was lost meanwhile.
 
         Args:
-            node_id: of the node.
+            node_id: the node.
             past: its part.
-            now: when it said so.
-            failed_at: when it failed, if it had said so before it was lost.
+            now: when it reported that.
+            failed_at: when it failed, if it reported that before it was lost.
         """
         loss = self.losses.get(node_id)
         self.on_reached(node_id, past.reached)
@@ -180,7 +180,7 @@ class RoundEnd:
             at = now - max(0.0, past.failure_age_s)
             at = at if loss is None else max(at, loss.at)
             self.on_failed(node_id, past.failure, at if failed_at is None else failed_at)
-        elif past.ended is not None and loss is not None:  # without contact it stopped its workers by itself
+        elif past.ended is not None and loss is not None:  # without contact, it stopped its workers on its own
             self.heard.add(node_id)
             self._note(loss.replace(at=min(loss.at, now - max(0.0, past.alone_s)), ends_round=True))
 
@@ -196,11 +196,11 @@ class RoundEnd:
         self._note(Loss(node.node_id, at, now, what, has_left, ends_round))
 
     def _stays(self, known: Loss | None) -> bool:
-        """Whether a loss of a node counts, whatever becomes of that node after it."""
+        """Whether the loss of a node counts, whatever happens to that node later."""
         return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
     def on_missing(self, what: Cause, at: float) -> None:
-        """A new coordinator does not hear of nodes of the round."""
+        """Nodes of the round do not report to a new coordinator."""
         self.hosts |= {*what.hosts}
         self._note(Loss("", at, at, what))
 
@@ -209,13 +209,13 @@ class RoundEnd:
         if self.free is None or at < self.free[0]:
             self.free = at, cause
 
-    # What nodes hear.
+    # What nodes receive.
 
     def tell(self, cause: Cause) -> None:
         self.told = cause
 
     def await_telling(self, untold: list[str]) -> None:
-        """These nodes are to hear that the round is over."""
+        """These nodes must be notified that the round is over."""
         self.untold = untold
 
     def take_untold(self) -> list[str]:
@@ -223,17 +223,17 @@ class RoundEnd:
         return untold
 
     def on_reached(self, node_id: str, reached: Reached | None) -> None:
-        """How far a node of the round was; the last that it says counts."""
+        """Notes how far a node of the round was; its last report counts."""
         if reached is not None:
             self.reached[node_id] = reached
 
     @property
     def progress(self) -> tuple[Reached, bool]:
-        """How far the round was, and whether all of its nodes have said so."""
+        """Returns how far the round was, and whether all of its nodes have reported that."""
         return most_of(*self.reached.values()), len(self.reached) >= self.size
 
     def on_count(self, restart_count: int) -> None:
-        """A node has heard a higher count of the round."""
+        """A node knows a higher restart count of the round."""
         self.restart_count = max(self.restart_count, restart_count)
 
     # What follows.
@@ -251,7 +251,7 @@ class RoundEnd:
             self._excuse = loss
 
     def _weighed(self) -> tuple[Loss | None, Loss | None]:
-        """The first of all losses that ends the round, and the first whose victim the first failure is."""
+        """Returns the first loss that ends the round, and the first one whose victim the first failure is."""
         first, losses = self.first, self.losses.values()
         ending = min((each for each in losses if each.ends_round), key=_age, default=None)
         excuses = (each for each in losses if first is not None and each.excuses(first))
@@ -259,7 +259,7 @@ class RoundEnd:
 
     @property
     def cause(self) -> Cause | None:
-        """The first cause, as far as it is known; `None`: nothing has ended the round."""
+        """The first cause, as far as it is known; `None` if nothing has ended the round."""
         first, free = self.first, self.free
         if self._excuse is not None:
             return self._excuse.cause
@@ -271,19 +271,19 @@ class RoundEnd:
 
     @property
     def failure(self) -> ProcessFailure | None:
-        """The first failure, if that is the first cause."""
+        """The first failure, if it is the first cause."""
         cause = self.cause
         return self.first.failure if self.first is not None and cause is not None and cause.is_failure else None
 
     @property
     def is_excused(self) -> bool:
-        """Whether nodes have heard that a failure is charged, and a loss has turned out to be its cause."""
+        """Whether nodes have read that a failure is charged, but a loss has turned out to be its cause."""
         if self.told is None or not self.told.is_failure or (cause := self.cause) is None:
             return False
         return cause.is_known and not cause.is_failure
 
     def known_at(self, *, is_final: bool) -> float | None:
-        """From when on the cause is known well enough for nodes to hear it; `None`: not before a node is lost or back.
+        """Returns when the cause is certain enough to be sent; `None`: not before a node is lost or back.
 
         Args:
             is_final: if the first failure is the cause, the job is over.

@@ -1,6 +1,6 @@
-"""Nodes that vote, or may get a vote: their connections, the last plan that each was sent, and when it was heard.
+"""Nodes that vote, or may get a vote: their connections, the last plan sent to each, and when each last sent something.
 
-A vote counts once the plan is in the kernel's hands: `was_last` tells whether that is the newest one.
+A vote counts once the plan is in the kernel's hands: `was_last` tells whether that is the newest plan.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ HEARD_MIN = 16
 
 @dataclass(slots=True)
 class Followers:
-    """Those of one leader."""
+    """The followers of one leader."""
 
     _name_of: dict[int, str] = field(default_factory=dict[int, str])  # by connection
     _serial: int = 0  # of the last plan
     _sent: dict[str, int] = field(default_factory=dict[str, int])  # to each node: the serial of its last plan
-    _heard: dict[str, float] = field(default_factory=dict[str, float])  # when each node was heard last
+    _heard: dict[str, float] = field(default_factory=dict[str, float])  # when the last message of each node came
     _heard_limit: int = HEARD_MIN
 
     @property
@@ -39,17 +39,17 @@ class Followers:
         self._name_of[conn] = name
 
     def remove(self, conn: int) -> str | None:
-        """A connection is no more; gives the node's name, if it was a follower's."""
+        """Forgets a connection that has ended; returns the node's name if it was a follower's."""
         return self._name_of.pop(conn, None)
 
     def keep(self, names: Collection[str]) -> None:
-        """Others than these are followers no longer."""
+        """Forgets all followers but these."""
         self._name_of = {conn: name for conn, name in self._name_of.items() if name in names}
 
     # Plans.
 
     def on_sent(self, conn: int) -> int:
-        """A plan is sent on a connection; gives its serial number, or 0 if that is no follower's."""
+        """Returns the serial number of a plan sent on a connection; 0 if it is not a follower's."""
         self._serial += 1
         name = self._name_of.get(conn)
         if name is None:
@@ -58,18 +58,18 @@ class Followers:
         return self._serial
 
     def was_last(self, conn: int, serial: int) -> bool:
-        """Whether this is the plan that the follower was sent last."""
+        """Whether this is the last plan that the follower was sent."""
         name = self._name_of.get(conn)
         return name is not None and self._sent.get(name) == serial
 
     # Contact.
 
     def on_heard(self, name: str, now: float, lease_s: float) -> None:
-        if len(self._heard) >= self._heard_limit:  # most may be of agents that have gone since
+        if len(self._heard) >= self._heard_limit:  # most may be of agents that are gone
             self._heard = {each: at for each, at in self._heard.items() if now - at < lease_s}
             self._heard_limit = 2 * len(self._heard) + HEARD_MIN
         self._heard[name] = now
 
     def heard(self, names: Iterable[str], now: float, lease_s: float) -> frozenset[str]:
-        """Those of these nodes that were heard within a lease."""
+        """Returns those of these nodes that sent something within a lease."""
         return frozenset(name for name in names if now - self._heard.get(name, -math.inf) < lease_s)

@@ -1,6 +1,6 @@
 """A new leader gathers the nodes of the round that the log names.
 
-Each of them reports where it stands.  Those that have ended are known to be gone, the others are waited for, for a
+Each of them reports its state.  Those that have ended are known to be gone; the leader waits for the others for a
 grace.  A round that has lost no node continues untouched.
 """
 
@@ -14,7 +14,7 @@ from aelastic.rdzv.protocol.messages import NodePhase, Past
 
 
 def credible(past: Past) -> Past:
-    """A node's account as an honest agent would give it: one that has failed says how, one that runs has not."""
+    """Returns a node's account made consistent: a failed node says how it failed, and a running one has not failed."""
     has_workers = past.phase in {NodePhase.BUSY, NodePhase.FINISHED}
     if past.phase is NodePhase.FAILED and past.failure is None:
         past = past.replace(phase=NodePhase.STOPPING)
@@ -27,9 +27,9 @@ class Gathering:
 
     Args:
         nodes: by group rank.
-        departed: group ranks that had finished and left: they are not missed.
-        leader_rank: the group rank of the leader's node that began the round; -1: it had none.
-        leader_host: of that node.
+        departed: group ranks that had finished and left, and so are not missed.
+        leader_rank: the group rank of the node of the leader that began the round; -1 if it had none.
+        leader_host: the host of that node.
     """
 
     round: int
@@ -37,20 +37,20 @@ class Gathering:
     departed: set[int]
     leader_rank: int
     leader_host: str = ""
-    lost_at: float = 0.0  # when the first of its nodes lost the previous leader; nodes that are missing, too
+    lost_at: float = 0.0  # when the first of its nodes lost the previous leader; missing nodes are lost since then
     here: set[str] = field(default_factory=set[str])
     gone: set[str] = field(default_factory=set[str])
-    is_charged: bool = False  # the previous leader has said that a failure has ended the round
-    ended: Cause | None = None  # what it has said that has ended the round for free
-    has_spares: bool = False  # nodes waited for a place in the round, and will report too
-    is_over: bool = False  # a node has heard that the round is over
-    _awaited: set[str] = field(init=False)  # nodes that may yet report
+    is_charged: bool = False  # the previous leader has announced that a failure ended the round
+    ended: Cause | None = None  # what it has announced as the free cause of the round's end
+    has_spares: bool = False  # nodes waited for a place in the round, and will also report
+    is_over: bool = False  # a node knows that the round is over
+    _awaited: set[str] = field(init=False)  # nodes that may still report
 
     def __post_init__(self) -> None:
         self._awaited = {node_id for rank, node_id in enumerate(self.nodes) if rank not in self.departed}
 
     def on_reported(self, node_id: str, past: Past, now: float) -> None:
-        """A node of the round says where it stands."""
+        """A node of the round reports its state."""
         self.here.add(node_id)
         self.gone.discard(node_id)
         self._awaited.discard(node_id)
@@ -68,7 +68,7 @@ class Gathering:
             self._awaited.discard(node_id)
 
     def on_departed(self, rank: int) -> None:
-        """A node had finished, and has left: it is not missed."""
+        """A node had finished and has left, so it is not missed."""
         self.departed.add(rank)
         self._awaited.discard(self.nodes[rank])
 
@@ -79,18 +79,18 @@ class Gathering:
 
     @property
     def awaited(self) -> list[str]:
-        """Nodes that may yet report, by rank."""
+        """The nodes that may still report, by rank."""
         return [node_id for node_id in self.nodes if node_id in self._awaited]
 
     @property
     def missing(self) -> list[int]:
-        """Group ranks that have not reported."""
+        """The group ranks that have not reported."""
         expected = ((rank, node_id) for rank, node_id in enumerate(self.nodes) if rank not in self.departed)
         return [rank for rank, node_id in expected if node_id not in self.here]
 
     @property
     def loss(self) -> Cause | None:
-        """What has become of the nodes that are missing; `None` if none is."""
+        """What happened to the missing nodes; `None` if none is missing."""
         missing = self.missing
         if not missing:
             return None
@@ -99,7 +99,7 @@ class Gathering:
 
     @property
     def end(self) -> Cause | None:
-        """What has ended the round for free; `None` if it continues."""
+        """What ended the round for free; `None` if it continues."""
         if self.ended is not None or not self.is_over:
             return self.ended
         return Cause(CauseKind.ENDED_EARLIER, round=self.round)

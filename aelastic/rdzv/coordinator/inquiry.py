@@ -1,8 +1,9 @@
-"""An inquiry: what all workers of a round do, asked for when a node finds that one of its workers hangs.
+"""An inquiry into what all workers of a round do, begun when a node finds that one of its workers hangs.
 
 Every node of the round is asked at once, before anything is stopped.  Once all have answered, or the node that asked
-waits no longer, the places are compared (`failures.places`), and all nodes hear the same.  An inquiry decides nothing
-about the round.  A coordinator that takes over knows of none: the node that asked goes on with what it sees itself.
+waits no longer, the places are compared (`failures.places`), and all nodes receive the same result.  An inquiry decides
+nothing about the round.  A coordinator that takes over knows of no inquiry: the node that asked continues with what it
+sees itself.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ NO_ANSWER = "no answer from its agent"
 
 
 def compared(question: m.Hangs, places: Sequence[Place]) -> m.Compared:
-    """What is told of the places of all workers that were asked for."""
+    """Compares the places of all workers that were reported."""
     found = compare(places, question.waited_s)
     return m.Compared(question.round, found.text, found.odd, question.is_stopped, question.waited_s)
 
 
 def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Place]:
-    """The places of a node's workers, those that have not been told of among them."""
+    """Returns the places of a node's workers, including those not reported."""
     first, seen = assigned.ranks.first_rank, {place.rank: place.replace(host=host) for place in places}
     ranks = range(first, first + assigned.ranks.local_world_size)
     return [seen.get(rank, Place(rank, host, 0, unknown=NO_ANSWER)) for rank in ranks]
@@ -33,20 +34,20 @@ def filled(places: Sequence[Place], host: str, assigned: m.Assigned) -> list[Pla
 
 @dataclass(slots=True)
 class Inquiry:
-    """The inquiry about one round; at rest while there is no question."""
+    """The inquiry about one round; idle while there is no question."""
 
-    question: m.Hangs | None = None  # the first, of the inquiry that is under way
+    question: m.Hangs | None = None  # the first one of the present inquiry
     number: int = 0  # of the last question
     _asked: list[str] = field(default_factory=list[str])  # nodes
-    _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not answered
+    _awaited: set[str] = field(default_factory=set[str])  # those of them that have not answered
     _places: dict[str, tuple[Place, ...]] = field(default_factory=dict[str, tuple[Place, ...]])  # by node
 
     def handle(self, event: m.Hangs | m.Saw, round_: int, roster: Roster) -> list[Send]:
-        """A node asks, or answers; gives what nodes are to hear.  O(1), but for the first question and the last answer.
+        """Handles a question or an answer; returns what to send.  O(1), except for the first question and last answer.
 
         Args:
-            event: what it says.
-            round_: that runs; what is said of any other is void.
+            event: the question or answer.
+            round_: the running round; anything about another one is void.
             roster: its nodes.
         """
         if self.question is not None and self.question.round != round_:

@@ -1,4 +1,4 @@
-"""What the log keeps of a job: everything that a leader has to know that continues it."""
+"""What the log keeps of a job: everything that a leader must know to continue it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aelastic.rdzv.protocol.codec import WireError, record_from_text, record_to_
 from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.rdzv.protocol.requests import Ask
 
-# Of a job of thousands of nodes; a text that unpacks to more is none of ours.
+# Enough for a job of thousands of nodes; no leader wrote a text that unpacks to more.
 STATE_MAX = 8_000_000
 
 
@@ -26,10 +26,10 @@ class Participant(Record):
     """A node of a round.
 
     Args:
-        name: in the log.
+        name: its name in the log.
         address: where other nodes reach it.
-        vote_port: where its agent is asked for its vote; 0: it has none.
-        peer_address: where its connection comes from, if `address` is a name, which may have no answer.
+        vote_port: where its agent receives requests for its vote; 0 if it has none.
+        peer_address: where its connection comes from, if `address` is a host name, which may not resolve.
     """
 
     node_id: str
@@ -47,8 +47,8 @@ class Round(Record):
 
     Args:
         number: rises by one from round to round.
-        term: of the leader that proposed it.
-        leader_rank: the group rank of the leader's own node; -1: it had none.
+        term: the term of the leader that proposed it.
+        leader_rank: the group rank of the leader's own node; -1 if it had none.
     """
 
     number: int
@@ -67,7 +67,7 @@ class Round(Record):
         return [each.node_id for each in self.participants]
 
     def assigned(self, restart_count: int) -> dict[str, m.Assigned]:
-        """What each node is told, by node."""
+        """Returns what each node is assigned, by node."""
         table = assign_ranks([(each.role, each.local_world_size) for each in self.participants])
         master = self.master_addr, self.master_port
         return {
@@ -80,11 +80,11 @@ class JobState(Record):
     """The content of an entry.
 
     Args:
-        last_round: the last that was agreed on; `None`: none yet.
-        restart_count: restarts that were charged, this round's beginning included.
+        last_round: the last one that was agreed on; `None` if there was none yet.
+        restart_count: restarts charged so far, including the one that began this round.
         ledger: what is remembered of earlier rounds, with ages.
-        departed: group ranks that have finished the round, and left it.
-        asks: requests that were accepted and are not done, with the time that is left.
+        departed: group ranks that have finished the round and left it.
+        asks: requests that were accepted but are not done, with the time that they have left.
         verdict: how the job ended; `None` while it runs.
     """
 
@@ -97,7 +97,7 @@ class JobState(Record):
 
 
 def round_of(number: int, term: int, nodes: Sequence[m.Node], leader: str) -> Round:
-    """A round of these nodes, in the order of their group ranks."""
+    """Returns a round of these nodes, in the order of their group ranks."""
     addresses, peers = node_addresses(nodes), peer_addresses(nodes)
     participants = [_participant(*each) for each in zip(nodes, addresses, peers, strict=True)]
     names = [node.node_id for node in nodes]
@@ -120,10 +120,10 @@ def _participant(node: m.Node, address: str, peer_address: str) -> Participant:
 
 
 def state_in(entry: Entry) -> JobState:
-    """The content of an entry.
+    """Returns the content of an entry.
 
     Raises:
-        WireError: there is none.
+        WireError: it has none.
     """
     return _unpacked(entry.payload)
 
@@ -138,10 +138,10 @@ def _unpacked(payload: Payload) -> JobState:
 
 
 def check_entries(message: m.Upward | m.Downward) -> None:
-    """A leader, and each voter, reads the entries of a message sooner or later.
+    """Checks the entries of a message, which a leader and each voter will read sooner or later.
 
     Raises:
-        WireError: one of them has a content that no leader wrote.
+        WireError: one of them has content that no leader wrote.
     """
     match message:
         case m.Hello(status=m.Status(log=log)) | m.Status(log=log) if log is not None:
@@ -156,12 +156,12 @@ def check_entries(message: m.Upward | m.Downward) -> None:
 
 
 def payload_of(state: JobState) -> Payload:
-    """The content of an entry, as it travels: names repeat."""
+    """Returns the content of an entry as it travels, compressed because names repeat."""
     return Payload(b85encode(compress(record_to_text(state).encode())).decode())
 
 
 def voters_in(entry: Entry) -> tuple[Participant, ...]:
-    """The nodes that decide on the entry after this one, and where they are asked."""
+    """Returns the nodes that decide on the entry after this one, and where to ask them."""
     return _voters(entry.payload, entry.voters) if entry.payload else ()
 
 

@@ -1,13 +1,13 @@
 """The leader: one agent's candidacy, and its leadership until it steps down.
 
 It composes `connections.py` (connections, and the nodes behind them), `rdzv.log` (how agents agree) and
-`coordinator.py` (what on).  Pure: `coordinator_server.py` carries it out.
+`coordinator.py` (on what).  Pure: `coordinator_server.py` carries out its actions.
 
-- **One entry at a time.**  Where the coordinator has changed what the log keeps, an entry with that is proposed.  What
-  follows reaches nodes once it is committed; what they report meanwhile waits.
+- **One entry at a time.**  When the coordinator changes what the log keeps, an entry with that is proposed.  What
+  follows is sent to nodes once it is committed; what they report meanwhile waits.
 - **The cell** of the endpoint is read first, then locked for this term, and renewed three times a lease.
 - **Lease.**  A leader that has not heard from a quorum for a lease steps down, and its side stops its workers.
-- A leader that meets a **higher term** and has a quorum takes a term above it, and keeps its followers.
+- A leader that discovers a **higher term** and has a quorum takes a term above it, and keeps its followers.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.sense import is_too_high
 
-# So often nodes that wait read what for.
+# How often waiting nodes are sent what they wait for.
 WAITING_TEXT_INTERVAL_S = 10.0
-# A candidate that has no quorum by then has lost.
+# A candidate without a quorum by then has lost.
 CANDIDACY_S = 1.5
-# A proposal that must be in the cell first is made anew, without new voters, if the endpoint is silent for so long.
+# A proposal that must be in the cell first is repeated without new voters if the endpoint is silent for this long.
 SILENT_CELL_S = 1.0
 ASK_AGAIN_S = 0.1
 NOT_PROPOSED = -1
-# For so long a leader that hears no other node does not campaign again: one of them may reach the store without it.
+# How long a leader does not campaign after it was cut off from all others: one of them may reach the store.
 STAND_BACK_LEASES, STAND_BACK_S = 0.5, 0.5
 OTHER_LEADS = "another agent leads the job now"
 
@@ -68,17 +68,17 @@ class Leader(Machine[ev.Event, ev.Action]):
     """One term, or several in a row, of one leader.
 
     Args:
-        coordinator: decides what is to be agreed on.
+        coordinator: decides what to agree on.
         sessions: its connections; their lease is the silence after which an agent is lost.
         log: how it agrees.
         at: where other agents reach it.
-        host: of this agent.
-        do_nodes_vote: else the store alone decides.
-        cell: the endpoint's.
+        host: this agent's host.
+        do_nodes_vote: otherwise the store alone decides.
+        cell: the endpoint's cell.
         started: when it began to campaign.
         gone: tokens of leaders that have ended, or have said goodbye.
-        silent: the token of a leader from which this agent has heard nothing for a lease.
-        job_before: the log of a job that is over: what it has left in the cell counts as nothing.
+        silent: the token of a leader that has sent this agent nothing for a lease.
+        job_before: the log of a job that is over; what that job left in the cell is ignored.
         is_replaceable: another agent can lead, and reach the store without this one.
     """
 
@@ -102,13 +102,13 @@ class Leader(Machine[ev.Event, ev.Action]):
     _waiting_text_at: float = 0.0
     followers: Followers = field(default_factory=Followers)
     _is_resumed: bool = False  # the coordinator knows what the log keeps
-    _version: int = 0  # of what the coordinator has decided, as it was proposed last
+    _version: int = 0  # of the coordinator's state, as last proposed
     _payload: Payload = NO_PAYLOAD  # of that proposal
-    _given_up: Entry | None = None  # the last entry of a log that cannot continue, where this leader founds another
+    _given_up: Entry | None = None  # the last entry of a log that cannot continue, if this leader founds another
     _payload_version: int = NOT_PROPOSED
-    _agreed: EntryId | None = None  # the last entry that the coordinator's state is of
+    _agreed: EntryId | None = None  # the last entry that the coordinator's state is based on
     _held: list[Send] = field(default_factory=list[Send])  # what follows from the proposal
-    _has_spares: bool = False  # as all nodes have heard
+    _has_spares: bool = False  # as sent to all nodes
     _story: Story = field(default_factory=Story)
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def name(self) -> str:
-        """Of this agent's node in the log."""
+        """The name of this agent's node in the log."""
         return self.log.node.name
 
     @property
@@ -134,7 +134,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def has_own_node(self) -> bool:
-        """Whether the node of this very agent is connected."""
+        """Whether this agent's own node is connected."""
         return self.sessions.is_connected(self.coordinator.own_node_id)
 
     @property
@@ -144,7 +144,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def has_told_all(self) -> bool:
-        """Whether every node that is known has heard how the job ended, or has ended before."""
+        """Whether every known node knows how the job ended, or has ended before."""
         is_lost = self.coordinator.roster.lost_hosts or self.sessions.absent.may_look
         return self.is_over and self.sessions.is_empty and not is_lost
 
@@ -171,7 +171,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def _has_lost_at(self) -> float:
-        """When it steps down, if no quorum has voted for it by then."""
+        """The time when it steps down, if no quorum has voted for it by then."""
         return self._seeks_since + (CANDIDACY_S if self.phase is Phase.CANDIDATE else self.lease_s)
 
     def _why_lost(self) -> str:
@@ -195,13 +195,13 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  one case for each event
         match self.phase:
             case Phase.STEPPED_DOWN:
-                return []  # it came late: another agent leads, and hears it
+                return []  # it came late: another agent leads, and handles it
             case Phase.CANDIDATE | Phase.LEADING:
                 pass
             case _:
                 assert_never(self.phase)
         match event:
-            case ev.Opened(conn, peer, way):  # it is to say Hello within a lease
+            case ev.Opened(conn, peer, way):  # it must say Hello within a lease
                 self.sessions.on_opened(conn, peer, way, now)
                 actions = []
             case ev.Received(conn, message):
@@ -232,7 +232,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return actions if self.has_stepped_down else self._carry_on(actions, now)
 
     def _carry_on(self, actions: list[ev.Action], now: float) -> list[ev.Action]:
-        """Agrees on what can be agreed on now, decides what is to be decided, and says what follows."""
+        """Agrees on what it can, decides what is due, and returns what follows."""
         actions = [*actions, *self._agree(now), *self._decide(now)]
         if self.has_stepped_down:
             return actions
@@ -251,7 +251,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return actions
 
     def _on_status(self, conn: int, name: str, status: LogStatus, now: float) -> None:
-        """What a node knows of the log, if that may matter."""
+        """Notes what a node knows of the log, if that may matter."""
         if status.term > self.term and (self.phase is Phase.CANDIDATE or self.log.mandate):
             self._campaign_again(status.term, now)
         if self.followers.name_of(conn) == name:
@@ -266,7 +266,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._on_voter(conn, name, status)
 
     def _on_voter(self, conn: int, name: str, status: LogStatus) -> None:
-        """A node has a vote, or knows of the log what this leader does not: what it says of it counts from now on."""
+        """A node has a vote, or knows more of the log than this leader: its statuses count from now on."""
         self.followers.add(conn, name)
         self.log = leading.on_connected(self.log, name, status)
         self.sessions.send_again(conn)
@@ -280,7 +280,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.log = leading.on_follower_closed(self.log, name, close)
 
     def _on_followers_gone(self) -> None:
-        """Connections were dropped here: that proves nothing."""
+        """Connections were dropped here, which proves nothing."""
         for conn in self.followers.conns:
             if not self.sessions.is_open(conn):
                 self._on_follower_closed(conn, Close.ABORTED)
@@ -296,12 +296,12 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [self._numbered(action) for action in actions]
 
     def _numbered(self, action: ev.Action) -> ev.Action:
-        """A plan for a follower, with a number: `Flushed` names it."""
+        """Returns a plan for a follower with a number, which `Flushed` names."""
         serial = self.followers.on_sent(action.conn) if isinstance(action, ev.Say) else 0
         return action.replace(serial=serial) if serial else action
 
     def _log_plan(self, name: str) -> LogPlan | None:
-        """What a node is to know of the log."""
+        """Returns what a node must know of the log."""
         if name == self.name:
             return None
         if name in self.followers.names:
@@ -309,7 +309,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return LogPlan(self.term, self._has_mandate, id_of(self.log.node.committed), None, None)
 
     def _tell_voters(self) -> None:
-        """The log has changed: followers that vote are sent their plans."""
+        """The log has changed, so followers that vote are sent their plans."""
         for conn in self.followers.conns:
             self.sessions.send_again(conn)
 
@@ -331,7 +331,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions += told
             else:
                 has_changed = False
-        if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more: all are told
+        if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more, and all are sent the verdict
             self.phase = Phase.LEADING
             self._resume(now)
             self.sessions.on_over(now)
@@ -345,12 +345,12 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def _known_to_voters(self) -> tuple[object, ...]:
-        """What a plan tells a voter of the log."""
+        """Returns the parts of a plan that tell a voter about the log."""
         log, node = self.log, self.log.node
         return node.term, log.mandate, node.committed, log.proposal, node.accepted
 
     def _establish(self, now: float) -> bool:
-        """Phase 1, if it can be completed, or a step of it."""
+        """Completes phase 1, or a step of it, if possible."""
         heard, established = self.log.node.committed, leading.establish(self.log)
         if established is None:
             return False
@@ -364,7 +364,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return True
 
     def _commit(self, now: float) -> tuple[bool, list[ev.Action]]:
-        """Phase 2, if it can be completed, and what nodes hear then."""
+        """Completes phase 2 if possible, and returns what is sent to nodes then."""
         proposal, committed = self.log.proposal, leading.commit(self.log)
         if committed is None or proposal is None:
             return False, []
@@ -376,7 +376,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return True, self._release(now)
 
     def _note_replaced(self) -> None:
-        """Recovery: a voter is gone if another agent has come in its place, on the same host with the same address."""
+        """Recovery: a voter is gone if another agent has replaced it, on the same host with the same address."""
         node, committed = self.log.node, self.log.node.committed
         if not isinstance(committed, Entry) or not committed.voters:
             return
@@ -393,7 +393,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.log = self.log.replace(node=node.replace(replaces=tuple(sorted(replaced))))
 
     def _nodes_at(self, voter: Participant) -> list[str]:
-        """The nodes that are connected from the place of a voter, and this agent's, if it has that place."""
+        """Returns the nodes connected from the place of a voter, including this agent's if it has that place."""
         addresses = {voter.address, voter.peer_address}
         found = self.sessions.nodes_at(voter.host, addresses)
         if not self.has_own_node and self.host == voter.host and addresses & {*self.at.addresses}:
@@ -401,7 +401,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return found
 
     def _resume(self, now: float) -> None:
-        """The coordinator continues from what the log keeps, once."""
+        """Lets the coordinator continue from what the log keeps, once."""
         if self._is_resumed:
             return
         self._is_resumed = True
@@ -416,14 +416,14 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._version = NOT_PROPOSED
 
     def _release(self, now: float) -> list[ev.Action]:
-        """What was proposed is agreed on: nodes hear what follows."""
+        """Sends nodes what follows from a proposal that was agreed on."""
         held, self._held = self._held, []
         if self.is_over:
             self.sessions.on_over(now)
         return self._deliver(held, now)
 
     def _propose(self, now: float) -> None:
-        """What the coordinator has decided becomes an entry."""
+        """Turns what the coordinator has decided into an entry."""
         core = self.coordinator
         state = core.state(now)
         payload, is_verdict = payload_of(state), state.verdict is not None
@@ -438,7 +438,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self._tell_voters()
 
     def _voters(self, state: JobState, now: float) -> tuple[str, ...]:
-        """Who is to decide on the next entry."""
+        """Returns who must decide on the next entry."""
         committed = self.log.node.committed
         before = committed.voters if isinstance(committed, Entry) else ()
         if not self.do_nodes_vote or state.last_round is None:
@@ -452,7 +452,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return votes.choose_voters(hosts, before) if hosts else before
 
     def _campaign_again(self, highest: int, now: float, *, has_listened: bool = False) -> None:
-        """In a term above every other; followers stay.  What was proposed is proposed again."""
+        """Campaigns in a term above every other.  Followers stay, and the proposal is proposed again."""
         if self.log.proposal is not None:
             self._version = NOT_PROPOSED
         term = leading.next_term(max(highest, self.term))
@@ -464,7 +464,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.cell.renew_by(-math.inf)
 
     def _ask_votes(self, now: float) -> list[ev.Action]:
-        """Asks the voters that have not answered, now and again."""
+        """Asks the voters that have not answered, from time to time."""
         committed = self.log.node.committed
         if self.phase is not Phase.CANDIDATE or now < self._ask_at or not isinstance(committed, Entry):
             return []
@@ -477,7 +477,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_campaigned(self, conn: int, campaign: m.Campaign, now: float) -> list[ev.Action]:
         """Another agent seeks this one's vote, or asks who leads."""
         is_leading, ours = self.phase is Phase.LEADING, log_of(self.log.node.committed)
-        if ours is None or log_of(campaign.committed) != ours:  # a stranger, for all we know
+        if ours is None or log_of(campaign.committed) != ours:  # perhaps of another job
             return [ev.Answer(conn, m.Declined(self.term, "this node knows another log"))]
         if is_too_high(campaign.term, self.term):
             reason = f"term {campaign.term} is none that a log has counted to"
@@ -490,7 +490,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [ev.Answer(conn, m.Declined(self.term, reason, self.at if is_leading else None, is_leading))]
 
     def _on_declined(self, event: ev.Declined, now: float) -> list[ev.Action]:
-        """A node does not vote for this one: it may know of a higher term, or follow a leader that lives."""
+        """A node does not vote for this one: it may know a higher term, or follow a leader that lives."""
         if self.phase is not Phase.CANDIDATE:
             return []
         if event.leader and event.is_own:
@@ -532,7 +532,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [self.cell.read(now)] if now >= self.cell.due else []
 
     def _write_cell(self, now: float) -> list[ev.Action]:
-        """Renews the cell, at once where it is behind."""
+        """Renews the cell, at once if it is behind."""
         cell, view = self.cell.cell, self.log.views[0]
         assert cell is not None
         if view is not None and leading.must_begin_again(self.log, view):
@@ -553,7 +553,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return now - self.cell.seen.since >= self.lease_s
 
     def _has_quorum_without(self) -> bool:
-        """Whether this agent needs no vote of the endpoint."""
+        """Whether this agent does not need the endpoint's vote."""
         committed = self.log.node.committed
         if not isinstance(committed, Entry) or not committed.voters:
             return False
@@ -567,18 +567,18 @@ class Leader(Machine[ev.Event, ev.Action]):
         cell = self.cell.cell
         has_no_log = self.phase is Phase.CANDIDATE or self.log.node.committed is None
         if has_no_log and cell is not None and _verdict_in(cell) not in {"", self.job_before}:
-            return self._step_down("the job is over", now)  # this agent's node reads so
+            return self._step_down("the job is over", now)  # this agent's node reads that too
         if cell is None or not self.is_cell_ours:
             return self._on_other_cell(now)
         has_locked = self.log.views[0] is None
         change = leading.on_locked if has_locked else leading.on_cell_written
         self.log = change(self.log, 0, cell)
-        if has_locked or stored != asked.written:  # a write whose answer was lost has been carried out: it is renewed
+        if has_locked or stored != asked.written:  # a write was carried out though its answer was lost: it is renewed
             self.cell.renew_by(now)
         return []
 
     def _on_other_cell(self, now: float) -> list[ev.Action]:
-        """The endpoint says something else than this leader has written."""
+        """The endpoint's cell is not what this leader has written."""
         cell = self._cell_of_this_job
         is_others = cell is not None and cell.leader not in {"", self.at.token} and cell.leader not in self.gone
         if cell is None or not is_others or self._is_leader_gone(cell, now):  # it is locked again
@@ -598,7 +598,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return []
         ours = self.log.node.committed
         if self.phase is Phase.CANDIDATE and isinstance(ours, Entry) and self.name in ours.voters:
-            return []  # a quorum of voters needs no vote of the endpoint
+            return []  # a quorum of voters does not need the endpoint's vote
         return self._step_down(OTHER_LEADS, now)
 
     # Time.
@@ -625,11 +625,11 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self._deliver(waiting_texts(self.coordinator, now), now)
         is_silent = self.cell.is_silent(SILENT_CELL_S, now)
         if is_silent and leading.is_held(self.log) and self._has_quorum_without():
-            self._campaign_again(self.term, now)  # what was proposed is proposed again, without new voters
+            self._campaign_again(self.term, now)  # the proposal is repeated without new voters
         return actions
 
     def _name_endpoint(self, now: float) -> None:
-        """An endpoint that has lost its memory is named by the next entry; one that decides alone, by another log."""
+        """Names an endpoint that has lost its memory in the next entry; if it decides alone, in another log."""
         committed, view = self.log.node.committed, self.log.views[0]
         if self.phase is not Phase.LEADING or self.is_over or not isinstance(committed, Entry) or view is None:
             return
@@ -708,12 +708,12 @@ class Leader(Machine[ev.Event, ev.Action]):
     # Decisions.
 
     def _decide(self, now: float) -> list[ev.Action]:
-        """Lets the coordinator decide what there is to decide."""
+        """Lets the coordinator decide what is due."""
         unheard, core, actions = self.sessions.unheard, self.coordinator, list[ev.Action]()
         while self._may_decide:
             if core.version != self._version and not self.is_over:
                 self._propose(now)
-                actions += self._agree(now)  # at once, where this agent decides alone
+                actions += self._agree(now)  # at once, if this agent decides alone
             elif (event := unheard.pop(now)) is not None:
                 self._look_at_store(event, now)
                 actions += self._tell_coordinator(event, now)
@@ -732,18 +732,18 @@ class Leader(Machine[ev.Event, ev.Action]):
         return actions
 
     def _look_at_store(self, event: CoordinatorEvent, now: float) -> None:
-        """A node has come: before that ends a round, it is known whether the store is there to begin the next one."""
+        """A node has come: before that ends a round, this agent must know whether the store can begin the next one."""
         is_newcomer = isinstance(event, Reported) and event.is_new and self.coordinator.looks_at_newcomers
         if is_newcomer and self._decides_alone and not self.cell.has_taken(SILENT_CELL_S, now):
             self.cell.renew_by(now)
 
     def _is_next_round_out_of_reach(self, now: float) -> bool:
-        """Whether the store alone decides, and is silent: a round that is ended now is followed by none."""
+        """Whether the store alone decides, and is silent, so that no round could follow the present one."""
         return self._decides_alone and self.cell.is_silent(ASK_AGAIN_S, now)
 
     @property
     def _decides_alone(self) -> bool:
-        """Whether the store does, and no node."""
+        """Whether the store decides, and no node votes."""
         committed = self.log.node.committed
         return isinstance(committed, Entry) and not committed.voters
 
@@ -757,7 +757,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._deliver(sends, now)
 
     def _note_read(self, event: CoordinatorEvent) -> None:
-        """What the coordinator has heard of a node: that it is gone, or has read answers."""
+        """Notes what the coordinator's event says of a node: that it is gone, or has read answers."""
         plans = self.sessions.plans
         if isinstance(event, Lost):
             plans.forget(event.node_id)
@@ -765,7 +765,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             plans.forget(event.node.node_id)
         elif isinstance(event, Reported):
             plans.on_read(event.node.node_id, [each.ask_id for each in event.status.asks])
-            if event.is_new:  # it may have read so far that it has a leader, and no more
+            if event.is_new:  # it may only have read that it has a leader
                 is_waiting = event.node.node_id in self.coordinator.roster.ready
                 plans.send_again(event.node.node_id, is_waiting=is_waiting)
 
@@ -789,10 +789,10 @@ class Leader(Machine[ev.Event, ev.Action]):
 
 
 def _verdict_in(cell: Cell) -> str:
-    """The log of a job that is over, as the cell says; empty if it does not."""
+    """Returns the log of a job that is over, according to the cell; empty if it is not over."""
     return cell.committed.log if cell.committed is not None and cell.committed.is_verdict else ""
 
 
 def begin(node: Node, term: int, *, has_listened: bool) -> leading.Leader:
-    """The log of an agent that campaigns."""
+    """Returns the log of an agent that campaigns."""
     return leading.campaign(node, term, 1, has_listened=has_listened)

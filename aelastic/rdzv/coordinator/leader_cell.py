@@ -1,6 +1,6 @@
-"""The endpoint's cell, as one leader reads and writes it: what it says, what was asked, and since when it is silent.
+"""The endpoint's cell, as one leader reads and writes it: its content, the open question, and how long it is silent.
 
-What is written there, and when, is the leader's business.  One question to the endpoint is open at a time.
+The leader decides what is written there, and when.  One question to the endpoint is open at a time.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.seen import NOTHING_SEEN, Seen
 
-# A cell that could not be read, or that another leader has, is read again so soon.
+# How soon a cell is read again if reading it failed, or if another leader has it.
 READ_AGAIN_S = 0.25
 
 
 class Asked(Record):
-    """A question to the endpoint that has not been answered."""
+    """A question that the endpoint has not answered."""
 
     at: float
     written: m.StoredCell | None  # `None`: the cell is read
@@ -30,25 +30,23 @@ class LeaderCell:
     """The cell of one leader.
 
     Args:
-        word: a random one, for an endpoint that remembers nothing.
-        lease_s: of the job.
-        seen: the cell, as this agent has seen it last.
+        word: a random word, for an endpoint that remembers nothing.
+        lease_s: the job's lease.
+        seen: the cell, as this agent last saw it.
     """
 
     word: str
     lease_s: float
     seen: Seen = NOTHING_SEEN
 
-    stored: m.StoredCell | None = None  # as it was read or written last
-    has_read: bool = False  # it was
+    stored: m.StoredCell | None = None  # as it was last read or written
+    has_read: bool = False  # whether it was
     due: float = -math.inf  # when to read or renew it
     _asked: Asked | None = None
-    _taken_at: float = -math.inf  # when the last write that the endpoint took was asked for
+    _taken_at: float = -math.inf  # when this leader asked for the last write that the endpoint took
     _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
     _words: int = 0  # incarnations that this leader has begun, or has asked for
-    _lost_writes: list[Asked] = field(
-        default_factory=list[Asked]
-    )  # since the last answered one: some may be carried out
+    _lost_writes: list[Asked] = field(default_factory=list[Asked])  # since the last write that was answered
 
     @property
     def cell(self) -> Cell | None:
@@ -56,7 +54,7 @@ class LeaderCell:
 
     @property
     def is_asked(self) -> bool:
-        """Whether an answer is open."""
+        """Whether a question is open."""
         return self._asked is not None
 
     @property
@@ -68,7 +66,7 @@ class LeaderCell:
         return self.cell is not None and (self.cell.leader, self.cell.term) == (token, term)
 
     def silent_at(self, for_s: float) -> float | None:
-        """When the endpoint will have been silent for so long; `None`: it owes no answer."""
+        """Returns when the endpoint will have been silent for this long; `None` if it owes no answer."""
         return None if self._silent_since is None else self._silent_since + for_s
 
     def is_silent(self, for_s: float, now: float) -> bool:
@@ -80,7 +78,7 @@ class LeaderCell:
         return now - self._taken_at <= within_s
 
     def renew_by(self, at: float) -> None:
-        """It is read or renewed by then, at the latest."""
+        """Makes sure that the cell is read or renewed by then."""
         self.due = min(self.due, at)
 
     def put_off(self, now: float) -> None:
@@ -92,7 +90,7 @@ class LeaderCell:
         return ev.ReadCell()
 
     def write(self, cell: Cell, at: m.LeaderAt, now: float) -> ev.WriteCell:
-        # With lost writes counted as renewals, this text is none of theirs.
+        # Lost writes count as renewals, so this text differs from each of theirs.
         written = m.StoredCell(cell.replace(renewals=cell.renewals + len(self._lost_writes)), at)
         self._ask(written, now, self.lease_s / 3)
         return ev.WriteCell(written)
@@ -107,7 +105,7 @@ class LeaderCell:
         return self.word if self._words == 1 else f"{self.word}.{self._words}"
 
     def on_said(self, stored: m.StoredCell | None, now: float) -> Asked | None:
-        """Notes an answer; gives the question, or `None` if there was none."""
+        """Notes an answer; returns the question, or `None` if there was none."""
         asked, self._asked, self._silent_since = self._asked, None, None
         if asked is None:
             return None

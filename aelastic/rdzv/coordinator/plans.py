@@ -1,7 +1,7 @@
 """The plan of each node: everything that the coordinator has decided about it.
 
-A decision changes the plans of the nodes that it is about.  A node that reconnects gets its whole plan again, so
-nothing that it has missed needs a case of its own.
+A decision changes the plans of the nodes that it concerns.  A node that reconnects gets its whole plan again, so
+nothing that it has missed needs a special case.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import assert_never
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-ANSWERS_MAX = 64  # of one node; it asks for less than that before it reads an answer
+ANSWERS_MAX = 64  # of one node; it has fewer requests open at a time
 
 
 @dataclass(slots=True)
@@ -21,18 +21,18 @@ class Plans:
     """Plans by node.
 
     Args:
-        term: of the leader that they come from.
-        lease_s: as the job has it.
+        term: the term of the leader that they come from.
+        lease_s: the job's lease.
     """
 
     term: int
     lease_s: float
     _plans: dict[str, m.Plan] = field(default_factory=dict[str, m.Plan])
-    # When the notice in a node's plan was decided, and when that it is cordoned: both say how long something lasts.
+    # When the notice in a node's plan was decided, and when its cordon was: both say how long something lasts.
     _notice_at: dict[str, float] = field(default_factory=dict[str, float])
     _cordoned_at: dict[str, float] = field(default_factory=dict[str, float])
-    _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes whose plan has not been sent since
-    _unread: set[str] = field(default_factory=set[str])  # nodes that may have yet to read which round they have
+    _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes with an unsent plan
+    _unread: set[str] = field(default_factory=set[str])  # nodes that may not have read yet which round they are in
 
     @property
     def empty(self) -> m.Plan:
@@ -40,7 +40,7 @@ class Plans:
         return m.Plan(self.term, self.lease_s)
 
     def of(self, node_id: str, now: float) -> m.Plan:
-        """The plan of a node, as it is sent now."""
+        """Returns a node's plan as it must be sent now."""
         plan = self._plans.get(node_id) or self.empty
         if plan.notice is not None:
             left_s = plan.notice.kill_s - (now - self._notice_at[node_id])
@@ -51,7 +51,7 @@ class Plans:
         return plan
 
     def change(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
-        """A decision about a node is part of its plan from now on."""
+        """Makes a decision part of a node's plan."""
         before = self._plans.get(node_id) or self.empty
         after = changed(before, decision)
         if isinstance(decision, m.Assigned):
@@ -68,18 +68,18 @@ class Plans:
             self._cordoned_at[node_id] = now
 
     def on_read(self, node_id: str, asks: Container[str]) -> None:
-        """A node has reported: an answer that it does not wait for has been read."""
+        """A node has reported: any answer that it does not wait for has been read."""
         plan = self._plans.get(node_id)
         if plan is not None and plan.answers:
             answers = tuple(each for each in plan.answers if each.ask_id in asks)
             self._plans[node_id] = plan.replace(answers=answers)
 
     def send(self, node_id: str) -> None:
-        """A node is to be sent its plan once more."""
+        """Makes sure that a node is sent its plan once more."""
         self._changed[node_id] = None
 
     def send_again(self, node_id: str, *, is_waiting: bool = False) -> None:
-        """A node has a new connection, or has been heard on it; one that waits is in no round."""
+        """A node has a new connection, or has reported on it; one that waits is in no round."""
         plan = self._plans.get(node_id)
         if plan is not None and is_waiting:
             self._plans[node_id] = plan.replace(assigned=None)
@@ -87,11 +87,11 @@ class Plans:
         self._unread.add(node_id)
 
     def on_sent(self, node_id: str) -> None:
-        """A node reads its whole plan."""
+        """A node was sent its whole plan."""
         self._unread.discard(node_id)
 
     def forget(self, node_id: str) -> None:
-        """A node is gone: if it comes back, what it reports says what it is to do."""
+        """A node is gone: if it comes back, its report decides what it must do."""
         for book in (self._plans, self._notice_at, self._cordoned_at, self._changed):
             book.pop(node_id, None)
         self._unread.discard(node_id)
@@ -102,19 +102,19 @@ class Plans:
         self._plans = {node_id: plan.replace(term=term) for node_id, plan in self._plans.items()}
 
     def take_changed(self) -> list[str]:
-        """Nodes whose plans are to be sent, in the order in which these have changed."""
+        """Returns the nodes whose plans must be sent, in the order in which these have changed."""
         nodes, self._changed = list(self._changed), {}
         return nodes
 
 
 def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C901, PLR0912  one for each
-    """A plan with one decision more, and without those that it overtakes."""
+    """Returns a plan with one more decision, and without those that it supersedes."""
     match decision:
-        case m.Assigned():  # the round before is over, and all that was said about waiting for this one
+        case m.Assigned():  # the round before is over, and so is all waiting for this one
             return m.Plan(plan.term, plan.lease_s, assigned=decision, settled=plan.settled, answers=plan.answers)
         case m.Interrupted(round_) if plan.interrupted is not None and plan.interrupted.round == round_:
             return plan.replace(interrupted=decision)  # its cause is another one after all
-        case m.Interrupted(round_):  # which the node may have yet to read of: a round may end as soon as it has begun
+        case m.Interrupted(round_):  # the node may not know of it yet: a round may end as soon as it has begun
             begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
             ended = m.Plan(plan.term, plan.lease_s, assigned=begun, interrupted=decision)
             return ended.replace(starts_ahead=plan.starts_ahead, notice=plan.notice, answers=plan.answers)

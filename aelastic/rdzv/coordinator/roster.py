@@ -1,7 +1,7 @@
 """Nodes that a coordinator knows of: what each does, which take part in the round, which were lost.
 
-A book without decisions: `coordinator.py` writes and reads it.  Which nodes do what is kept as nodes change, so that
-an event of one node costs the same in a job of two and of four thousand.
+Bookkeeping without decisions: `coordinator.py` writes and reads it.  The nodes in each phase are kept up to date as
+nodes change, so that an event of one node costs the same in a job of two nodes and of four thousand.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Member:
 
     node: m.Node
     phase: NodePhase
-    is_left_behind: bool = False  # it stops the workers of a round that went on without it; no round waits for it
+    is_left_behind: bool = False  # it stops the workers of a round that continued without it; no round waits for it
 
     @property
     def kind(self) -> tuple[bool, m.Starts]:
@@ -45,24 +45,24 @@ class Roster:
 
     reported: dict[str, m.Status] = field(default_factory=dict[str, m.Status])  # the last status of each node
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
-    # Members that are not left behind, in that order, too; how many members wait or not, by how their workers start.
+    # Members that are not left behind, also in that order; how many members wait or not, by how their workers start.
     _of: dict[NodePhase, dict[str, m.Node]] = field(default_factory=lambda: {phase: {} for phase in NodePhase})
     _starts: Counter[tuple[bool, m.Starts]] = field(default_factory=Counter[tuple[bool, m.Starts]])
-    # Nodes of the last round by group rank, each with what it is told.
+    # Nodes of the last round by group rank, each with its assignment.
     participants: dict[str, m.Assigned] = field(default_factory=dict[str, m.Assigned])
     agent_of_rank: dict[int, str] = field(
         default_factory=dict[int, str]
     )  # --node-rank to the node that joined with it last
-    newest_round: int = 0  # that a node has told of, which may be of another log: numbers rise for each node
-    fence: int = 0  # of the last round: what tells it from another one of the same number
+    newest_round: int = 0  # that a node has reported, perhaps of another log: numbers rise for each node
+    fence: int = 0  # of the last round, which tells it from another one of the same number
     term: int = 0  # of the leadership that begins rounds; `leader.py` keeps it
     lost_hosts: dict[str, str] = field(default_factory=dict[str, str])  # of the last round: host to reason
-    departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished, and have left
+    departed: set[int] = field(default_factory=set[int])  # group ranks of the last round that finished and have left
     opted_in: set[str] = field(default_factory=set[str])  # nodes whose workers can leave the last round in place
-    broken: set[str] = field(default_factory=set[str])  # members whose connection broke; nodes left behind are not
+    broken: set[str] = field(default_factory=set[str])  # members whose connection broke, except nodes left behind
 
     def put(self, node: m.Node, phase: NodePhase) -> None:
-        """Notes what a node does; one that is ready, and unfit, waits outside."""
+        """Notes what a node does; one that is ready but unfit waits outside."""
         if node.unfit and phase is NodePhase.READY:
             self.leave_behind(node)
             self.lost_hosts[node.host] = f"unfit: {node.unfit}"
@@ -71,7 +71,7 @@ class Roster:
         self._of[phase][node.node_id] = node
 
     def leave_behind(self, node: m.Node) -> bool:
-        """Gives whether it was a member, and not left behind."""
+        """Leaves a node behind; returns whether it was a member that was not left behind yet."""
         before = self.members.get(node.node_id)
         self._replace(Member(node, NodePhase.STOPPING, is_left_behind=True))
         return before is not None and not before.is_left_behind
@@ -82,11 +82,11 @@ class Roster:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether nodes stop their workers, or may yet come back."""
+        """Whether nodes stop their workers, or may come back."""
         return bool(self.stopping or self.broken)
 
     def on_broken(self, node_id: str) -> bool:
-        """The connection of a node broke; gives whether the coordinator cares."""
+        """The connection of a node broke.  Returns whether that matters to the coordinator."""
         member = self.members.get(node_id)
         if member is None or member.is_left_behind:
             return False
@@ -99,11 +99,11 @@ class Roster:
         self._starts[member.kind] += 1
 
     def note_report(self, status: m.Status) -> None:
-        """A node has sent its status."""
+        """Notes the status that a node has sent."""
         self.reported[status.node.node_id] = status
 
     def forget(self, node_id: str) -> Member | None:
-        """A node is gone; gives what it was."""
+        """Forgets a node that is gone; returns what it was."""
         self.reported.pop(node_id, None)
         return self.remove(node_id)
 
@@ -116,7 +116,7 @@ class Roster:
         return member
 
     def on_connected(self, node: m.Node) -> str | None:
-        """A node is connected, and has its --node-rank; gives the member that had that, if it is another."""
+        """A node is connected, and has its --node-rank.  Returns the member that had that rank, if it is another."""
         self.broken.discard(node.node_id)
         if node.preferred_rank is None:
             return None
@@ -129,23 +129,23 @@ class Roster:
         return status is not None and any(each.ask_id == ask_id for each in status.asks)
 
     def participant(self, node_id: str) -> m.Node | None:
-        """A member that has a part in the last round."""
+        """Returns a member that has a part in the last round."""
         member = self.members.get(node_id)
         return member.node if member is not None and node_id in self.participants else None
 
     def hosts_without(self, leaving: Collection[str]) -> list[str]:
-        """Of the nodes of the round, and those that wait, but for those that leave."""
+        """Returns the hosts of the nodes of the round, and of those that wait, except those that leave."""
         return [self.members[i].node.host for i in self._able() if i not in leaving]
 
     def _able(self) -> list[str]:
-        """Nodes of the last round, and those that wait."""
+        """Returns the nodes of the last round, and those that wait."""
         return list(dict.fromkeys([*self.connected_participants(), *self.ready]))
 
     def crew(self, round_: int, *, is_closed: bool) -> Crew:
-        """The nodes, for what they ask.
+        """Returns the nodes that a request may concern.
 
         Args:
-            round_: that runs; 0: none does.
+            round_: the running round; 0 if none runs.
             is_closed: the job is over.
         """
         hosts = {} if is_closed else {node_id: member.node.host for node_id, member in self.members.items()}
@@ -153,10 +153,10 @@ class Roster:
         return Crew(hosts, nodes, round_, self.term, tuple(self._able()))
 
     def passed_on(self, enquiry: r.Fetch | r.Fetched, *, is_new: bool) -> list[tuple[str, r.Show | r.Shown | r.Answer]]:
-        """What is said of an enquiry, and to whom: to those that are to show something, or to the one that asked.
+        """Returns what to send about an enquiry, and to whom: to nodes that must show something, or to its asker.
 
         Args:
-            enquiry: by a node.
+            enquiry: a node's enquiry.
             is_new: nodes of the round have yet to find this coordinator.
         """
         if isinstance(enquiry, r.Fetched):
@@ -168,41 +168,41 @@ class Roster:
 
     @property
     def ready(self) -> Mapping[str, m.Node]:
-        """Nodes that wait for the next round: while one runs, these had no part in it."""
+        """The nodes that wait for the next round; those that wait while a round runs have no part in it."""
         return self._of[NodePhase.READY]
 
     @property
     def stopping(self) -> Mapping[str, m.Node]:
-        """Nodes whose workers are to end before the next round begins."""
+        """The nodes whose workers must end before the next round begins."""
         return self._of[NodePhase.STOPPING]
 
     @property
     def busy(self) -> Mapping[str, m.Node]:
-        """Nodes whose workers run."""
+        """The nodes whose workers run."""
         return self._of[NodePhase.BUSY]
 
     @property
     def finished(self) -> Mapping[str, m.Node]:
-        """Nodes whose workers have succeeded."""
+        """The nodes whose workers have succeeded."""
         return self._of[NodePhase.FINISHED]
 
     @property
     def are_preparing(self) -> bool:
-        """Whether fork servers of nodes that wait import still."""
+        """Whether fork servers of waiting nodes still import."""
         return self._starts[True, m.Starts.PREPARING] > 0
 
     @property
     def prepared(self) -> int:
-        """How many nodes wait that are not preparing."""
+        """How many nodes wait without preparing."""
         return len(self.ready) - self._starts[True, m.Starts.PREPARING]
 
     @property
     def start_cold(self) -> bool:
-        """Whether workers of a node start cold."""
+        """Whether workers of any node start cold."""
         return self._starts[True, m.Starts.COLD] > 0 or self._starts[False, m.Starts.COLD] > 0
 
     def set_starts(self, node_id: str, starts: m.Starts) -> bool:
-        """Notes how the workers of a node that waits will start; gives whether it waits."""
+        """Notes how the workers of a node will start; returns whether the node waits."""
         if node_id not in self.ready:
             return False
         member = self.members[node_id]
@@ -212,18 +212,18 @@ class Roster:
         return True
 
     def start_ahead(self, nodes: Iterable[str]) -> list[Send]:
-        """Nodes whose workers do not wait for the round yet prepare from now on; gives what those of them read."""
+        """Makes nodes prepare whose workers do not wait for the round yet; returns what to send them."""
         waiting = [i for i in nodes if i in self.ready and self.ready[i].starts is not m.Starts.READY]
         for node_id in waiting:
             self.set_starts(node_id, m.Starts.PREPARING)
         return [Send(node_id, m.StartAhead(self.reported[node_id].starts)) for node_id in waiting]
 
     def hear_round(self, round_: int) -> None:
-        """A node has told of a round."""
+        """A node has reported a round."""
         self.newest_round = max(self.newest_round, round_)
 
     def next_round(self, last: int) -> int:
-        """The number of the next one, above each that is known."""
+        """Returns the number of the next round, above each known one."""
         self.newest_round = max(last, self.newest_round) + 1
         return self.newest_round
 
@@ -235,12 +235,12 @@ class Roster:
     def assign(self, number: int, restart_count: int, limits: tuple[int, int], own: str) -> Round:
         """Begins a round of the nodes that are ready: their ranks, and where their workers meet.
 
-        Nodes that are preparing take part in the first one, and where there are too few without them.
+        Nodes that are preparing take part in the first round, and in later ones if there are too few without them.
 
         Args:
             number: of the round.
-            restart_count: that its workers are told.
-            limits: how many nodes at least and at most.
+            restart_count: the count that its workers are given.
+            limits: the minimum and the maximum number of nodes.
             own: the node of the leader's agent.
         """
         (min_nodes, max_nodes), ready = limits, self.ready
@@ -257,12 +257,12 @@ class Roster:
         return round_
 
     def take_round(self, round_: Round, restart_count: int, departed: Iterable[int] = ()) -> None:
-        """The last round is this one."""
+        """Makes this round the last one."""
         self.participants, self.departed = round_.assigned(restart_count), set(departed)
         self.opted_in, self.lost_hosts, self.fence = set(), {}, round_.fence
 
     def begin_term(self, term: int) -> None:
-        """This leader has a newer term: that of its next rounds."""
+        """This leader has a newer term, which its next rounds will have."""
         self.term = term
 
     def opt_in(self, node_id: str) -> None:
@@ -271,28 +271,28 @@ class Roster:
 
     @property
     def have_all_opted_in(self) -> bool:
-        """Whether all workers of the last round can leave it in place, but for those of lost nodes, which are gone."""
+        """Whether all workers of the last round can leave it in place, except those of lost nodes, which are gone."""
         connected = self.connected_participants()
         return bool(connected) and self.opted_in.issuperset(connected) and not self.has_finished
 
     @property
     def can_all_leave(self) -> bool:
-        """The same, while the round runs and so has lost no node.  O(1)."""
+        """Whether all workers can leave in place, while the round runs and so has lost no node.  O(1)."""
         return 0 < len(self.opted_in) == len(self.participants) and not self.has_finished
 
     def note_loss(self, host: str, reason: str) -> None:
-        """A host of the last round is lost, before its workers had finished."""
+        """Notes that a host of the last round was lost before its workers had finished."""
         self.lost_hosts[host] = reason
 
     def stop_participants(self) -> list[str]:
-        """The last round is over; gives the nodes that have workers to stop."""
+        """The last round is over.  Returns the nodes that have workers to stop."""
         nodes = self.with_workers
         for node in nodes:
             self.put(node, NodePhase.STOPPING)
         return [node.node_id for node in nodes]
 
     def give_up_stopping(self) -> list[m.Node]:
-        """Nodes that do not get their workers stopped are left behind; gives them."""
+        """Leaves behind, and returns, the nodes that fail to stop their workers."""
         nodes = list(self.stopping.values())
         for node in nodes:
             self.leave_behind(node)
@@ -310,7 +310,7 @@ class Roster:
         ]
 
     def depart(self, node_id: str) -> int:
-        """A node that had finished has left; gives its group rank."""
+        """A node that had finished has left.  Returns its group rank."""
         rank = list(self.participants).index(node_id)
         self.departed.add(rank)
         return rank
@@ -339,19 +339,19 @@ class Roster:
 
 
 def some_of(names: Collection[str]) -> str:
-    """At most so many names that a line of a log stays one."""
+    """Returns as many names as fit on one line of a log."""
     return listed(first_of(names), len(names)) or "none"
 
 
 def replaced_by(node: m.Node) -> m.Ended:
-    """How an agent ends whose node rank another agent has joined with."""
+    """Returns how an agent ends after another one has joined with its node rank."""
     assert node.preferred_rank is not None, "agents replace each other by it"
     cause = Cause(CauseKind.REPLACED, (node.host,), (node.preferred_rank,))
     return m.Ended(m.Outcome.REPLACED, Decision(DecisionKind.REPLACED, cause))
 
 
 def joined(hosts: Collection[str]) -> Cause:
-    """Nodes on these hosts joined."""
+    """Returns the cause that nodes on these hosts joined."""
     return Cause.of_hosts(CauseKind.NODES_JOINED, hosts)
 
 
@@ -360,7 +360,7 @@ def hosts_of(nodes: Mapping[str, m.Node]) -> list[str]:
 
 
 class RoundRules(Record):
-    """How many nodes a round takes, and how long it waits for them."""
+    """How many nodes a round needs and takes, and how long it waits for them."""
 
     min_nodes: int
     max_nodes: int
@@ -369,15 +369,15 @@ class RoundRules(Record):
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
     takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
     drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
-    admit_s: float = 0.0  # that newcomers wait for all ranks to save; 0: they don't
-    remote_requests: bool = True  # other nodes may ask for something
+    admit_s: float = 0.0  # how long newcomers wait for all ranks to save; 0: they don't
+    remote_requests: bool = True  # other nodes may make requests
 
     @property
     def limits(self) -> tuple[int, int]:
         return self.min_nodes, self.max_nodes
 
     def spare_text(self, *, has_finished: bool) -> str:
-        """What a node reads for which the round that runs has no place."""
+        """Returns what to send a node for which the running round has no place."""
         if has_finished:
             return "standby: another node has finished already; this node joins only if the job restarts"
         return f"all {self.max_nodes} places are taken: this node is a spare, and replaces the next that is lost"
@@ -388,7 +388,7 @@ class RoundRules(Record):
         )
 
     def refusal(self, ask: r.Ask) -> str:
-        """Why what another node asks for is not done; empty if it is: what it wants to do itself always is."""
+        """Returns why a node's request is refused; empty if it is not.  It may always drain itself, or cancel that."""
         is_own = ask.verb in {r.Verb.DRAIN, r.Verb.CANCEL} and ask.target in {"", ask.node_id}
         return (
             ""
@@ -398,11 +398,11 @@ class RoundRules(Record):
 
     @property
     def least_left(self) -> int:
-        """How many nodes a drain has to leave for the job to go on: where it waits for others, one does."""
+        """How many nodes a drain must leave for the job to continue; one is enough if it waits for others."""
         return 1 if self.drain_wait_s else self.min_nodes
 
     def too_few(self, cause: Cause, hosts: Sequence[str]) -> m.Ended | None:
-        """How the job ends if too few nodes are left after a drain; if none is, there is nobody to hear it."""
+        """Returns how the job ends if too few nodes are left after a drain.  If none is left, nobody needs to know."""
         if not 0 < len(hosts) < self.least_left:
             return None
         return self._too_few(DecisionKind.TOO_FEW_LEFT, cause, hosts)

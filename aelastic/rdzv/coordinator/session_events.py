@@ -1,7 +1,7 @@
-"""Events and actions of the leader core: what happened to connections and the cell, and what is to be done.
+"""Events and actions of the leader core: what happened to connections and the cell, and what to do.
 
-Every action says what answers it.  Connections have numbers, never used twice.  One question to the endpoint is open at
-a time.
+Every action says what answers it.  Connections have numbers that are never used twice.  One question to the endpoint is
+open at a time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Opened(Record):
 
 
 class Received(Record):
-    """A message of an agent came in."""
+    """A message from an agent came in."""
 
     conn: int
     message: Upward
 
 
 class Garbled(Record):
-    """A connection brought what is no message of the protocol.  Nothing more comes from it."""
+    """Data on a connection is not a message of the protocol.  Nothing more comes from that connection."""
 
     conn: int
     reason: str
@@ -42,7 +42,7 @@ class Garbled(Record):
 
 
 class Closed(Record):
-    """A connection ended, after all that came on it was received."""
+    """A connection ended, after everything on it was received."""
 
     conn: int
     close: Close
@@ -56,13 +56,13 @@ class Flushed(Record):
 
 
 class CellSaid(Record):
-    """Answers `ReadCell` and `WriteCell`: what is in the cell now; `None`: nothing."""
+    """Answers `ReadCell` and `WriteCell` with the present content of the cell; `None` if it is empty."""
 
     stored: m.StoredCell | None
 
 
 class CellFailed(Record):
-    """Answers `ReadCell` and `WriteCell`: the endpoint cannot be asked now."""
+    """Answers `ReadCell` and `WriteCell`: the endpoint does not answer now."""
 
     reason: str
 
@@ -78,9 +78,9 @@ class Declined(Record):
     """A node does not vote for this agent.
 
     Args:
-        term: the highest that it knows of.
+        term: the highest term that it knows of.
         leader: the token of the leader that it follows; empty if it follows none.
-        is_own: that leader has answered itself.
+        is_own: that leader itself has answered.
     """
 
     term: int
@@ -100,7 +100,7 @@ Event: TypeAlias = OfConnection | OfCell | Campaigned | Declined | Resigned | De
 
 
 class Say(Record):
-    """Send a message on a connection.  Answered by `Flushed`, if it has a serial."""
+    """Send a message on a connection.  Answered by `Flushed` if it has a serial."""
 
     conn: int
     message: Downward
@@ -108,10 +108,10 @@ class Say(Record):
 
 
 class Drop(Record):
-    """Close a connection once all that was said is sent.  Not answered.
+    """Close a connection once everything is sent.  Not answered.
 
     Args:
-        in_order: the last word was a goodbye; else the other end is to see a reset: this process lives.
+        in_order: the last message was a goodbye.  Otherwise the other end must see a reset, because this process lives.
     """
 
     conn: int
@@ -133,7 +133,7 @@ class Answer(Record):
 
 
 class PassOn(Record):
-    """Have this agent's member answer a campaign: the agent leads no longer.  Not answered."""
+    """Let this agent's member answer a campaign: the agent no longer leads.  Not answered."""
 
     conn: int
     campaign: m.Campaign
@@ -144,19 +144,19 @@ class ReadCell(Record):
 
 
 class WriteCell(Record):
-    """Replace the cell, if it is as it was read or written last.  Answered by `CellSaid` or `CellFailed`."""
+    """Replace the cell if it is as last read or written.  Answered by `CellSaid` or `CellFailed`."""
 
     stored: m.StoredCell
 
 
 class StepDown(Record):
-    """This agent leads no longer; nothing follows.  Not answered.
+    """This agent no longer leads, and nothing follows.  Not answered.
 
     Args:
         node: what it keeps of the log.
-        stand_back_s: for so long it does not campaign.
+        stand_back_s: how long it does not campaign.
         alive: the token of a leader that has answered; empty if none has.
-        lacks_quorum: it has not won, or has lost, the votes of a quorum.
+        lacks_quorum: it failed to get the votes of a quorum, or lost them.
     """
 
     reason: str

@@ -1,7 +1,7 @@
-"""What nodes have reported, or what became of them, that the coordinator has not heard: it waits for certainty.
+"""Reports and losses of nodes that the coordinator has not handled yet, because they wait for certainty.
 
-Of each node the newest status counts: one that has not been heard is replaced by the next.  Whatever came before a node
-reconnected is outdated.
+Only the newest status of each node counts: it replaces one that still waits.  Anything from before a node reconnected
+is outdated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Unheard:
     )
     _numbers_of: dict[str, list[int]] = field(default_factory=dict[str, list[int]])  # of a node's events in the queue
     _number: int = 0  # the last
-    # Of those in the queue, by node, the first status of its present connection.
+    # Those in the queue that are the first status of a node's present connection, by node.
     _first_reports: dict[str, Reported] = field(default_factory=dict[str, Reported])
 
     @property
@@ -36,15 +36,15 @@ class Unheard:
 
     @property
     def first_reports(self) -> Mapping[str, Reported]:
-        """Of nodes whose present connection the coordinator has not heard of, by node."""
+        """The first statuses of connections that the coordinator does not know of, by node."""
         return self._first_reports
 
     def add(self, node_id: str, event: Event, now: float) -> None:
-        """Adds what a node reports, or what became of it.
+        """Adds a node's report, or what happened to the node.
 
-        The story behind the newest status: the endpoint is slow, and node A is silent, is lost, and comes back ready,
-        all before the endpoint has answered.  Then a round begins that A is told of, A is lost to it, and last comes
-        A's first status, of before it was told.  And while an endpoint stays away, the queue would grow with each
+        The story behind the newest status: the endpoint is slow.  Node A is silent, is lost, and comes back ready, all
+        before the endpoint has answered.  Then a round begins and A is notified, A is lost to it, and last comes A's
+        first status, from before the notification.  And while an endpoint stays away, the queue would grow with each
         connection.
         """
         if isinstance(event, Reported):
@@ -60,12 +60,12 @@ class Unheard:
         self._numbers_of.setdefault(node_id, []).append(self._number)
 
     def _replace_report(self, node_id: str, event: Reported, now: float) -> bool:
-        """Puts a status in the place of one that has not been heard; gives whether there was one."""
+        """Replaces a status that still waits by this one; returns whether there was one."""
         for number in self._numbers_of.get(node_id, ()):
             _, earlier, since = self._queue[number]
             if not isinstance(earlier, Reported):
                 continue
-            if earlier.is_new:  # what came with it is as old as it is
+            if earlier.is_new:  # what came with it is equally old
                 waited_s = now - since
                 failed_s = None if earlier.failed_s is None else earlier.failed_s + waited_s
                 back_s = earlier.back_s + waited_s
@@ -76,7 +76,7 @@ class Unheard:
         return False
 
     def pop(self, now: float) -> Event | None:
-        """What is to be heard next, with its age."""
+        """Returns the next event for the coordinator, with its age."""
         if not self._queue:
             return None
         node_id, event, since = self._drop(next(iter(self._queue)))
@@ -102,9 +102,9 @@ class Unheard:
 
 
 def _is_of_failure(earlier: Event, report: Reported) -> TypeGuard[Reported]:
-    """Whether a node had told of the failure that it reports.
+    """Whether a node had already reported the failure that it reports.
 
-    The story behind it: a node failed, and then its connection broke: the break is not what ended the round.
+    The story behind it: a node failed, and then its connection broke, so the break did not end the round.
     """
     if not isinstance(earlier, Reported):
         return False
@@ -113,5 +113,5 @@ def _is_of_failure(earlier: Event, report: Reported) -> TypeGuard[Reported]:
 
 
 def _failed_at(report: Reported, since: float) -> float:
-    """When a node failed, by the first that it has told of that."""
+    """Returns when a node failed, according to its first report of that."""
     return since - (report.status.past.failure_age_s if report.failed_s is None else report.failed_s)

@@ -1,4 +1,4 @@
-"""What a node that waits reads in its log: which nodes have joined, and which are missing."""
+"""What a waiting node logs: which nodes have joined, and which are missing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from aelastic.rdzv.protocol import messages as m
 
 
 def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
-    """What is waited for, for each node that waits.
+    """Returns what each waiting node waits for.
 
     Args:
-        coordinator: decides.
+        coordinator: the coordinator of the job.
         now: the time.
     """
     roster, rules, gathering = coordinator.roster, coordinator.rules, coordinator.gathering
@@ -56,17 +56,17 @@ def forming_text(
     reconnected: tuple[int, int, int] | None,
     starts_in_s: float | None = None,
 ) -> m.Waiting:
-    """One line about a round that forms.
+    """Returns one line about a round that forms.
 
     Args:
         joined: the nodes that are ready.
         stopping: hosts that stop the workers of the last round.
         lost: hosts that the last round lost, and why.
         nodes: how many the job needs, and takes.
-        waited_s: since the round began to form.
+        waited_s: how long the round has been forming.
         is_first: no round has been completed yet.
         reconnected: for a new coordinator, the round that it takes over, how many nodes are back, and its size.
-        starts_in_s: until the first round starts without further nodes, if enough have joined.
+        starts_in_s: how soon the first round starts without further nodes, if enough have joined.
     """
     fewest, most = nodes
     wanted = f"{fewest}" if fewest == most else f"{fewest}-{most}"
@@ -86,7 +86,7 @@ def forming_text(
 
 
 def _names_of_missing(joined: Sequence[m.Node], lost: Mapping[str, str], fewest: int) -> list[str]:
-    """What is known of missing nodes: hosts that the last round lost, or node ranks that no node has."""
+    """Returns what is known of missing nodes: hosts that the last round lost, or node ranks that no node has."""
     hosts, ranks = {node.host for node in joined}, {node.preferred_rank for node in joined}
     if names := [f"{host} ({reason})" for host, reason in lost.items() if host not in hosts]:
         return names

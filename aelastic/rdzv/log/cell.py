@@ -1,7 +1,7 @@
-"""The endpoint's cell: one key, changed by compare-and-set only.
+"""The endpoint's cell: one key, changed only by compare-and-set.
 
-Each function returns the cell that a leader writes in the place of the one that it read; the write fails if another
-leader came between.
+Each function returns the cell that a leader writes to replace the one that it read.  The write fails if another leader
+has written in between.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class Cell(Record):
     """What an endpoint remembers.  An endpoint that has lost its memory has none.
 
     Args:
-        incarnation: a random word, of the agent that found the endpoint empty.
-        log: that the incarnation belongs to; `None` while no log is founded in it.
-        term, leader: of the leader that has the endpoint's vote.
-        renewals: rise while that leader has a quorum.
-        committed, accepted: as a node's; always whole.
+        incarnation: a random word, chosen by the agent that found the endpoint empty.
+        log: the log that the incarnation belongs to; `None` until a log is founded in it.
+        term, leader: those of the leader that has the endpoint's vote.
+        renewals: a count that rises while that leader has a quorum.
+        committed, accepted: as in `Node`, but always whole.
     """
 
     incarnation: str
@@ -33,11 +33,11 @@ class Cell(Record):
 def may_lock(
     cell: Cell | None, leader: str, term: int, *, is_leader_gone: bool = True, has_quorum_without: bool = False
 ) -> bool:
-    """The endpoint votes for a higher term, or again for the same leader, and not against a leader that works.
+    """The endpoint votes for a higher term, or again for the same leader, but not against a leader that works.
 
     Args:
         is_leader_gone: the leader in the cell has ended, said `Goodbye`, or renewed nothing for a lease.
-        has_quorum_without: the candidate needs no vote of the endpoint.
+        has_quorum_without: the candidate does not need the endpoint's vote.
     """
     if cell is None or (cell.leader, cell.term) == (leader, term):
         return True
@@ -45,10 +45,10 @@ def may_lock(
 
 
 def lock(cell: Cell | None, leader: str, term: int, log: str | None, new_incarnation: str) -> Cell:
-    """The cell with the endpoint's vote for this term.
+    """Returns the cell with the endpoint's vote for this term.
 
     Args:
-        log: of the leader; `None` for an agent that has heard of none.
+        log: the leader's log; `None` for an agent that knows of none.
         new_incarnation: a random word, for an endpoint whose memory is empty.
     """
     if cell is None:
@@ -57,12 +57,12 @@ def lock(cell: Cell | None, leader: str, term: int, log: str | None, new_incarna
 
 
 def begin_again(cell: Cell, log: str | None, new_incarnation: str) -> Cell:
-    """The cell of an endpoint whose memory of another log ends (`leader.must_begin_again`)."""
+    """Returns a new cell for an endpoint whose memory of another log ends (`leader.must_begin_again`)."""
     return Cell(new_incarnation, log, cell.term, cell.leader)
 
 
 def write(cell: Cell, committed: EntryRef | None, accepted: Accepted | None) -> Cell:
-    """Phase 2 at the endpoint, and the renewal of its vote."""
+    """Phase 2 at the endpoint, which also renews its vote."""
     known = committed if isinstance(committed, Entry) else cell.committed
     log = log_of(known) or (log_of(accepted.entry) if accepted else cell.log)
     return cell.replace(log=log, renewals=cell.renewals + 1, committed=known, accepted=accepted)

@@ -1,7 +1,7 @@
-"""Entries of the log: what is agreed on, one after the other.
+"""Entries of the log, on which nodes agree one after the other.
 
-Each entry names its parent, so the last one stands for the whole log up to it.  It also names who decides on the next
-one: its voters, and the incarnation of each endpoint.
+Each entry names its parent, so the last one identifies the whole log up to it.  It also names who decides on the next
+entry: its voters, and the incarnation of each endpoint.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import NamedTuple, NewType, TypeAlias
 
 from aelastic.core.record import Record
 
-# What an entry is about; opaque here.
+# What an entry is about; opaque to the log.
 Payload = NewType("Payload", str)
 NO_PAYLOAD = Payload("")
-# Failures that an entry remembers as charged.  They are not reported again after their round: a few would do.
+# How many charged failures an entry remembers.  Nodes don't report failures of earlier rounds, so a few would suffice.
 CHARGED_MAX = 32
 
 
 class EntryId(NamedTuple):
-    """What tells an entry from all others.
+    """Identifies an entry.
 
     Args:
         log: a name that all entries of one log share.
-        number: the position in the log.  It rises with each entry: an entry that only changes voters is newer, too.
+        number: the position in the log.  It rises with each entry, so an entry that only changes voters is newer as
+            well.
     """
 
     term: int
@@ -37,8 +38,8 @@ class Configuration(NamedTuple):
     """Who decides on an entry.
 
     Args:
-        voters: nodes.  Without any the endpoints decide alone: several endpoints, etcd, `static`.
-        incarnations: of each endpoint; "" for one that has never answered.
+        voters: nodes.  If there are none, the endpoints decide alone: several endpoints, etcd, `static`.
+        incarnations: one for each endpoint; "" for an endpoint that has never answered.
     """
 
     voters: tuple[str, ...]
@@ -46,13 +47,13 @@ class Configuration(NamedTuple):
 
 
 class Entry(Record):
-    """A round, or the verdict.  Made by `first_entry` and `next_entry`.
+    """A round, or the verdict.  `first_entry` and `next_entry` make them.
 
     Args:
-        parent: the entry before it; `None`: this one founded the log.
-        term: of the leader that proposed it first.
-        charged: the failures that this entry and earlier ones paid a restart for, the newest last.
-        payload: what the round is about; opaque here.
+        parent: the entry before it; `None` if this one founded the log.
+        term: the term of the leader that first proposed it.
+        charged: the failures for which this entry and earlier ones have charged a restart, newest last.
+        payload: what the round is about; opaque to the log.
     """
 
     id: EntryId
@@ -74,7 +75,7 @@ class Entry(Record):
     def configuration(self) -> Configuration:
         return Configuration(self.voters, self.incarnations)
 
-    # The digest covers all the rest.
+    # The digest covers all other fields.
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Entry) and self.id == other.id
 
@@ -82,12 +83,12 @@ class Entry(Record):
         return hash(self.id)
 
 
-# An entry, or its id where the entry itself was never seen.
+# An entry, or only its id if the entry itself was never seen.
 EntryRef: TypeAlias = Entry | EntryId
 
 
 class Accepted(Record):
-    """An entry that a voter accepted, and the term of the leader that proposed it then."""
+    """An entry that a voter has accepted, and the term of the leader that proposed it then."""
 
     entry: Entry
     term: int
@@ -100,7 +101,7 @@ def first_entry(
     incarnations: tuple[str, ...],
     payload: Payload = NO_PAYLOAD,
 ) -> Entry:
-    """The entry that founds a log, which is named after the incarnations of the endpoints that agree on it."""
+    """Returns the entry that founds a log, which is named after the incarnations of the endpoints that agree on it."""
     return _entry("+".join(incarnations), None, term, 1, members, voters, incarnations, payload=payload)
 
 
@@ -115,7 +116,7 @@ def next_entry(
     failures: Iterable[str] = (),
     payload: Payload = NO_PAYLOAD,
 ) -> Entry:
-    """The entry after `parent`; it charges those of `failures` that no entry has charged."""
+    """Returns the entry after `parent`.  It charges those `failures` that no entry has charged yet."""
     charged = (*parent.charged, *not_charged(parent, failures))[-CHARGED_MAX:]
     position = parent.log, parent.id, term, parent.number + 1
     return _entry(*position, members, voters, incarnations, is_verdict=is_verdict, charged=charged, payload=payload)
@@ -141,7 +142,7 @@ def _entry(
 
 
 def not_charged(parent: Entry, failures: Iterable[str]) -> tuple[str, ...]:
-    """Charged once: a failure is paid for by the first entry that names it, and a report of it may be repeated."""
+    """Charged once: the first entry that names a failure charges it, so reports of the failure may be repeated."""
     return tuple(failure for failure in failures if failure not in parent.charged)
 
 
@@ -159,12 +160,12 @@ def is_verdict(ref: EntryRef | None) -> bool:
 
 
 def order(entry: EntryRef | None) -> tuple[int, int]:
-    """(term, number): rises along each log.  Nothing comes before the first entry."""
+    """Returns (term, number), which rises along each log.  Nothing comes before the first entry."""
     return (entry.id[:2] if isinstance(entry, Entry) else entry[:2]) if entry else (-1, -1)
 
 
 def whole(ref: EntryRef | None, *held: Entry | None) -> EntryRef | None:
-    """The entry that an id means, if it is among those that are held; else the id."""
+    """Returns the entry with this id if it is among those held, otherwise the id."""
     if isinstance(ref, EntryId):
         return next((entry for entry in held if entry is not None and entry.id == ref), ref)
     return ref

@@ -1,8 +1,8 @@
 """A candidate, and the leader that it becomes: phase 1, proposing, phase 2.
 
-A leader is a node; `Leader.node` is what it keeps as one.  The phases follow each other for each entry: `establish`
-learns what may have been committed, `propose` is needed only if there is nothing of that kind, `commit` counts.
-Phase 1 of the next entry takes no message: the statuses that a leader has hold for all positions.
+A leader is also a node; `Leader.node` is what it keeps as one.  The phases follow one another for each entry:
+`establish` learns what may have been committed, `propose` is needed only if nothing may have been, and `commit` counts
+the votes.  Phase 1 of the next entry takes no message: the statuses that a leader has are valid for all positions.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Follower(Record):
     """What a leader knows of a follower.
 
     Args:
-        status: the last.
-        is_open: its connection.  The status of a closed one still counts as a vote.
-        has_plan: the plan as it is now is in the kernel's hands.
-        is_welcomed: some plan was, on this connection, in this term or an earlier one.
+        status: its last status.
+        is_open: its connection is open.  The status from a closed connection still counts as a vote.
+        has_plan: the current plan is in the kernel's hands.
+        is_welcomed: some plan has been, on this connection, in this term or an earlier one.
     """
 
     status: Status
@@ -63,7 +63,7 @@ class View(Record):
     """The cell of an endpoint that voted for this leader, as last read or written.
 
     Args:
-        has_proposal: it was written with the proposal as it is now.
+        has_proposal: it was written with the current proposal.
     """
 
     incarnation: str
@@ -77,11 +77,11 @@ class Leader(Record):
     """A candidate or leader.
 
     Args:
-        has_listened: its term is from the wall clock, after a lease of listening.
-        mandate: on what ground phase 1 was completed; `NONE` before that.
-        given_up: the newest entry of a log that can't continue, while this leader founds another.
-        followers: by name; those that ended are in `node.ended_followers`.
-        views: by endpoint; `None` where it has not voted in this term.
+        has_listened: it took its term from the wall clock, after a lease of listening.
+        mandate: the ground on which phase 1 was completed; `NONE` before that.
+        given_up: the newest entry of a log that can't continue, while this leader founds another one.
+        followers: by name; those that have ended are in `node.ended_followers`.
+        views: by endpoint; `None` for an endpoint that has not voted in this term.
     """
 
     node: Node
@@ -101,34 +101,34 @@ class Leader(Record):
 
 
 def next_term(highest: int) -> int:
-    """A term of a campaign: above each one that the candidate has met."""
+    """Returns the term of a campaign: above every term that the candidate has seen."""
     return highest + 1
 
 
 def term_from_clock(milliseconds: int, highest: int) -> int:
-    """A term "from the wall clock", for recovery and founding: also above those that only ended nodes knew of.
+    """Returns a term "from the wall clock", for recovery and founding: above terms that only ended nodes knew as well.
 
     Args:
-        milliseconds: since 1970.  Terms begin there and rise by a few in a minute, so they stay behind the clock.
+        milliseconds: since 1970.  Terms start there and rise by a few a minute, so they stay behind the clock.
     """
     return max(milliseconds, highest + 1)
 
 
 def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = False) -> Leader:
-    """The node as a candidate, once the words of `farewells` are sent."""
+    """Returns the node as a candidate, once the messages of `farewells` are sent."""
     node = node.replace(term=term, voted_for=node.name, leader="", has_read_plan=False, leader_accepted=None)
     return Leader(node, (None,) * endpoints, {}, has_listened)
 
 
 def campaign_again(leader: Leader, term: int, *, has_listened: bool = False) -> Leader:
-    """A leader in a higher term: its followers stay, and answer the next plan with a vote for this term."""
+    """Returns the leader in a higher term.  Its followers stay, and answer the next plan with a vote for this term."""
     open_ones = {name: each for name, each in leader.followers.items() if each.is_open}
     node = leader.node.replace(term=term, voted_for=leader.node.name)
     return _changed(Leader(node, (None,) * len(leader.views), open_ones, has_listened))
 
 
 def step_down(leader: Leader) -> Node:
-    """What stays of a leader that stops leading, once the words of `farewells` are sent."""
+    """Returns what remains of a leader that stops leading, once the messages of `farewells` are sent."""
     return leader.node
 
 
@@ -136,12 +136,12 @@ def step_down(leader: Leader) -> Node:
 
 
 def on_connected(leader: Leader, name: str, status: Status) -> Leader:
-    """The leader after the first status on a connection, which is a vote if it is of this term."""
+    """Returns the leader after the first status on a connection, which is a vote if it is of this term."""
     return _on_status(leader, name, Follower(status))
 
 
 def on_status(leader: Leader, name: str, status: Status) -> Leader:
-    """The leader after another status on an open connection."""
+    """Returns the leader after another status on an open connection."""
     return _on_status(leader, name, leader.followers[name].replace(status=status))
 
 
@@ -151,7 +151,7 @@ def _on_status(leader: Leader, name: str, follower: Follower) -> Leader:
 
 
 def on_follower_closed(leader: Leader, name: str, close: Close) -> Leader:
-    """The leader after a follower's connection ended, and all that came before was read."""
+    """Returns the leader after a follower's connection ended and everything before that was read."""
     followers = dict(leader.followers)
     follower = followers.pop(name)
     if follower_has_ended(close):
@@ -162,12 +162,12 @@ def on_follower_closed(leader: Leader, name: str, close: Close) -> Leader:
 
 
 def follower_has_ended(close: Close) -> bool:
-    """An end, read by a leader: only an orderly close without a word proves that the follower's process is gone."""
+    """An end, read by a leader: only an orderly close without a message proves that the follower's process is gone."""
     return close is Close.ORDERLY
 
 
 def on_locked(leader: Leader, endpoint: int, cell: Cell) -> Leader:
-    """The leader after the endpoint's vote for it."""
+    """Returns the leader after the endpoint has voted for it."""
     view = View(cell.incarnation, cell.log, cell.committed, cell.accepted)
     return _after_reading_of(_with_view(leader, endpoint, view), cell.committed)
 
@@ -181,21 +181,21 @@ def _after_reading_of(leader: Leader, committed: EntryRef | None) -> Leader:
 
 
 def takes_over(leader: Leader, committed: EntryRef | None) -> bool:
-    """Take over: a leader that reads of a newer committed entry starts phase 1 again from there, at any time."""
+    """Take over: a leader that reads of a newer committed entry, at any time, starts phase 1 again from there."""
     if is_of_other_log(leader, committed):
         return False
     return order(committed) > max(order(leader.node.committed), order(leader.given_up))
 
 
 def _at_phase_1(leader: Leader, committed: EntryRef | None) -> Leader:
-    """The leader at the position after an entry, with all votes that it has, and nothing proposed."""
+    """Returns the leader at the position after an entry, with all the votes it has and no proposal."""
     node = without_outdated(leader.node.replace(committed=_whole(leader, committed)))
     leader = leader.replace(node=node, mandate=Mandate.NONE, proposal=None, given_up=None)
     return _changed(leader)
 
 
 def _changed(leader: Leader) -> Leader:
-    """The leader after its plan has changed: no follower and no endpoint has it yet."""
+    """Returns the leader after its plan has changed: no follower and no endpoint has the new one yet."""
     followers = {
         name: each.replace(has_plan=False) if each.has_plan else each for name, each in leader.followers.items()
     }
@@ -204,7 +204,7 @@ def _changed(leader: Leader) -> Leader:
 
 
 def _whole(leader: Leader, ref: EntryRef | None) -> EntryRef | None:
-    """The entry that an id means, if the leader, a follower or an endpoint has it whole."""
+    """Returns the entry with this id if the leader, a follower or an endpoint has it whole, otherwise the id."""
     if not isinstance(ref, EntryId):
         return ref
     statuses = [*(each.status for each in leader.followers.values()), *last_words(leader)]
@@ -226,12 +226,12 @@ def is_of_other_log(leader: Leader, ref: EntryRef | None) -> bool:
 def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum: bool) -> bool:
     """Where two logs meet: the one with a quorum of its newest configuration continues, else the higher (term, number).
 
-    A leader that must give its log up stops leading, and its agent joins the other one under a new name.  A leader that
-    continues takes a term above the other log's, so that what it proposes next is newer than both.
+    A leader that must give up its log stops leading, and its agent joins the other log under a new name.  A leader that
+    continues takes a term above the other log's, so that its next proposal is newer than both.
 
     Args:
-        other: the newest entry of the other log, as a status or a cell names it.
-        has_other_quorum: its leader is seen to renew the cell.
+        other: the newest entry of the other log, as named in a status or a cell.
+        has_other_quorum: its leader has been seen renewing the cell.
     """
     if not is_of_other_log(leader, other):
         return False
@@ -245,9 +245,9 @@ def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum
 
 
 def establish(leader: Leader) -> Leader | None:
-    """Phase 1: the leader that may propose the next entry, or must propose one again; `None`: votes are missing.
+    """Phase 1: the leader that may make a proposal, or must repeat one; `None` if votes are missing.
 
-    A founder may first give up the log that it has heard of, without a mandate yet.
+    A founder may first give up the log that it knows of, still without a mandate.
     """
     if leader.mandate:
         return None
@@ -255,7 +255,7 @@ def establish(leader: Leader) -> Leader | None:
     if newest is not leader.node.committed:
         leader = _at_phase_1(leader, newest)
     committed = leader.node.committed
-    if isinstance(committed, EntryId):  # who votes after it is not known
+    if isinstance(committed, EntryId):  # nobody here knows who votes after it
         return _given_up(leader, committed) if may_found_beside(leader, committed) else None
     votes = phase_1_votes(leader)
     mandate = phase_1_mandate(leader, votes)
@@ -271,7 +271,7 @@ def establish(leader: Leader) -> Leader | None:
 
 
 def _given_up(leader: Leader, heard: EntryId) -> Leader:
-    """The leader as the founder of another log; it may have to begin an incarnation first."""
+    """Returns the leader as founder of another log.  It may have to begin an incarnation first."""
     node = leader.node.replace(committed=None, accepted=None)
     leader = leader.replace(node=node, given_up=heard)
     return establish(leader) or leader
@@ -280,8 +280,8 @@ def _given_up(leader: Leader, heard: EntryId) -> Leader:
 def must_begin_again(leader: Leader, view: View) -> bool:
     """One log for each incarnation: whether a leader whose log continues or begins must end the endpoint's memory.
 
-    Another log may count on what the endpoint has accepted.  To write over it would be to make the endpoint forget
-    under the same name.  A founder that finds the first entry of a log has to adopt that instead.
+    Another log may rely on what the endpoint has accepted.  Overwriting that would make the endpoint forget under the
+    same name.  A founder that finds the first entry of a log must adopt it instead.
     """
     ours = log_of(leader.node.committed)
     if ours is None:
@@ -292,21 +292,22 @@ def must_begin_again(leader: Leader, view: View) -> bool:
 
 
 def is_of_log(leader: Leader, view: View) -> bool:
-    """Whether an endpoint's memory belongs to the log of a leader: it says so, or the committed entry names it."""
+    """Whether an endpoint's memory belongs to the leader's log: the cell or the committed entry says so."""
     committed = leader.node.committed
     is_known = isinstance(committed, Entry) and view.incarnation in committed.incarnations
     return is_known or view.log == log_of(committed)
 
 
 def own_views(leader: Leader) -> tuple[View | None, ...]:
-    """The endpoints that voted for this leader and whose incarnation may belong to its log."""
+    """Returns the endpoints that voted for this leader and whose incarnation may belong to its log."""
     return tuple(None if view and must_begin_again(leader, view) else view for view in leader.views)
 
 
 def may_write(leader: Leader, endpoint: int) -> bool:
-    """Whether the leader may write to an endpoint that it has locked: not into the memory of another log.
+    """Whether the leader may write to an endpoint that it has locked: never into the memory of another log.
 
-    Nor while it knows the committed entry by its id alone: it could not tell what the endpoint has to keep.
+    It may not write either while it knows only the id of the committed entry: it could not tell what the endpoint must
+    keep.
     """
     view, committed = own_views(leader)[endpoint], leader.node.committed
     if view is None or isinstance(committed, EntryId):
@@ -325,12 +326,12 @@ def newest_committed(leader: Leader) -> EntryRef | None:
 
 
 def last_words(leader: Leader) -> tuple[Status, ...]:
-    """Phase 1: what followers that ended said last counts, too."""
+    """Phase 1: the last statuses of followers that have ended count as well."""
     return tuple(each.status for each in leader.node.ended_followers)
 
 
 def configuration_of(leader: Leader) -> Configuration:
-    """Who decides now: those that the last committed entry names; before the first one, the endpoints."""
+    """Returns who decides now: those that the last committed entry names or, before the first entry, the endpoints."""
     if isinstance(leader.node.committed, Entry):
         return leader.node.committed.configuration
     return Configuration((), tuple(view.incarnation if view else "" for view in own_views(leader)))
@@ -343,7 +344,7 @@ def phase_1_votes(leader: Leader) -> Votes:
 
 
 def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
-    """Phase 1 needs the votes of the configuration; recovery and founding also a term from the wall clock."""
+    """Phase 1 needs the votes of the configuration.  Recovery and founding also need a term from the wall clock."""
     mandate = voting.mandate(configuration_of(leader), votes)
     if leader.node.committed is None:
         mandate = min(mandate, Mandate.FOUNDING)
@@ -353,10 +354,10 @@ def phase_1_mandate(leader: Leader, votes: Votes) -> Mandate:
 
 
 def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
-    """Founding: nothing begins while nodes of the log that was heard may live and have not answered.
+    """Founding: nothing begins while nodes of the known log may live and have not answered.
 
-    The endpoints have forgotten that log: a majority of them has another incarnation.  And the founder was never a
-    voter there, so it breaks no promise.
+    The endpoints must have forgotten that log: a majority of them has another incarnation.  The founder must never have
+    been a voter there, so that it breaks no promise.
     """
     views = [view for view in leader.views if view]
     new_ones = [view for view in views if view.incarnation not in heard.incarnations]
@@ -366,18 +367,18 @@ def may_found(leader: Leader, heard: Entry, votes: Votes) -> bool:
 
 
 def may_found_beside(leader: Leader, heard: EntryId) -> bool:
-    """Founding, where nobody who answers ever had a vote: a log that the endpoints have forgotten is known by id alone.
+    """Founding, if nobody who answers ever had a vote: the endpoints have forgotten the log, and only its id is known.
 
-    Whoever may live of it is not known, as it is not to an agent that has heard of no log: the two are two jobs.
+    Nobody can tell which of its nodes may live, no more than an agent that knows of no log can: these are two jobs.
     """
     others = [view for view in leader.views if view and view.log != heard.log]
     return leader.has_listened and 2 * len(others) > len(leader.views)
 
 
 def adopted(leader: Leader) -> Entry | None:
-    """Adoption: the accepted entry of the highest term that follows the committed one; it may have been committed."""
+    """Adoption: the accepted entry of the highest term that follows the committed one: it may have been committed."""
     found = [view.accepted for view in own_views(leader) if view]
-    if leader.node.committed is not None:  # a founding is agreed on by the endpoints alone
+    if leader.node.committed is not None:  # only the endpoints agree on a founding
         answers = _answers(leader).values()
         found += [leader.node.accepted, *(status.accepted for status in (*answers, *last_words(leader)))]
         ended = [*leader.node.ended, *(each for status in answers for each in status.ended)]
@@ -388,7 +389,7 @@ def adopted(leader: Leader) -> Entry | None:
 
 
 def _answers(leader: Leader) -> dict[str, Status]:
-    """The statuses that are votes in this term: those of its own log, or of nodes that know of none."""
+    """Returns the statuses that are votes in this term: those of its own log, and of nodes that know of no log."""
     ours = leader.node.committed
     answers = {}
     for name, follower in leader.followers.items():
@@ -406,7 +407,7 @@ def _votes(
     ended_followers: Iterable[EndedFollower],
     views: Iterable[View | None],
 ) -> Votes:
-    """The votes of one phase, with what the leader and the nodes that answered know of ended and replaced ones."""
+    """Returns the votes of one phase, with the ended and replaced nodes that the leader and its voters know of."""
     ended: list[EndedLeader] = [*leader.node.ended, *(each for status in statuses for each in status.ended)]
     configuration = configuration_of(leader)
     endpoints = [
@@ -424,7 +425,7 @@ def _votes(
 
 
 def replaced(leader: Leader) -> frozenset[str]:
-    """Replaced: nodes that are gone, since another agent has come in the place of each."""
+    """Replaced: nodes that are gone, because another agent has come in their place."""
     statuses = [each.status for each in leader.followers.values()]
     return frozenset({*leader.node.replaces, *(name for status in statuses for name in status.replaces)})
 
@@ -441,7 +442,7 @@ def propose(
     failures: Iterable[str] = (),
     payload: Payload = NO_PAYLOAD,
 ) -> Leader:
-    """The leader with a proposal of its own.  Phase 1 is complete, and found nothing that is pending."""
+    """Returns the leader with a proposal of its own.  Phase 1 must be complete and have found nothing pending."""
     assert leader.mandate and not leader.proposal, "phase 1 is complete and left the choice"
     committed, term = leader.node.committed, leader.node.term
     incarnations = _incarnations_now(leader)
@@ -474,7 +475,7 @@ def needs_endpoint(leader: Leader, proposal: Entry) -> bool:
 
 
 def is_held(leader: Leader) -> bool:
-    """New voters go to the endpoint first: whether no node may hear of the proposal yet."""
+    """New voters go to the endpoint first: whether the proposal must be kept from all nodes for now."""
     if leader.proposal is None or not needs_endpoint(leader, leader.proposal):
         return False
     view = leader.views[0]
@@ -482,7 +483,7 @@ def is_held(leader: Leader) -> bool:
 
 
 def plan_for(leader: Leader, name: str) -> Plan | None:
-    """The plan for a connected follower; `None`: it gets none before the endpoint has the proposal."""
+    """Returns the plan for a connected follower; `None` if the endpoint must have the proposal first."""
     if is_held(leader):
         return None
     status, committed = leader.followers[name].status, leader.node.committed
@@ -497,23 +498,23 @@ def plan_for(leader: Leader, name: str) -> Plan | None:
 
 
 def needs_whole(status: Status, entry: EntryRef | None) -> bool:
-    """Whole entries for voters: an id is enough for a voter only if its status has the entry whole."""
+    """Whole entries for voters: the id is enough only for a voter whose status has the entry whole."""
     return not holds(status, id_of(entry))
 
 
 def own_accepted(leader: Leader) -> Accepted | None:
-    """Rule 5b, what the leader itself has accepted: each plan says so to those that may read its end."""
+    """Rule 5b, what the leader itself has accepted: each plan for a node that may read its end names it."""
     return leader.node.accepted
 
 
 def on_plan_sent(leader: Leader, name: str) -> Leader:
-    """The leader after the plan as it is now went into the kernel's hands for a follower."""
+    """Returns the leader after its current plan for a follower went into the kernel's hands."""
     follower = leader.followers[name].replace(has_plan=True, is_welcomed=True)
     return leader.replace(followers={**leader.followers, name: follower})
 
 
 def cell_for(leader: Leader, cell: Cell) -> Cell:
-    """What the leader writes in place of a cell that it has locked, with its proposal once phase 1 is complete."""
+    """Returns what the leader writes over a cell that it has locked, with its proposal once phase 1 is complete."""
     if leader.mandate and leader.proposal:
         return write(cell, leader.node.committed, Accepted(leader.proposal, leader.node.term))
     is_next = cell.accepted is not None and cell.accepted.entry.parent == id_of(leader.node.committed)
@@ -521,8 +522,8 @@ def cell_for(leader: Leader, cell: Cell) -> Cell:
 
 
 def on_cell_written(leader: Leader, endpoint: int, cell: Cell) -> Leader:
-    """The leader after the endpoint has taken a cell of `cell_for`."""
-    proposal = leader.proposal if leader.mandate else None  # it may have been made while an older cell was written
+    """Returns the leader after the endpoint has taken a cell of `cell_for`."""
+    proposal = leader.proposal if leader.mandate else None  # it may be newer than the cell that was written
     has_proposal = proposal is not None and cell.accepted == Accepted(proposal, leader.node.term)
     view = View(cell.incarnation, cell.log, cell.committed, cell.accepted, has_proposal)
     if has_proposal and proposal is not None:
@@ -535,7 +536,7 @@ def _with_view(leader: Leader, endpoint: int, view: View) -> Leader:
 
 
 def commit(leader: Leader) -> Leader | None:
-    """Phase 2: the leader after its proposal was committed; `None`: votes are missing."""
+    """Phase 2: the leader after its proposal was committed; `None` if votes are missing."""
     proposal = leader.proposal
     if proposal is None or not leader.mandate or is_held(leader):
         return None
@@ -557,9 +558,9 @@ def phase_2_votes(leader: Leader, proposal: Entry) -> Votes:
 
 
 def counts_itself(leader: Leader) -> bool:
-    """Phase 2, the leader's own vote: it counts once its plan is in the kernel's hands for each follower it welcomed.
+    """Phase 2, the leader's own vote: it counts once the kernel has its plan for each follower that it has welcomed.
 
-    Those are the nodes that may read its end and speak for it (rule 5b).  A connection that was closed has no plan that
-    could be late, and the node at its other end proves nothing.
+    Those nodes may read its end and speak for it (rule 5b).  A closed connection has no plan that could be late, and
+    the node at its other end proves nothing.
     """
     return all(each.has_plan for each in leader.followers.values() if each.is_open and each.is_welcomed)

@@ -1,7 +1,7 @@
 """What a node keeps of the log, and what follows from what it reads as a follower.
 
-A node follows one leader at a time.  Its status is its vote: whoever sends one in a term accepts nothing of a lower
-term from then on, at any position of the log.
+A node follows one leader at a time.  Its status is its vote: a node that has sent one in a term accepts nothing of a
+lower term from then on, at any position of the log.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, EntryRef, id_of,
 
 
 class Close(StrEnum):
-    """How a connection ended, as the peer saw it."""
+    """How a connection ended, as seen by the peer."""
 
-    ORDERLY = auto()  # EOF at the end of a frame, without a word: the kernel closed it for a process that is gone
+    ORDERLY = auto()  # EOF at the end of a frame, without a message: the kernel closed it for a process that is gone
     HUNG_UP = auto()  # the follower sent `HungUp`
     GOODBYE = auto()  # the leader sent `Goodbye`
     ABORTED = auto()  # a reset, an EOF inside a frame, silence: proves nothing
 
 
 class Status(Record):
-    """What a node tells its leader, whole, whenever it changes.
+    """What a node reports to its leader, whole, whenever it changes.
 
     Args:
-        term: its vote counts for this term.
+        term: the term for which the status is a vote.
         committed, accepted, ended, replaces, failures: as in `Node`.
     """
 
@@ -38,12 +38,12 @@ class Status(Record):
 
 
 class Plan(Record):
-    """What a leader tells a follower, whole, whenever it changes.
+    """What a leader sends a follower, whole, whenever it changes.
 
     Args:
         is_leading: its phase 1 is complete.
-        committed, proposal: whole for a follower that votes and may not have it; else the id.
-        accepted: what the leader itself accepted last, for a follower that votes.
+        committed, proposal: whole for a voter that may not have it, otherwise the id.
+        accepted: what the leader itself accepted last; only for voters.
     """
 
     term: int
@@ -68,21 +68,21 @@ class EndedFollower(Record):
 
 
 class Node(Record):
-    """What each node keeps, in memory only.
+    """What a node keeps, only in memory.
 
     Args:
-        term: the highest in which it followed or campaigned.
-        voted_for: the one leader that it follows in `term`; itself, if it campaigned.
-        leader: whom it follows now; "" while no connection is open.
-        has_read_plan: on this connection.
-        leader_accepted: what its leader had accepted, by the last plan.
-        committed: the newest entry that it knows to be committed; the id if it never saw it whole.
-        accepted: the entry after that one that it accepted.
+        term: the highest term in which it has followed or campaigned.
+        voted_for: the one leader that it follows in `term`; itself if it has campaigned.
+        leader: the leader that it follows now; "" while no connection is open.
+        has_read_plan: whether it has read a plan on this connection.
+        leader_accepted: what its leader had accepted, according to the last plan.
+        committed: the newest entry that it knows to be committed; the id if it never saw the entry whole.
+        accepted: the entry that it has accepted after that one.
         ended: leaders whose end it has read; only voters of `committed`.
-        ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them,
-            also after it has stopped leading.
-        replaces: nodes that are gone: this agent has found another one in the place of each.
-        failures: of its workers.
+        ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them, even
+            after it has stopped leading.
+        replaces: nodes that are gone, because this agent has come in their place.
+        failures: those of its workers.
     """
 
     name: str
@@ -109,18 +109,18 @@ def status_of(node: Node) -> Status:
 def may_follow(node: Node, candidate: str, term: int) -> bool:
     """One vote in a term: a node follows a leader of a higher term, or again the one that it follows in this term.
 
-    When it does is a matter of time: after it has heard nothing from its leader for a lease, or has read its end or its
-    `Goodbye`.  Safety doesn't depend on that.
+    When it does so is a matter of time: after a lease of silence from its leader, or once it has read the leader's end
+    or `Goodbye`.  Safety doesn't depend on that.
     """
     return term > node.term or (term == node.term and node.voted_for == candidate)
 
 
 def farewells(leader: str, followers: tuple[str, ...]) -> dict[str, Close]:
-    """Follow one leader: the words that a node sends before it follows another leader, or campaigns.
+    """Follow one leader: the messages that a node sends before it follows another leader, or campaigns.
 
     Args:
-        leader: that it follows now, if any.
-        followers: that are connected to it.
+        leader: the leader that it follows now, if any.
+        followers: those that are connected to it.
     """
     words = dict.fromkeys(followers, Close.GOODBYE)
     if leader:
@@ -129,17 +129,17 @@ def farewells(leader: str, followers: tuple[str, ...]) -> dict[str, Close]:
 
 
 def close_of_living_node() -> Close:
-    """Close in one way: a process that closes a connection without a word aborts it, so that the peer sees a reset."""
+    """Close in one way: a living process that closes without a message aborts, so that the peer sees a reset."""
     return Close.ABORTED
 
 
 def follow(node: Node, leader: str, term: int) -> Node:
-    """The node as a follower, once the words of `farewells` are sent.  Its status on the new connection is its vote."""
+    """Returns the node as a follower, after the `farewells`.  Its status on the new connection is its vote."""
     return node.replace(term=term, voted_for=leader, leader=leader, has_read_plan=False, leader_accepted=None)
 
 
 def on_plan(node: Node, plan: Plan) -> Node:
-    """The node after a plan of its leader; its next status says whether it accepted the proposal."""
+    """Returns the node after a plan of its leader.  Its next status shows whether it accepted the proposal."""
     known = Plan(node.term, plan.is_leading, node.committed, None, node.leader_accepted)
     if node.has_read_plan and plan == known:
         return node
@@ -157,7 +157,7 @@ def on_plan(node: Node, plan: Plan) -> Node:
 
 
 def accepts(node: Node, proposal: Entry) -> bool:
-    """Phase 2: a voter accepts what follows the entry that it knows to be committed; its leader's term is its own."""
+    """Phase 2: a voter accepts what follows the entry that it knows to be committed, in the term of its leader."""
     return proposal.parent == id_of(node.committed)
 
 
@@ -167,9 +167,9 @@ def is_of_other_log(node: Node, plan: Plan) -> bool:
 
 
 def must_join_anew(node: Node, plan: Plan) -> bool:
-    """One log for each name: whether the leader leads another log than the one that the node promised to keep.
+    """One log for each name: whether the leader leads another log than the one that the node has promised to keep.
 
-    The node can't take its promises back.  So its agent forgets them and joins under a new name, as an agent that
+    The node can't take back its promises.  So its agent forgets them and joins under a new name, as an agent that
     replaces it.
     """
     return plan.is_leading and is_of_other_log(node, plan)
@@ -179,7 +179,7 @@ def must_join_anew(node: Node, plan: Plan) -> bool:
 
 
 def on_leader_closed(node: Node, close: Close) -> Node:
-    """The node after the connection to its leader ended, and all that came before was read."""
+    """Returns the node after the connection to its leader ended and everything before that was read."""
     if leader_has_ended(close) and can_speak_for_leader(node):
         ended = {each.name: each for each in node.ended}
         ended[node.leader] = EndedLeader(node.leader, node.leader_accepted)
@@ -188,17 +188,17 @@ def on_leader_closed(node: Node, close: Close) -> Node:
 
 
 def leader_has_ended(close: Close) -> bool:
-    """An end, read by a follower: only an orderly close without a word proves that the leader's process is gone."""
+    """An end, read by a follower: only an orderly close without a message proves that the leader's process is gone."""
     return close is Close.ORDERLY
 
 
 def can_speak_for_leader(node: Node) -> bool:
-    """Rule 5b, "after at least one of its plans": a voter that read one knows what its leader accepted."""
+    """Rule 5b, "after at least one of its plans": a voter that has read one knows what its leader accepted."""
     return node.has_read_plan and votes_in(node.committed, node.name)
 
 
 def must_report(before: Node, after: Node) -> bool:
-    """Whether the leader must hear what a plan has changed; without a vote, the next connection's status will do."""
+    """Whether the leader must know what a plan has changed.  Without a vote, the next connection's status will do."""
     may_vote = votes_in(after.committed, after.name) or before.accepted is not None or after.accepted is not None
     return may_vote and status_of(after) != status_of(before)
 
@@ -207,11 +207,11 @@ def votes_in(ref: EntryRef | None, name: str) -> bool:
     return isinstance(ref, Entry) and name in ref.voters
 
 
-# What newer entries make pointless.
+# What newer entries make obsolete.
 
 
 def without_outdated(node: Node) -> Node:
-    """The node without what no longer counts: an entry that can't be the next, and nodes that don't vote any more."""
+    """Returns the node without outdated facts: an entry that can't be next, and nodes that no longer vote."""
     if node.committed is None:
         return node
     if node.accepted and node.accepted.entry.parent != id_of(node.committed):
@@ -224,7 +224,7 @@ def without_outdated(node: Node) -> Node:
 
 
 def whole_entries_of(state: Node | Status) -> tuple[Entry, ...]:
-    """The entries that a node, or the sender of a status, has whole."""
+    """Returns the entries that a node, or the sender of a status, has whole."""
     committed = (state.committed,) if isinstance(state.committed, Entry) else ()
     return (*committed, state.accepted.entry) if state.accepted else committed
 

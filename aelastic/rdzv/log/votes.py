@@ -1,8 +1,9 @@
-"""Who decides: the weights of votes, what an ended node still counts for, and recovery.
+"""Who decides: the weights of votes, when an ended node still counts, and recovery.
 
-A configuration with n voters and one endpoint has 2n + 1 votes: two for each node, one for the endpoint, which breaks
-ties.  More than half of them decide.  As nothing is on disk, a process that ends would take its vote along.  Rules 5a,
-5b and 5c say when it still counts, as what it was when it ended: because one that lives knows all that it accepted.
+A configuration with n voters and one endpoint has 2n + 1 votes: two for each node, and one for the endpoint, which
+breaks ties.  More than half of them decide.  Because nothing is on disk, a process that ends would take its vote with
+it.  Rules 5a, 5b and 5c say when the vote still counts as it was at that moment, because a living node knows all that
+the process had accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import IntEnum
 from aelastic.core.record import Record
 from aelastic.rdzv.log.entries import Configuration, Entry
 
-# In a round of more members a few of them vote: a proposal travels whole to each voter.
+# In a round with more members, only a few of them vote, because a proposal travels whole to each voter.
 ALL_VOTE_MAX = 128
 FEW = 7
 
@@ -24,11 +25,11 @@ class Votes(Record):
     """The votes for one phase, as its leader knows them.
 
     Args:
-        answered: the nodes that voted themselves.
+        answered: the nodes that have voted themselves.
         ended_followers: those that ended as followers of this leader.
-        ended_leaders: those that ended as leaders of it or of a node that answered.
-        replaced: those that are proved to be gone.
-        endpoints: the number of those that voted, each of the incarnation that the configuration names.
+        ended_leaders: those that ended as leaders of it, or of a node that has answered.
+        replaced: those that are proven to be gone.
+        endpoints: how many have voted, each with the incarnation that the configuration names.
     """
 
     answered: Nodes
@@ -43,7 +44,7 @@ class Votes(Record):
 
 
 class Mandate(IntEnum):
-    """On what ground a leader may propose, the best last."""
+    """The ground on which a leader may propose, the best last."""
 
     NONE = 0
     FOUNDING = 1  # no log can continue: the endpoints decide how a new one begins
@@ -52,11 +53,11 @@ class Mandate(IntEnum):
 
 
 def mandate(configuration: Configuration, votes: Votes) -> Mandate:
-    """What these votes allow in this configuration."""
+    """Returns what these votes allow in this configuration."""
     if is_more_than_half(configuration, votes.answered, votes.endpoints):
         return Mandate.QUORUM
     if not configuration.voters:
-        return Mandate.NONE  # the endpoints vote alone: they remember, and nothing can stand in for them
+        return Mandate.NONE  # the endpoints vote alone: they remember, and nothing can replace them
     if (
         by_ended_followers(configuration, votes)
         or by_ended_leaders(configuration, votes)
@@ -75,22 +76,22 @@ def is_more_than_half(configuration: Configuration, nodes: Nodes, endpoints: int
 def has_living_node(configuration: Configuration, votes: Votes) -> bool:
     """Someone must live: each quorum needs one living node of the configuration, or those that ended decide alone.
 
-    As only voters speak for a leader that ended (`node.can_speak_for_leader`), this follows; a search finds no harm
-    without it.  It states what the other rules rely on.
+    Because only voters speak for a leader that ended (`node.can_speak_for_leader`), this follows from the other rules,
+    and a search finds no harm without it.  It states what the other rules rely on.
     """
     return not votes.answered.isdisjoint(configuration.voters)
 
 
 def by_ended_followers(configuration: Configuration, votes: Votes) -> bool:
-    """Rule 5a: a leader votes for a follower whose end it has read, since it has read all that the follower said."""
+    """Rule 5a: a leader votes on behalf of a follower whose end it has read: it has read all that the follower sent."""
     nodes = votes.answered | votes.ended_followers
     return has_living_node(configuration, votes) and is_more_than_half(configuration, nodes, votes.endpoints)
 
 
 def by_ended_leaders(configuration: Configuration, votes: Votes) -> bool:
-    """Rule 5b: where the endpoint votes itself, a leader counts whose end one of the quorum has read after a plan.
+    """Rule 5b: with the endpoint's own vote, a leader counts if one of the quorum has read its end after a plan.
 
-    Several nodes may know what a leader accepted last, so two quorums could each count it: hence the endpoint.
+    Several nodes may know what a leader accepted last, so two quorums could each count it.  Hence the endpoint.
     """
     is_enough = is_more_than_half(configuration, votes.known, votes.endpoints)
     return votes.endpoints > 0 and has_living_node(configuration, votes) and is_enough
@@ -108,7 +109,7 @@ def by_recovery(configuration: Configuration, votes: Votes) -> bool:
 
 
 def missing(configuration: Configuration, known: Nodes) -> Nodes:
-    """The voters that may live though they have not answered."""
+    """Returns the voters that may live but have not answered."""
     return frozenset(configuration.voters) - known
 
 
@@ -118,7 +119,7 @@ def is_named(configuration: Configuration, endpoint: int, incarnation: str) -> b
 
 
 def is_within(got: Mandate, phase_1: Mandate) -> bool:
-    """Recovery begins with phase 1: phase 2 needs no less than what phase 1 was given, and can't fall back on less."""
+    """Recovery begins with phase 1: phase 2 must not get by with less than the mandate of phase 1."""
     return Mandate.NONE < phase_1 <= got
 
 
@@ -128,11 +129,11 @@ def gives_new_votes(configuration: Configuration, proposal: Entry) -> bool:
 
 
 def choose_voters(hosts: Mapping[str, str], before: Iterable[str] = ()) -> tuple[str, ...]:
-    """Who votes in a round: all members, or seven on seven hosts where there are more than 128.
+    """Returns who votes in a round: all members or, if there are more than 128, seven on seven hosts.
 
     Args:
-        hosts: of each member.
-        before: who votes now.  They stay voters where they can, since a new voter needs the endpoint.
+        hosts: the host of each member.
+        before: who votes now.  They remain voters if possible, since a new voter needs the endpoint.
     """
     if len(hosts) <= ALL_VOTE_MAX:
         return tuple(sorted(hosts))
@@ -140,5 +141,5 @@ def choose_voters(hosts: Mapping[str, str], before: Iterable[str] = ()) -> tuple
     voters: dict[str, str] = {}  # by host
     for name in sorted(hosts, key=lambda name: (name not in known, name)):
         voters.setdefault(hosts[name], name)
-    spare = sorted(set(hosts) - set(voters.values()))  # where there are fewer than seven hosts
+    spare = sorted(set(hosts) - set(voters.values()))  # if there are fewer than seven hosts
     return tuple(sorted([*voters.values(), *spare][:FEW]))

@@ -1,7 +1,7 @@
 """One node's side of the rendezvous, as pure cores.
 
-`member` finds the leader, follows it, and says when this node campaigns; `node_state` is where the node stands, `sight`
-what it sees of the endpoint's cell, `search` how long it looks.  `member_events` are its words.
+`member` finds the leader, follows it, and decides when this node campaigns.  `node_state` holds the state of this node,
+`sight` what it sees of the endpoint's cell, `search` how long it looks.  `member_events` are the events and actions.
 """
 
 __all__ = ["member", "member_events", "search"]

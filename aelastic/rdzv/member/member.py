@@ -1,14 +1,14 @@
 """A member: how this node finds the job's leader, follows it, and campaigns when there is none.
 
-It stands between the supervisor and one connection to the leader.  `agent_link.py` carries out its actions.
+It connects the supervisor to the leader, over one connection at a time.  `agent_link.py` carries out its actions.
 
-- **Searching**: the endpoint's cell names the leader.  Where it names none that lives, or is silent to a voter that has
-  lost its leader, this node campaigns.  Other voters are asked who leads.
-- **Campaigning**: this agent is a candidate, or leads; the log is in the hands of its leader core.
-- **Connecting, following**: the whole status goes up, the whole plan comes down, signs of life both ways.
-- A node **votes** by connecting: for a candidate of a higher term, once it has heard nothing from its leader for a
-  lease, or has read its end or its goodbye.
-- A node that has heard from no leader for a lease and a little more **stops its workers** by itself.
+- **Searching**: the endpoint's cell names the leader.  If it names none that lives, or is silent to a voter that has
+  lost its leader, this node campaigns.  It also asks other voters who leads.
+- **Campaigning**: this agent is a candidate, or leads; its leader core holds the log.
+- **Connecting, following**: the whole status goes up, the whole plan comes down, and signs of life go both ways.
+- A node **votes** by connecting to a candidate of a higher term, after a lease of silence from its leader, or once it
+  has read its leader's end or goodbye.
+- A node that has received nothing from a leader for a lease and a little more **stops its workers** on its own.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.codec import objection as unreadable
 from aelastic.rdzv.protocol.sense import is_too_high
 
-# After a lease without a message the leader has given this node up; so much later it stops its workers by itself.
+# After a lease without a message the leader has given this node up; this much later the node stops its workers.
 MARGIN_S = 0.7
-# Voters campaign one after the other, by rank: mostly the first one is elected before the second one begins.
+# Voters campaign one after the other, by rank, so that mostly the first is elected before the second begins.
 STAGGER_S = 0.05
-# Between two looks at the cell of a node that connects again to a leader that it has lost.
+# Between two looks at the cell while a node reconnects to a leader that it has lost.
 LOOK_S = 0.5
-# So many nodes of a round look at the cell, too, where the leader does not say that it has renewed it.
+# How many nodes of a round also look at the cell if the leader does not report that it has renewed it.
 WATCHERS = 8
-# A leader that was lost is gone if it has renewed nothing for this share of a lease: it does three times in one.
+# A lost leader is gone if it has renewed nothing for this share of a lease, in which it renews three times.
 SILENT_SHARE = 0.4
-# For this share of a lease a node that has lost its leader votes for no other: its connection may have been reset.
+# Share of a lease for which a node that has lost its leader votes for no other: its connection may have been reset.
 VOTES_AFTER = 0.5
-# So much later than a voter may campaign, other nodes do.
+# How much later than voters other nodes may campaign.
 TURN_OF_VOTERS_S = 1.0
-# After a candidacy that was lost.
+# Time after a lost candidacy before the next one.
 PAUSE_S = 0.3
-# An agent that has accepted the connection and sends no plan may be suspended, or has lost; thousands greet at once.
+# An agent that accepts the connection but sends no plan may be suspended, or have lost; thousands may greet it at once.
 GREETING_LEASES = 3
 CANDIDATE_S = 2.0
 
@@ -60,10 +60,10 @@ class Member(Machine[Event, Action]):
 
     Args:
         node_id: new each time an agent starts.
-        terms: what the user told this agent about the job.
+        terms: the user's settings for the job.
         search: how long to look for a leader.
-        may_lead: its agent may be the leader.
-        do_nodes_vote: else the store alone decides.
+        may_lead: whether this agent may be the leader.
+        do_nodes_vote: otherwise the store alone decides.
     """
 
     node_id: str
@@ -76,26 +76,26 @@ class Member(Machine[Event, Action]):
     state: NodeState = field(default_factory=NodeState)
     log: Node | None = None  # `None`: this agent's leader core has it
     sight: Sight = field(default_factory=Sight)  # of the endpoint's cell
-    leader: m.LeaderAt | None = None  # whom this node connects to, or follows
-    term: int = 0  # of it
+    leader: m.LeaderAt | None = None  # the agent that this node connects to, or follows
+    term: int = 0  # of that leader
     conn: int = 0  # the connection; numbers are never used twice
-    heard_at: float = 0.0  # the last message on it, or when it was opened
-    led_at: float | None = None  # when a leader was heard last; `None`: none has been yet
+    heard_at: float = 0.0  # when its last message came, or it was opened
+    led_at: float | None = None  # when a leader last sent something; `None`: none has yet
     lost_at: float | None = None  # since when there is no leader; `None`: there is one, or none was looked for
     is_gone: bool = False  # the last one has ended, or has said goodbye
     gone: tuple[str, ...] = ()  # tokens of such leaders
-    alive_at: float = 0.0  # when the leader is to hear from this node again, at the latest
+    alive_at: float = 0.0  # when this node must next send the leader a sign of life, at the latest
     read_verdict: bool = False  # the cell said how the job ended
-    _is_open: bool = False  # the connection, and `Hello` is sent
+    _is_open: bool = False  # the connection is open, and `Hello` is sent
     _is_candidate: bool = False  # that agent seeks this node's vote
     _is_leading: bool = False  # the agent that this node is connected to leads
-    _has_retried: bool = False  # a connection that was reset was made anew
+    _has_retried: bool = False  # this node has reconnected after a reset
     _campaign_at: float = 0.0  # not before
-    _highest: int = 0  # term that this node has heard of
+    _highest: int = 0  # term that this node knows of
     _silent: str = ""  # token of the last leader, if it was lost without proof that it has ended
-    _job_before: str = ""  # the log of a job that is over, as where a scheduler requeues one under its id
+    _job_before: str = ""  # the log of a job that is over, for example if a scheduler requeues one under its id
     _led_here: tuple[m.LeaderAt, int] | None = None  # the leader in this agent, and its term
-    _names: int = 0  # names that it has had in the log
+    _names: int = 0  # how many names it has had in the log
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
@@ -130,12 +130,12 @@ class Member(Machine[Event, Action]):
 
     @property
     def _greeted_by(self) -> float:
-        """When a plan is late."""
+        """The time from which on a plan is late."""
         return self.heard_at + (CANDIDATE_S if self._is_candidate else self.lease_s * GREETING_LEASES)
 
     @property
     def _look_at(self) -> float | None:
-        """When the cell is read beside a leader that says nothing: does it renew the cell?"""
+        """When to read the cell because a leader says nothing: does it renew the cell?"""
         if self.sight.is_asked:
             return None
         if self.phase is Phase.CONNECTING and self.lost_at is not None:
@@ -147,7 +147,7 @@ class Member(Machine[Event, Action]):
 
     @property
     def _stop_at(self) -> float | None:
-        """When this node stops its workers by itself."""
+        """The time when this node stops its workers on its own."""
         is_alone = self.phase is not Phase.FOLLOWING and self.state.phase is m.NodePhase.BUSY
         return self.led_at + self.lease_s + MARGIN_S if is_alone and self.led_at is not None else None
 
@@ -168,7 +168,7 @@ class Member(Machine[Event, Action]):
                 assert_never(self.phase)
         match event:
             case ev.Received(conn) | ev.Connected(conn) | ev.ConnectFailed(conn) if not self._is_on(conn):
-                return []  # an earlier connection's, or this node has hung up
+                return []  # from an earlier connection, or this node has hung up
             case ev.ConnectionLost(conn) if not self._is_on(conn):
                 return []  # as above
             case ev.Received(_, message):
@@ -204,7 +204,7 @@ class Member(Machine[Event, Action]):
         return self.phase in {Phase.CONNECTING, Phase.FOLLOWING}
 
     def _is_on(self, conn: int) -> bool:
-        """Whether this is the connection, and it is not closed."""
+        """Whether this is the connection, and it is open."""
         return conn == self.conn and self._is_connected
 
     @property
@@ -221,7 +221,7 @@ class Member(Machine[Event, Action]):
         if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
         if isinstance(message, m.Ready) and message.is_before(self.state.round):
-            return []  # its supervisor has yet to read of the round that it was assigned to
+            return []  # its supervisor does not know yet of the round that it was assigned to
         is_first = self.state.node is None
         if isinstance(message, m.Ready) and is_first and (why := self._unreadable(message)):
             self.phase = Phase.OVER
@@ -239,16 +239,16 @@ class Member(Machine[Event, Action]):
         return self.state.status_at(now, left).replace(log=log)
 
     def _report(self, now: float) -> list[Action]:
-        """The leader is to hear where this node stands; `Hello` says so where there is no connection yet."""
+        """Reports this node's state to the leader; `Hello` does so if there is no connection yet."""
         return [ev.Send(self._status(now))] if self._has_greeted else []
 
     def _unreadable(self, message: m.Ready | r.Ask | r.Fetch) -> str:
-        """Why a leader would not read what this node submits; empty if it would."""
+        """Returns why a leader would not accept what this node submits; empty if it would."""
         match message:
             case m.Ready(node):
                 return unreadable(m.Status(node, m.Past(m.NodePhase.READY)))
             case r.Ask(node_id):
-                node = self.state.node or m.Node(node_id, "", "", 1, "", 1)  # the rest of the status is no matter
+                node = self.state.node or m.Node(node_id, "", "", 1, "", 1)  # the rest of the status does not matter
                 return unreadable(m.Status(node, m.Past(m.NodePhase.READY), asks=(message,)))
             case r.Fetch():
                 return unreadable(message)
@@ -274,7 +274,7 @@ class Member(Machine[Event, Action]):
         if self.phase is Phase.CONNECTING:
             return self._on_cell_beside(stored, now)
         if self.phase is not Phase.SEARCHING:
-            return []  # this node has found a leader meanwhile
+            return []  # this node has found a leader in the meantime
         if committed is not None and is_over:
             self.sight.note_gone(is_gone=True)
             self._job_before = committed.log
@@ -291,7 +291,7 @@ class Member(Machine[Event, Action]):
         return self._connect(leader, stored.cell.term, now)
 
     def _renews_nothing(self, leader: m.LeaderAt, now: float) -> bool:
-        """Whether a leader that this node has lost is gone: it does not renew the cell either."""
+        """Whether a leader that this node has lost is gone, because it does not renew the cell either."""
         is_gone = leader.token == self._silent and self.sight.still_s(now) >= self.lease_s * SILENT_SHARE
         if is_gone:
             self._note_gone(leader.token)
@@ -299,7 +299,7 @@ class Member(Machine[Event, Action]):
         return is_gone
 
     def _on_cell_beside(self, stored: m.StoredCell | None, now: float) -> list[Action]:
-        """The cell says something while this node waits for the first plan of a leader."""
+        """Handles the content of the cell while this node waits for the first plan of a leader."""
         if stored is None or self.leader is None:
             return []
         leader, is_newer = stored.leader, stored.cell.term > self.term
@@ -328,7 +328,7 @@ class Member(Machine[Event, Action]):
 
     @property
     def _voters(self) -> tuple[str, ...]:
-        """Who decides on the next entry, as far as this node knows; none where the store alone does."""
+        """The nodes that decide on the next entry, as far as this node knows; none if the store alone decides."""
         committed = None if self.log is None else self.log.committed
         return committed.voters if isinstance(committed, Entry) else ()
 
@@ -338,7 +338,7 @@ class Member(Machine[Event, Action]):
 
     @property
     def _may_campaign_at(self) -> float | None:
-        """From when on this node may campaign; `None`: not before the endpoint has answered, or silence has lasted."""
+        """When this node may campaign; `None`: not before the endpoint has answered, or silence has lasted."""
         if self.log is None or not self.may_lead:
             return None
         since = self.lost_at if self.lost_at is not None else self.search.since
@@ -350,7 +350,7 @@ class Member(Machine[Event, Action]):
             turn_s = voters.index(self.log.name) * STAGGER_S
             is_said = self.sight.says_gone
             return max(self._campaign_at, since + (0.0 if is_said else silence_s) + turn_s)
-        if self.log.committed is not None and self.do_nodes_vote:  # the voters are to have their turn
+        if self.log.committed is not None and self.do_nodes_vote:  # voters must have their turn
             return max(self._campaign_at, since + self.lease_s + TURN_OF_VOTERS_S)
         return self._campaign_at if self.sight.says_gone else None
 
@@ -358,7 +358,7 @@ class Member(Machine[Event, Action]):
         """Campaigns, if it is this node's turn."""
         may_at = self._may_campaign_at
         if may_at is None or now < may_at or self.log is None:
-            return []  # it is not its turn yet
+            return []  # not its turn yet
         since = self.lost_at if self.lost_at is not None else self.search.since
         has_listened = self.log.committed is None or (since is not None and now >= since + self.lease_s)
         highest = max(self._highest, self.log.term)
@@ -368,11 +368,11 @@ class Member(Machine[Event, Action]):
     def _on_leadership_lost(self, event: ev.LeadershipLost, now: float) -> list[Action]:
         self.log, self._led_here = event.node, None
         self._note_gone(event.token)
-        self._silent = ""  # the others may hear it
+        self._silent = ""  # other nodes may still receive messages from it
         self.gone = tuple(token for token in self.gone if token != event.alive)
         self._campaign_at = now + max(event.stand_back_s, PAUSE_S)
         if self.phase is not Phase.CAMPAIGNING:
-            return []  # the connection to it says what follows
+            return []  # the connection to it decides what follows
         self.phase = Phase.SEARCHING
         self.search.blame(event.reason, lacks_quorum=event.lacks_quorum)
         return self._read_cell(now)
@@ -383,7 +383,7 @@ class Member(Machine[Event, Action]):
         leader = self.leader if self.phase is Phase.FOLLOWING else None
         if log is None:
             return [ev.Answer(event.conn, m.Declined(0, "this agent campaigns"))]
-        if log.committed is None or log_of(campaign.committed) != log_of(log.committed):  # a stranger, for all we know
+        if log.committed is None or log_of(campaign.committed) != log_of(log.committed):  # perhaps of another job
             return [ev.Answer(event.conn, m.Declined(log.term, "this node knows another log"))]
         why = self._objection_to(campaign, log, now)
         if why:
@@ -411,7 +411,7 @@ class Member(Machine[Event, Action]):
     def _on_declined(self, term: int, leader: m.LeaderAt | None, now: float) -> list[Action]:
         known = max(self._highest, 0 if self.log is None else self.log.term)
         if is_too_high(term, known):
-            return []  # no log has counted so far
+            return []  # no log has counted that far
         self._highest = max(known, term)
         if self.phase is not Phase.SEARCHING or leader is None or leader.token in self.gone:
             return []
@@ -420,10 +420,10 @@ class Member(Machine[Event, Action]):
     # The connection.
 
     def _connect_here(self, now: float) -> list[Action]:
-        """Follows the leader in this agent, where the connection to it was lost."""
+        """Follows the leader in this agent if the connection to it was lost."""
         leader, term = self._led_here or (None, 0)
         if leader is None or leader.token in self.gone or self.phase is not Phase.SEARCHING:
-            return []  # it does not lead yet, or no longer; or this node follows it
+            return []  # it does not lead yet, or no longer, or this node follows it
         return self._connect(leader, term, now)
 
     def _connect(self, leader: m.LeaderAt, term: int, now: float, *, is_candidate: bool = False) -> list[Action]:
@@ -485,11 +485,11 @@ class Member(Machine[Event, Action]):
                 told = [ev.Deliver(each) for each in self._on_unread(reason)] if self.phase is Phase.FOLLOWING else []
                 self._lose_leader(reason, now)
                 return [*told, ev.Disconnect()]
-            case m.GivenUp():  # this node was suspended, or mute
+            case m.GivenUp():  # this node was suspended, or could not send
                 leader, term = self.leader, self.term
                 self._lose_leader("the leader gave up this node, which was silent", now)
                 return [ev.Disconnect(), *self._connect(leader, term, now)]
-            case m.Goodbye(reason, is_gone):  # an agent that leaves votes never again: that is its end
+            case m.Goodbye(reason, is_gone):  # an agent that leaves never votes again, so this is its end
                 self._lose_leader(reason, now, close=Close.ORDERLY if is_gone else Close.GOODBYE)
                 return [ev.Disconnect(), *self._read_cell(now), *self._campaign(now)]
             case m.Heartbeat(has_spares, renewals):
@@ -507,7 +507,7 @@ class Member(Machine[Event, Action]):
                 assert_never(message)
 
     def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
-        """The leader does not read what this node has said: no request is repeated that may be the one."""
+        """The leader does not accept a message of this node, so no request that may be the reason is repeated."""
         refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
         text = f"the leader refused a message of this node: {reason}"
         return [m.Waiting(text, kind=m.WaitKind.LEADER), *refused]
@@ -544,7 +544,7 @@ class Member(Machine[Event, Action]):
         return [ev.Send(each) for each in self.state.fetches.values()]
 
     def _join_anew(self, now: float) -> list[Action]:
-        """The leader leads another log than the one that this node has voted in: it joins under a new name."""
+        """Joins under a new name, because the leader leads another log than the one in which this node has voted."""
         assert self.leader is not None and self.log is not None
         leader, term = self.leader, self.term
         self._names += 1
@@ -587,7 +587,7 @@ class Member(Machine[Event, Action]):
                 assert_never(self.phase)
 
     def _on_silent(self, due: float, now: float) -> list[Action]:
-        """The leader was silent for a lease, or this process was stopped: what it said then may be in the socket."""
+        """The leader was silent for a lease, or this process was stopped and messages may still be in the socket."""
         if now - due > self.lease_s / 3:
             self.heard_at = now - self.lease_s * 2 / 3
             return []
@@ -595,14 +595,14 @@ class Member(Machine[Event, Action]):
         return [ev.Disconnect(), *self._read_cell(now), *self._campaign(now)]
 
     def _stop(self, cause: Cause, now: float) -> list[Action]:
-        """This node ends its round by itself."""
+        """This node ends its round on its own."""
         stop = self.state.interrupt(cause)
         return [] if stop is None else [ev.Deliver(stop), *self._report(now)]
 
     # Moves.
 
     def _lose_leader(self, reason: str, now: float, *, close: Close = Close.ABORTED) -> None:
-        """The connection is no more, or about to be closed."""
+        """The connection has ended, or is about to be closed."""
         assert self.leader is not None
         since = min(now, self.heard_at) if now >= self.heard_at + self.lease_s else now
         if self._is_leading or self.lost_at is None:
@@ -619,7 +619,7 @@ class Member(Machine[Event, Action]):
         self.search.pause(now)
 
     def _note_gone(self, token: str) -> None:
-        """A leader has ended, or leads no longer."""
+        """A leader has ended, or no longer leads."""
         self.gone = (*(each for each in self.gone if each != token), token)[-ev.GONE_MAX :]
 
     def _close_log(self, close: Close) -> None:
@@ -627,7 +627,7 @@ class Member(Machine[Event, Action]):
             self.log = following.on_leader_closed(self.log, close)
 
     def _distrust(self, why: str, now: float) -> list[Action]:
-        """The leader says what none can say: it is asked again, later each time."""
+        """The leader says something that no leader can say: this node asks it again, later each time."""
         assert self.leader is not None
         told = not_followed(self.leader, why)
         self._lose_leader(told, now)

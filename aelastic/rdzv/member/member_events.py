@@ -15,14 +15,14 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
 from aelastic.rdzv.seen import Seen
 
-# Leaders that have ended or said goodbye: the last ones are remembered.
+# How many leaders that ended or said goodbye are remembered: the last ones.
 GONE_MAX = 16
 
 
 class Phase(StrEnum):
     SEARCHING = auto()  # for a leader; nothing is done before the supervisor is ready
     CAMPAIGNING = auto()  # this agent is a candidate
-    CONNECTING = auto()  # to an agent that leads, or wants to, until its plan says that it does
+    CONNECTING = auto()  # to an agent that leads, or wants to, until its plan shows that it does
     FOLLOWING = auto()  # a leader
     OVER = auto()  # this node has left, or the job has ended
 
@@ -37,7 +37,7 @@ class Submitted(Record):
 
 
 class CellSaid(Record):
-    """Answers `ReadCell`: what is in the cell now; `None`: nothing."""
+    """Answers `ReadCell` with the present content of the cell; `None` if it is empty."""
 
     stored: m.StoredCell | None
 
@@ -56,7 +56,7 @@ class Campaigned(Record):
 
 
 class Declined(Record):
-    """Answers `AskWhoLeads`: a voter says what it knows."""
+    """Answers `AskWhoLeads`: a voter reports what it knows."""
 
     term: int
     leader: m.LeaderAt | None
@@ -70,14 +70,14 @@ class Leading(Record):
 
 
 class LeadershipLost(Record):
-    """Answers `Campaign`, or comes later: this agent's leader core has ended, and gives the log back."""
+    """Answers `Campaign`, or comes later: this agent's leader core has ended, and returns the log."""
 
     node: Node
     token: str  # of the leadership that is over
     reason: str
-    stand_back_s: float = 0.0  # for so long this agent does not campaign
+    stand_back_s: float = 0.0  # how long this agent does not campaign
     alive: str = ""  # token of a leader that has answered
-    lacks_quorum: bool = False  # it has not won, or has lost, the votes of a quorum
+    lacks_quorum: bool = False  # it failed to get the votes of a quorum, or lost them
 
 
 class Connected(Record):
@@ -90,25 +90,25 @@ class ConnectFailed(Record):
     """Answers `Connect`."""
 
     conn: int
-    is_refused: bool  # that no process listens at that port is the answer: the host's, or of something before it
+    is_refused: bool  # the host, or something before it, answered that no process listens at that port
     reason: str
     is_here: bool = False  # that host is this machine
 
 
 class Received(Record):
-    """A message of the coordinator came in."""
+    """A message from the coordinator came in."""
 
     conn: int
     message: Downward
 
 
 class ConnectionLost(Record):
-    """The connection ended, after all that came on it was received."""
+    """The connection ended, after everything on it was received."""
 
     conn: int
     reason: str
     close: Close = Close.ABORTED
-    is_garbage: bool = False  # it was closed here: what came in is no message, or makes no sense
+    is_garbage: bool = False  # it was closed here: the data is not a message, or makes no sense
 
 
 OfCell: TypeAlias = CellSaid | CellFailed
@@ -125,20 +125,20 @@ class ReadCell(Record):
 
 
 class AskWhoLeads(Record):
-    """Ask the voters that this node knows whom they follow.  Answered by `Declined`, by each or by none."""
+    """Ask the voters that this node knows whom they follow.  Any of them may answer with `Declined`."""
 
 
 class Campaign(Record):
     """Seek to lead.  Answered by `Leading`, or by `LeadershipLost`.
 
     Args:
-        node: what this node keeps of the log, which is in the leader core's hands until `LeadershipLost`.
-        highest: the highest term that is known.
-        has_listened: no leader was heard for a lease, or there was no log.
+        node: what this node keeps of the log; the leader core holds it until `LeadershipLost`.
+        highest: the highest known term.
+        has_listened: no leader sent anything for a lease, or there was no log.
         gone: tokens of leaders that have ended, or have said goodbye.
-        seen: the cell, as it was seen last.
-        silent: the token of the leader that was lost since it had said nothing for a lease.
-        job_before: the log of a job that is over, which the cell may still have; "" if there is none.
+        seen: the cell, as last seen.
+        silent: the token of the leader that was lost after a lease of silence.
+        job_before: the log of a job that is over, which the cell may still hold; "" if there is none.
     """
 
     node: Node
@@ -184,8 +184,8 @@ class GiveUp(Record):
     """End the rendezvous with an error.  Not answered."""
 
     reason: str
-    is_refused: bool  # the job does not take this node; else no leader could be reached
-    lacks_quorum: bool = False  # this agent could not lead: too few nodes that have a vote could be reached
+    is_refused: bool  # the job refuses this node; otherwise no leader could be reached
+    lacks_quorum: bool = False  # this agent could not lead: it reached too few nodes that have a vote
 
 
 OfSearch: TypeAlias = ReadCell | AskWhoLeads | Campaign | Answer

@@ -1,4 +1,4 @@
-"""Where this node stands: its part in the rounds so far, as the workers' supervisor and the coordinator tell it."""
+"""The state of this node: its part in the rounds so far, as reported by its supervisor and the coordinator."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-# More than a person asks while there is no coordinator.
+# More than a person requests while there is no coordinator.
 ASKED_MAX = 32
-# A notice whose workers are killed earlier by less than this is the same.
+# A notice that kills workers earlier by less than this is the same.
 EARLIER_S = 0.5
-# Of a plan, what a supervisor is told when it changes.
+# The parts of a plan of which a supervisor is notified when they change.
 _NOTHING = dict.fromkeys(("settled", "waiting", "cordoned", "look", "compared", "notice"))
-# A coordinator may be lost once it has answered, and before it is done.
+# A coordinator may be lost after it has answered such a request but before it is done.
 LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
 @dataclass(slots=True)
 class Asked:
-    """What this node has asked for."""
+    """A request of this node."""
 
     request: r.Ask
     at: float
     is_accepted: bool = False  # by a coordinator, which may have been lost since
 
     def again(self, now: float) -> r.Ask:
-        """The request, to be said again: no other coordinator refuses what one has accepted.
+        """Returns the request for another coordinator, which must not refuse what an earlier one has accepted.
 
-        There is time left to save, however late it is.  The story behind it: a coordinator has accepted a drain, ranks
-        have saved, and wait for its end; the next one hears of it half a second before the deadline, and refuses.
+        It always leaves time to save, however late it is.  The story behind it: a coordinator has accepted a drain, and
+        ranks have saved and wait for its end.  The next coordinator receives the request half a second before the
+        deadline, and refuses.
         """
         request = self.request
         least_s = min(request.deadline_s, r.DEADLINE_MIN_S)
@@ -44,27 +45,27 @@ class Asked:
 
 @dataclass(slots=True)
 class NodeState:
-    """This node's own side of the rounds: what its supervisor submits, and what its leader plans, become its status."""
+    """This node's side of the rounds: turns its supervisor's messages and its leader's plans into its status."""
 
     node: m.Node | None = None
     phase: m.NodePhase = m.NodePhase.READY
     assigned: m.Assigned | None = None  # the last round that this node took part in
-    restart_count: int = 0  # the highest that this node has heard of
+    restart_count: int = 0  # the highest that this node knows of
     failure: ProcessFailure | None = None  # the first of that round, until the next begins
     failed_at: float = 0.0  # when it was noticed
-    reached: Reached | None = None  # by the workers of that round, as far as it was told
-    ended: Cause | None = None  # what this node has heard that has ended that round for free
-    is_charged: bool = False  # this node has heard that a failure has ended that round
+    reached: Reached | None = None  # by the workers of that round, as far as it was reported
+    ended: Cause | None = None  # the free cause of that round's end, if this node knows of one
+    is_charged: bool = False  # this node knows that a failure has ended that round
     has_opted_in: bool = False  # its workers can leave this round in place
     alone_since: float | None = None  # without a coordinator
-    # The same, when this node ended that round by itself, or first lost a coordinator after it had heard `is_charged`.
+    # The same, when this node ended that round on its own, or first lost a coordinator after `is_charged` was set.
     ended_alone_since: float | None = None
-    has_spares: bool = False  # nodes wait for a place, as far as this node has heard
-    # What this node has asked for, by its id: until it is answered; what lasts, until it is refused, or done.
+    has_spares: bool = False  # nodes wait for a place, as far as this node knows
+    # This node's requests, by id: until they are answered, or, for requests that last, refused or done.
     asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
     # What this node wants to see of others, until they are asked.
     fetches: dict[str, r.Fetch] = field(default_factory=dict[str, r.Fetch])
-    frozen: r.Frozen | None = None  # how far this node is with an interruption that is announced
+    frozen: r.Frozen | None = None  # this node's progress with an announced interruption
     saved: r.Saved | None = None
     question: m.Hangs | None = None  # one of its workers hangs
     places: m.Saw | None = None  # what its workers do, since the leader asked
@@ -94,15 +95,15 @@ class NodeState:
         )
 
     def past_at(self, now: float) -> m.Past:
-        """Its part in its last round, with ages at `now`."""
+        """Returns its part in its last round, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
-        # What has ended its round happened then, even if this node has found and lost a coordinator since.
+        # The cause ended its round at that time, even if this node has found and lost a coordinator since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
         alone_s = 0.0 if alone_since is None else now - alone_since
         return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
 
     def status_at(self, now: float, left: m.Left | None = None) -> m.Status:
-        """Where this node stands, whole."""
+        """Returns the whole state of this node."""
         assert self.node is not None, "a node that connects is ready for a round, or has been"
         asks = tuple(asked.again(now) for asked in self.asked.values())
         return m.Status(
@@ -127,14 +128,14 @@ class NodeState:
         assert not is_new or self.phase is m.NodePhase.READY, "a node without a round is ready for its first"
 
     def submit(self, message: m.NodeMessage, now: float) -> None:  # noqa: C901, PLR0912  one case for each message
-        """The supervisor has news; what it says of another round changes nothing here."""
+        """Handles a message of the supervisor; one about another round changes nothing here."""
         match message:
             case m.Ready(node, reached):
                 self.node, self.phase, self.reached = node, m.NodePhase.READY, reached or self.reached
                 self.ready_count += 1
             case m.Failed(_, round_, failure, age_s, reached):
                 is_first = round_ == self.round and self.failure is None
-                if is_first and self.phase in {m.NodePhase.BUSY, m.NodePhase.STOPPING}:  # it may be told already
+                if is_first and self.phase in {m.NodePhase.BUSY, m.NodePhase.STOPPING}:  # it may know already
                     self.reached, self.failure, self.failed_at = reached, failure, now - age_s
                 if is_first and self.phase is m.NodePhase.BUSY:
                     self.phase = m.NodePhase.FAILED
@@ -166,14 +167,14 @@ class NodeState:
                 look = None if self.plan is None else self.plan.look
                 self.places = message if look is None else message.replace(number=look.number)
             case m.Left() | r.Fetched():
-                pass  # that is no state of the node
+                pass  # not part of the node's state
             case _:
                 assert_never(message)
 
     def follow(self, plan: m.Plan, now: float) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each field
-        """What is new in a plan, for the supervisor, in the order in which it is to hear it.
+        """Returns what is new in a plan for the supervisor, in the order in which it must be delivered.
 
-        A plan may come again, from another leader, too: what this node has done already is nothing new.
+        A plan may be repeated, also by another leader.  What this node has done already is not new.
         """
         before, self.plan = self.plan or plan.replace(**_NOTHING), plan
         news: list[m.CoordinatorMessage] = [each for each in plan.answers if self._on_answer(each)]
@@ -185,7 +186,7 @@ class NodeState:
             news.append(plan.settled)
         if plan.waiting is not None and plan.waiting != before.waiting:
             news.append(plan.waiting)
-        is_other = plan.term != before.term  # it counts anew
+        is_other = plan.term != before.term  # its numbers start again
         if plan.cordoned is not None and (
             is_other or plan.cordoned.number != (before.cordoned and before.cordoned.number)
         ):
@@ -203,7 +204,7 @@ class NodeState:
         return news
 
     def _is_news(self, notice: r.Notice, before: r.Notice | None, now: float) -> bool:
-        """Whether a notice says something new: workers are killed earlier, if nothing else."""
+        """Whether a notice says something new; an earlier kill of the workers is enough."""
         kill_at, known_at = now + notice.kill_s, self._notice_kill_at
         is_known = before is not None and before.replace(kill_s=0.0) == notice.replace(kill_s=0.0)
         if is_known and kill_at >= known_at - EARLIER_S:
@@ -214,16 +215,16 @@ class NodeState:
         return notice.round == self.round or notice.stage is r.Stage.LEAVE
 
     def _on_start_ahead(self, number: int) -> bool:
-        """No round waits for this node until its workers are ready, whoever leads then."""
+        """Notes that no round waits for this node until its workers are ready, no matter who leads then."""
         if self.node is None or self.phase is not m.NodePhase.READY or self.node.starts is m.Starts.PREPARING:
             return False
         if number != self.ready_count + self.prepared_count:
-            return False  # it has been ready again since, or has answered: if need be, it is told anew
+            return False  # it has been ready again since, or has answered; if need be, the leader repeats this
         self.node = self.node.replace(starts=m.Starts.PREPARING)
         return True
 
     def _on_answer(self, answer: r.Answer) -> bool:
-        """A request is decided; one that lasts is said again to the next leader.  Gives whether that is news."""
+        """A request is decided.  One that lasts is repeated to the next leader.  Returns whether that is news."""
         asked = self.asked.get(answer.ask_id)
         if asked is None or asked.is_accepted:
             return False
@@ -234,11 +235,11 @@ class NodeState:
         return True
 
     def on_fetch_answered(self, ask_id: str) -> None:
-        """What this node wants to see is asked for."""
+        """Those that this node wants to see something of have been asked."""
         self.fetches.pop(ask_id, None)
 
     def drop_unanswered(self) -> list[str]:
-        """Forgets what this node has asked for, and no coordinator has answered; gives the ids."""
+        """Forgets requests of this node that no coordinator has answered; returns their ids."""
         dropped = [ask_id for ask_id, each in self.asked.items() if not each.is_accepted]
         for ask_id in dropped:
             del self.asked[ask_id]
@@ -249,7 +250,7 @@ class NodeState:
         self.asked = {ask_id: each for ask_id, each in self.asked.items() if each.request.verb not in verbs}
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
-        """A round is complete; false if this node has heard so before."""
+        """A round is complete.  Returns false if this node knew that."""
         if self.phase is not m.NodePhase.READY or assigned.fence <= self.past.fence:
             return False
         self.assigned, self.phase = assigned, m.NodePhase.BUSY
@@ -262,20 +263,20 @@ class NodeState:
         return True
 
     def on_interrupted(self, interrupted: m.Interrupted) -> bool:
-        """The round is over; false if this node has heard so before, or it is another round."""
+        """The round is over.  Returns false if this node knew that, or it is another round."""
         is_new = self.phase not in {m.NodePhase.READY, m.NodePhase.STOPPING}
         is_charged = interrupted.restart_count > self.restart_count and not interrupted.went_on
-        # A loss before the failure was heard of after it.
+        # A loss from before the failure was reported after it.
         is_excused = self.is_charged and not is_charged and not interrupted.went_on
         if interrupted.round != self.round or not (is_new or is_excused):
             return False
-        # What the end costs is settled when the next round begins; a coordinator after this one reckons it anew.
+        # What the end costs is settled when the next round begins; a later coordinator works it out again.
         self.phase = m.NodePhase.STOPPING if is_new else self.phase
         self.is_charged, self.ended = is_charged, None if is_charged else interrupted.decision.cause
         return is_new
 
     def interrupt(self, cause: Cause | None) -> m.Interrupted | None:
-        """This node ends the round by itself, for a cause; `None` without one."""
+        """Ends the round on this node's own account, for a cause; `None` without one."""
         if cause is None:
             return None
         interrupted = m.Interrupted(self.round, next_round(cause), self.restart_count)
@@ -285,7 +286,7 @@ class NodeState:
         return interrupted
 
     def on_welcome(self, *, is_new: bool) -> None:
-        """A coordinator has taken this node in; `is_new`: another one, or in another term."""
+        """A coordinator has admitted this node; `is_new`: another coordinator, or one in another term."""
         self.alone_since = None
         if is_new:
             self.has_spares = False
@@ -297,6 +298,6 @@ class NodeState:
         """The coordinator is lost."""
         if self.alone_since is None:
             self.alone_since = since
-        # The failure may be a victim of that loss.  The next coordinator may know, and be lost before it says so.
+        # The failure may be a victim of that loss.  The next coordinator may know that, but be lost before it says so.
         if self.is_charged and self.ended_alone_since is None:
             self.ended_alone_since = since

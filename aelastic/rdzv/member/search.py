@@ -10,22 +10,22 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 # Between two looks at the cell.
 READ_AGAIN_S = 0.25
-# So often the user is told what this node waits for.
+# How often the user is told what this node waits for.
 NOTE_INTERVAL_S = 10.0
-# A coordinator that cannot be followed is asked again after twice as long each time, up to this.
+# The pause before a coordinator that cannot be followed is asked again doubles each time, up to this.
 BACK_OFF_MAX_S = 4.0
-# Without a reason to distrust the coordinator for so long, the next one is the first again.
+# After this long without distrust, the next reason for it counts as the first again.
 TRUST_AGAIN_S = 30.0
 
 
 @dataclass(slots=True)
 class Search:
-    """The limit to the time without a coordinator, and what the user is told meanwhile.
+    """Limits the time without a coordinator, and tells the user what happens meanwhile.
 
     Args:
-        timeout_s: seconds without any coordinator after which this node gives up.
-        trouble: why there is no coordinator, as the user is told.
-        hint: what the user is told beside it, each time that the endpoint is the trouble.
+        timeout_s: how many seconds without any coordinator pass before this node gives up.
+        trouble: why there is no coordinator, in words for the user.
+        hint: what the user is also told, each time that the endpoint is the trouble.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
@@ -36,7 +36,7 @@ class Search:
     _note_at: float = 0.0
     _back_off_s: float = 0.0
     _distrusted_at: float = -math.inf
-    lacks_quorum: bool = False  # too few nodes that have a vote could be reached, in this search
+    lacks_quorum: bool = False  # too few nodes that have a vote could be reached in this search
     _is_of_endpoint: bool = True  # the trouble: it has not answered yet, or has failed
     _has_failed: bool = False  # the endpoint: the trouble names it
 
@@ -50,7 +50,7 @@ class Search:
 
     def blame(self, trouble: str, *, is_of_endpoint: bool = False, lacks_quorum: bool = False) -> None:
         if is_of_endpoint and self.lacks_quorum:
-            return  # the nodes that are missing say more
+            return  # the missing nodes say more
         self.trouble, self._is_of_endpoint, self._has_failed = trouble, is_of_endpoint, is_of_endpoint
         self.lacks_quorum |= lacks_quorum
 
@@ -58,7 +58,7 @@ class Search:
         self.read_at = now + READ_AGAIN_S
 
     def back_off(self, now: float) -> bool:
-        """A coordinator cannot be followed; gives whether it is the first time for long."""
+        """Notes that a coordinator cannot be followed; returns whether this is the first time in a while."""
         is_first = now >= self._distrusted_at + TRUST_AGAIN_S
         self._back_off_s = READ_AGAIN_S if is_first else min(2 * self._back_off_s, BACK_OFF_MAX_S)
         self._distrusted_at, self.read_at = now, now + self._back_off_s
@@ -74,7 +74,7 @@ class Search:
         return f"no leader for {self._waited_s(now):.0f} s: {self.trouble}"
 
     def note(self, now: float) -> m.Waiting | None:
-        """What this node waits for, each time that the user is to be told; else `None`."""
+        """Returns what this node waits for, each time that the user must be told; otherwise `None`."""
         if self.since is None or now < self._note_at:
             return None
         self._note_at = now + NOTE_INTERVAL_S

@@ -10,14 +10,14 @@ from aelastic.rdzv.seen import NOTHING_SEEN, Seen
 
 @dataclass(slots=True)
 class Sight:
-    """What the cell said last."""
+    """What was last read in the cell."""
 
     stored: m.StoredCell | None = None
     seen: Seen = NOTHING_SEEN
     is_asked: bool = False  # the endpoint owes an answer
     asked_at: float = 0.0
     says_gone: bool = False  # its last answer named no leader that may live
-    logs: frozenset[str] = frozenset()  # that were seen in it before their verdict: this node belongs to these jobs
+    logs: frozenset[str] = frozenset()  # those seen in it before their verdict: this node belongs to these jobs
 
     def on_asked(self, now: float) -> None:
         self.is_asked, self.asked_at = True, now
@@ -31,19 +31,19 @@ class Sight:
             self.logs |= {cell.log}
 
     def on_renewed(self, leader: str, term: int, renewals: int, now: float) -> None:
-        """The leader says how often it has renewed the cell."""
+        """The leader reports how often it has renewed the cell."""
         seen = self.seen
         if (leader, term) != (seen.leader, seen.term) or renewals > seen.renewals:
             self.seen = seen.with_(leader, term, renewals, now)
 
     def note_gone(self, *, is_gone: bool) -> None:
-        """Its last answer named no leader that may live, or one that may."""
+        """Notes whether its last answer named no leader that may live."""
         self.says_gone = is_gone
 
     def on_failed(self) -> None:
-        """It does not answer: what it said before is no reason to campaign."""
+        """The endpoint does not answer: what it said before is no reason to campaign."""
         self.is_asked, self.says_gone = False, False
 
     def still_s(self, now: float) -> float:
-        """For how long the leader in the cell has renewed nothing."""
+        """Returns how long the leader in the cell has renewed nothing."""
         return now - self.seen.since

@@ -1,8 +1,9 @@
-"""Whether a coordinator can mean what it says, by what this agent was started with and what its node knows.
+"""Whether a coordinator can mean what it says, judged by what this agent was started with and what its node knows.
 
-The story behind it: what has reached the endpoint names itself as leader, and says that a lease lasts 0 s, or that
-nodes of a term that never was have a vote.  It goes, and what it said would stay: no lease is kept, no round may begin.
-So a coordinator that contradicts this agent is not followed, and what it said is void (`sense.py` asks for the rest).
+The story behind it: a program that can write to the endpoint names itself as leader, and says that a lease lasts 0 s,
+or that nodes of a term that never existed have a vote.  It goes away, but its claims would remain: no lease is kept,
+and no round may begin.  So a coordinator that contradicts this agent is not followed, and what it said is void
+(`sense.py` checks the rest).
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from aelastic.rdzv.protocol.sense import is_too_high
 
 
 def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) -> str:
-    """What in a leader's message cannot be; empty if it may all be.
+    """Returns what in a leader's message cannot be true; empty if all of it may be.
 
     Args:
-        message: that has come in.
-        terms: what this agent was started with.
-        state: of its node.
-        term: the highest that it knows of.
+        message: the message that came in.
+        terms: the settings that this agent was started with.
+        state: the state of its node.
+        term: the highest term that it knows of.
     """
     match message:
         case m.Plan(_, lease_s) if lease_s != terms.lease_s:
@@ -37,7 +38,7 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) 
 
 
 def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:
-    """What in a plan's rounds cannot be."""
+    """Returns what in a plan's rounds cannot be true."""
     for decided in (plan.assigned, plan.interrupted):
         if decided is not None and decided.restart_count > terms.max_restarts:
             name, count = type(decided).__name__, decided.restart_count
@@ -53,13 +54,13 @@ def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:
 
 
 def not_followed(leader: m.LeaderAt, why: str) -> str:
-    """What the user reads of such a leader."""
+    """Returns what the user reads about such a leader."""
     where = f"{next(iter(leader.addresses), 'an unknown host')}:{leader.port}"
     return f"ignoring the leader at {where}, which sent an invalid message: {why}"
 
 
 def verdict_in(entry: Entry) -> ev.Deliver | ev.GiveUp:
-    """What follows from the verdict in the cell, which any program may have written."""
+    """Returns what follows from the verdict in the cell, which any program may have written."""
     try:
         verdict = state_in(entry).verdict
     except WireError:

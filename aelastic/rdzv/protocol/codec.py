@@ -1,10 +1,11 @@
 """Messages between agent and coordinator as bytes.
 
 A frame is its length in four bytes, then JSON: `["Status", {…}]`, mostly without the fields that have their default.
-Between them, where the job has a secret, is a tag of 16 bytes, which the length does not count (`secret/handshake.py`).
-What comes in is checked against the types of
-`messages.py`, field by field, and for sense (`sense.py`), before anything else reads it; none of it is ever executed.
-Frames have a limit, so neither garbage nor a hostile peer can make an agent hold more than that.
+If the job has a secret, a tag of 16 bytes comes between them, which the length does not count (`secret/handshake.py`).
+
+Data that comes in is checked against the types of `messages.py`, field by field, and for sense (`sense.py`), before
+anything else reads it.  None of it is ever executed.  Frames have a limit, so neither garbage nor a hostile peer can
+make an agent hold more than that.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
 from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
-# Raised whenever a message changes its form; agents of different versions do not form a job.
+# Rises whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 18
-# The largest there is carries the traceback of a failure, which is cut to fit long before.
+# The largest frame carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
-# A text, so that two of them, however strange, fit into a frame.
+# The limit of a text, so that two of them, whatever their characters, fit into a frame.
 TEXT_MAX = 40_000
-# Of an entry; the cell has two of them.
+# The limit of an entry; the cell has two of them.
 PAYLOAD_MAX = 450_000
 HEAD_BYTES = 4
 
@@ -43,18 +44,18 @@ STORED: dict[str, type[Record]] = {m.StoredCell.__name__: m.StoredCell}
 
 
 class WireError(Exception):
-    """What came in is no message of the protocol."""
+    """The data that came in is not a message of the protocol."""
 
 
 class OtherProtocolError(WireError):
-    """It is a `Hello` from an agent of another version, or of one that has a secret."""
+    """The data is a `Hello` from an agent of another version, or of one that has a secret."""
 
 
 SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
 
 
 def encode(message: m.Upward | m.Downward | m.OfCampaign | m.Stored) -> bytes:
-    """One frame."""
+    """Returns a message as one frame."""
     body = _to_json([type(message).__name__, message]).encode()
     if len(body) > FRAME_MAX:
         raise WireError(f"{type(message).__name__} takes {len(body)} bytes, {FRAME_MAX} are allowed")
@@ -62,7 +63,7 @@ def encode(message: m.Upward | m.Downward | m.OfCampaign | m.Stored) -> bytes:
 
 
 def objection(message: m.Upward) -> str:
-    """Why a coordinator would not read a message; empty if it would."""
+    """Returns why a coordinator would not accept a message; empty if it would."""
     try:
         next(Decoder(UPWARD).feed(encode(message)))
     except WireError as error:
@@ -71,22 +72,22 @@ def objection(message: m.Upward) -> str:
 
 
 def to_text(message: m.Stored) -> str:
-    """A message as text, for the cell."""
+    """Returns a message as text, for the cell."""
     return encode(message)[HEAD_BYTES:].decode()
 
 
 def from_text(text: str) -> Any:
-    """The message that `to_text` made this of.
+    """Returns the message that `to_text` turned into this text.
 
     Raises:
-        WireError: it is of no message.
+        WireError: this is not the text of a message.
     """
-    body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON spells them out
+    body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON escapes them
     return next(Decoder(STORED).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
 
 
 def record_to_text(record: Record) -> str:
-    """A record as text, for an entry of the log."""
+    """Returns a record as text, for an entry of the log."""
     return _to_json(record)
 
 
@@ -94,10 +95,10 @@ RecordT = TypeVar("RecordT", bound=Record)
 
 
 def record_from_text(kind: type[RecordT], text: str) -> RecordT:
-    """The record that `record_to_text` made this of.
+    """Returns the record that `record_to_text` turned into this text.
 
     Raises:
-        WireError: it is of no such record.
+        WireError: this is not the text of such a record.
     """
     try:
         value = json.loads(text)
@@ -108,7 +109,7 @@ def record_from_text(kind: type[RecordT], text: str) -> RecordT:
 
 
 _NO_DEFAULT = object()
-# To leave out so few costs more than to send them.
+# Omitting this few costs more than sending them.
 FEW_DEFAULTS = 4
 
 
@@ -127,7 +128,7 @@ _to_json = json.JSONEncoder(default=_fields_of, separators=(",", ":")).encode
 
 
 class Decoder:
-    """Makes messages of a stream of bytes.
+    """Turns a stream of bytes into messages.
 
     Args:
         kinds: `UPWARD` or `DOWNWARD`: what the other end may send.
@@ -136,23 +137,23 @@ class Decoder:
     def __init__(self, kinds: dict[str, type[Record]]) -> None:
         self._kinds = kinds
         self._buffer = bytearray()
-        self.tagger: Tagger | None = None  # of the frames to come, where they have tags
+        self.tagger: Tagger | None = None  # of the frames to come, if they have tags
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of messages that have not been given out."""
+        """How many bytes belong to messages that have not been returned."""
         return len(self._buffer)
 
     def hold(self, data: bytes) -> None:
-        """Takes what came in, and gives nothing out until the next `feed`."""
+        """Stores data that came in, but returns nothing until the next `feed`."""
         self._buffer += data
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that are complete by now; those that are not taken are given out the next time.
+        """Yields the messages that are complete by now; those not consumed are yielded the next time.
 
         Raises:
-            WireError: the stream is of no use from here on.
-            ProofError: nor is it, since a tag is wrong.
+            WireError: the stream is useless from here on.
+            ProofError: the same, because a tag is wrong.
         """
         self._buffer += data
         start, tag_bytes = 0, 0 if self.tagger is None else TAG_BYTES
@@ -189,7 +190,7 @@ class Decoder:
             if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `secret/handshake.py`
                 raise OtherProtocolError(SECRET_HERE)
             return _reader_of(cls)(fields, name)
-        except RecursionError:  # what JSON could nest, `repr` could not
+        except RecursionError:  # JSON could nest this, but `repr` could not
             raise WireError(f"not a message of the protocol: {body[:80]!r}") from None
 
 
@@ -198,7 +199,7 @@ _Reader = Callable[[Any, str], Any]
 
 @cache
 def _reader_of(kind: Any) -> _Reader:
-    """A function that checks a value against a type, and makes it one."""
+    """Returns a function that checks a value against a type, and converts it."""
     if get_origin(kind) in {Union, UnionType}:
         return _reader_of_union([each for each in get_args(kind) if each is not NoneType])
     if isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields"):
@@ -213,7 +214,7 @@ def _reader_of(kind: Any) -> _Reader:
         return own[kind]
 
     def read(value: Any, where: str) -> Any:
-        if type(value) is kind:  # a bool is no number
+        if type(value) is kind:  # a bool is not a number
             return value
         raise WireError(f"{where} is {value!r:.80}, and should be of type {kind.__name__}")
 
@@ -221,7 +222,7 @@ def _reader_of(kind: Any) -> _Reader:
 
 
 def _reader_of_union(kinds: list[Any]) -> _Reader:
-    """Of one kind, or of a record that may be named by its id alone: the one is an object, the other is a list."""
+    """Reads one kind, or a record that may be given by its id alone: an object, or a list for the id."""
     if len(kinds) == 1:
         (read_inner,) = map(_reader_of, kinds)
         return lambda value, where: None if value is None else read_inner(value, where)
@@ -240,7 +241,7 @@ def _reader_of_named_tuple(kind: Any) -> _Reader:
     hints = get_type_hints(kind)
     readers = [(name, _sensible(_reader_of(hints[name]), rule_of(kind, name))) for name in kind._fields]
 
-    @lru_cache(maxsize=16, typed=True)  # thousands of nodes name the same entry; `typed`, since True equals 1
+    @lru_cache(maxsize=16, typed=True)  # thousands of nodes name the same entry; `typed`, because True equals 1
     def read_items(*items: Any) -> Any:
         return kind(*[reader(item, name) for (name, reader), item in zip(readers, items, strict=True)])
 
@@ -254,7 +255,7 @@ def _reader_of_named_tuple(kind: Any) -> _Reader:
 
 
 def _read_text(value: Any, where: str) -> str:
-    # What comes in is sent on to other nodes, and JSON may take twelve bytes for a character.
+    # Data that comes in is sent on to other nodes, and JSON may take twelve bytes for a character.
     if type(value) is str and len(value) <= TEXT_MAX:
         return value
     raise WireError(f"{where} is {value!r:.80}, and should be a text of at most {TEXT_MAX} characters")
@@ -274,7 +275,7 @@ def _read_int(value: Any, where: str) -> int:
 
 
 def _read_float(value: Any, where: str) -> float:
-    # It may come as an int, from JSON, which knows NaN and infinity as well.
+    # JSON may deliver it as an int, and knows NaN and infinity as well.
     if type(value) in {int, float} and -sys.float_info.max <= value <= sys.float_info.max:
         return float(value)
     raise WireError(f"{where} is {value!r:.80}, and should be a number")
@@ -330,7 +331,7 @@ def _reader_of_record(kind: type[Record]) -> _Reader:
 
 
 def _reader_of_failure() -> _Reader:
-    """Some fields stay on their host, and texts are cut: what one node sends goes to all."""
+    """Reads a failure without the fields that stay on their host, and cuts texts: what one node sends goes to all."""
     names = SHARED_FIELDS
     readers = _readers_of(ProcessFailure, names)
 

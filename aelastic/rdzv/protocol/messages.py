@@ -1,12 +1,12 @@
 """Messages between agents and their leader: states, not events.
 
 A node sends its whole `Status` when it connects (in `Hello`), and again whenever it changes.  The leader sends each
-node its whole `Plan` whenever that changes.  Either may be repeated, or lost with its connection: the next one says
-everything.  The rest is about connections: a refusal (`Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`) and the
-end (`HungUp`, `GivenUp`, `Goodbye`).
+node its whole `Plan` whenever that changes.  Either may be repeated, or lost with its connection: the next one contains
+everything.  Other messages are about connections: a refusal (`Refused`), signs of life (`Alive`, `Heartbeat`, `Probe`)
+and the end (`HungUp`, `GivenUp`, `Goodbye`).
 
-Between an agent's supervisor and its member there are events: what it submits (`NodeMessage`) changes the status, and
-what is new in a plan is delivered to it (`CoordinatorMessage`).
+Between an agent's supervisor and its member there are events: what the supervisor submits (`NodeMessage`) changes the
+status, and what is new in a plan is delivered to it (`CoordinatorMessage`).
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ from aelastic.rdzv.protocol.requests import (
 from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
-# In a fencing number a term, about the milliseconds since 1970, counts as so many rounds: it fits 2^53 until 2255.
+# In a fencing number, a term (about the milliseconds since 1970) counts as this many rounds: it fits 2^53 until 2255.
 ROUNDS_OF_A_TERM = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
-TERMS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, and no further
+TERMS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, but no further
 STORE_SERVERS = "agent", "worker"  # of group rank 0, or of rank 0: what may serve the workers' store
 
 
 def fence_of(term: int, round_: int) -> int:
-    """The fencing number of a round: above that of each earlier one, also where two have the same number.
+    """Returns the fencing number of a round: above that of each earlier one, even if two have the same number.
 
-    Two logs may each have a round 5 (`docs/explanation/rendezvous.md`): rounds are compared by this.
+    Two logs may each have a round 5 (`docs/explanation/rendezvous.md`), so rounds are compared by this.
     """
     return term * ROUNDS_OF_A_TERM + round_
 
 
 def term_of(fence: int, round_: int) -> int:
-    """Of the coordinator that began a round."""
+    """Returns the term of the coordinator that began a round."""
     return (fence - round_) // ROUNDS_OF_A_TERM
 
 
@@ -66,7 +66,7 @@ class Starts(StrEnum):
     """How the next workers of a node start."""
 
     COLD = "cold"  # each imports what it needs
-    PREPARING = "preparing"  # the node is new, and its fork server imports: they would wait for it
+    PREPARING = "preparing"  # the node is new, and its fork server imports: its workers would wait for that
     WARM = "warm"  # forked from a process that has imported it
     READY = "ready"  # they have started, and can leave the round from its first moment (recovery in place)
 
@@ -74,7 +74,7 @@ class Starts(StrEnum):
 class Node(Record):
     """One agent, as it introduces itself.
 
-    `node_id` is new each time an agent starts; `preferred_rank` (`--node-rank`) names the node across its restarts.
+    `node_id` is new each time an agent starts; `preferred_rank` (`--node-rank`) identifies the node across restarts.
     """
 
     node_id: str
@@ -96,14 +96,14 @@ class Node(Record):
 
 
 class Ready(Record):
-    """No worker of this node runs; it wants the next round.  Answered by `Assigned` or `Ended`."""
+    """No worker of this node runs, and it wants the next round.  Answered by `Assigned` or `Ended`."""
 
     node: Node
     reached: Reached | None = None  # by its workers in the last round
     after: int | None = None  # the newest round that its supervisor had been assigned to
 
     def is_before(self, round_: int) -> bool:
-        """Whether the node was not ready again after this round, but has yet to hear that it was assigned to it."""
+        """Whether the node was not ready again after this round, and does not know yet that it was assigned to it."""
         return self.after is not None and self.after < round_
 
 
@@ -125,17 +125,17 @@ class Succeeded(Record):
 
 
 class Left(Record):
-    """This node's part is over, the job's is not.  Not answered."""
+    """This node's part is over, but the job's is not.  Not answered."""
 
     node_id: str
     reason: str
-    age_s: float = 0.0  # since it was said
+    age_s: float = 0.0  # since that was reported
 
 
 class Prepared(Record):
-    """A node that was ready, and preparing, is so no more; void once it takes part in a round.  Not answered.
+    """A node that was ready and preparing no longer prepares; void once it takes part in a round.  Not answered.
 
-    After `StartAhead`: its workers wait for the round, or could not be started before it.
+    After `StartAhead`: its workers wait for the round, or could not be started ahead of it.
     """
 
     node_id: str
@@ -150,19 +150,19 @@ class OptedIn(Record):
 
 
 class Hangs(Record):
-    """A worker of this node hangs: all nodes are to say what theirs do.  Answered by `Compared`, if the round runs."""
+    """A worker of this node hangs: all nodes must report what theirs do.  Answered by `Compared` if the round runs."""
 
     node_id: str
     round: int
     reason: str
-    waited_s: float  # for how long it was waited for already
-    is_stopped: bool  # ranks that are odd are to be stopped
-    is_last: bool = False  # asked before, and waited for no longer: what came is used
+    waited_s: float  # how long the node has waited for it already
+    is_stopped: bool  # ranks that are odd must be stopped
+    is_last: bool = False  # the node asked before and waits no longer: the answers so far are used
     number: int = 0  # how often this node has asked
 
 
 class Saw(Record):
-    """What the workers of this node do, after `Look`."""
+    """What the workers of this node do; sent after `Look`."""
 
     node_id: str
     round: int
@@ -189,7 +189,7 @@ class NodePhase(StrEnum):
 
     READY = "ready"  # waits for the next round
     BUSY = "busy"  # its workers run
-    STOPPING = "stopping"  # its workers are being stopped, for the next round
+    STOPPING = "stopping"  # its workers are stopping, for the next round
     FAILED = "failed"  # a worker failed, and the coordinator has not answered yet
     FINISHED = "finished"  # its workers succeeded
 
@@ -203,16 +203,16 @@ class Past(Record):
     failure: ProcessFailure | None = None  # its first in that round
     failure_age_s: float = 0.0  # since its agent noticed the failure
     has_spares: bool = False  # nodes waited for a place in that round
-    # Since it lost its last leader, or the first after it had ended that round by itself or heard `is_charged`.
+    # Since it lost its last leader, or the first one after it had ended that round on its own or `is_charged` was set.
     alone_s: float = 0.0
-    ended: Cause | None = None  # what it has heard that has ended that round for free
-    is_charged: bool = False  # it has heard that a failure has ended that round
-    reached: Reached | None = None  # by its workers, once one has failed, or they have ended
+    ended: Cause | None = None  # the free cause of that round's end, if it knows of one
+    is_charged: bool = False  # it knows that a failure has ended that round
+    reached: Reached | None = None  # by its workers, once one has failed or they have ended
     has_opted_in: bool = False  # its workers can leave that round in place
 
     @property
     def fence(self) -> int:
-        """Of that round: what tells it from another one of the same number."""
+        """The fencing number of that round, which tells it from another one of the same number."""
         return fence_of(self.term, self.round)
 
 
@@ -220,26 +220,26 @@ class Past(Record):
 
 
 class Status(Record):
-    """Where a node stands: everything that its leader has to know.  Sent on each connection first, and on each change.
+    """The state of a node: everything that its leader must know.  Sent first on each connection, and on each change.
 
-    A request stays in the status until its answer has been read, and a request that lasts until it is done.
+    A request stays in the status until its answer has been read, or, if it lasts, until it is done.
     """
 
     node: Node
     past: Past
-    ready_count: int = 0  # how often it has been ready for a round: ready again, it may be taken again
-    prepared_count: int = 0  # how often it has said how its workers will start
+    ready_count: int = 0  # how often it has been ready for a round: ready again, it may be assigned again
+    prepared_count: int = 0  # how often it has reported how its workers will start
     asks: tuple[Ask, ...] = ()
-    frozen: Frozen | None = None  # how far it is with an announced interruption
+    frozen: Frozen | None = None  # its progress with an announced interruption
     saved: Saved | None = None
     question: Hangs | None = None  # one of its workers hangs
-    places: Saw | None = None  # what its workers do, when the leader asked last
+    places: Saw | None = None  # what its workers do, when the leader last asked
     left: Left | None = None
     log: log.Status | None = None  # what it knows of the job's log; `None`: its own agent leads
 
     @property
     def starts(self) -> int:
-        """How often its workers were to start, or have said how they will: what they are asked for counts once."""
+        """Identifies a request to start ahead, so each counts once; changes when the node is ready or `Prepared`."""
         return self.ready_count + self.prepared_count
 
 
@@ -247,8 +247,8 @@ class Hello(Record):
     """The first message on a connection.  Answered by `Plan` or `Refused`.
 
     Args:
-        token: the leader's, as the cell or its campaign names it.
-        name: of this node in the log.
+        token: the leader's token, as in the cell or its campaign.
+        name: the name of this node in the log.
     """
 
     protocol: int
@@ -263,7 +263,7 @@ class Alive(Record):
 
 
 class HungUp(Record):
-    """This node closes the connection, and lives: it may vote for another coordinator."""
+    """This node closes the connection, but lives: it may vote for another coordinator."""
 
 
 Upward: TypeAlias = Hello | Status | Alive | HungUp | Fetch | Fetched
@@ -289,19 +289,19 @@ class Assigned(Record):
 
 
 class Interrupted(Record):
-    """The round is over: stop the workers, then be `Ready` for the next."""
+    """The round is over: stop the workers, then be `Ready` for the next one."""
 
     round: int
     decision: Decision
     restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
-    went_on: bool = False  # without this node: what the count has risen by was another round's
+    went_on: bool = False  # without this node: another round raised the count
     in_place: bool = False  # workers keep their processes: all workers of the job have opted in
 
 
 class Outcome(StrEnum):
     SUCCEEDED, FAILED = "succeeded", "failed"
     TIMED_OUT = "timed out"  # too few nodes came
-    STOPPED, KILLED, SAVED = "stopped", "killed", "saved"  # somebody asked for it: at the last, once all had saved
+    STOPPED, KILLED, SAVED = "stopped", "killed", "saved"  # requested by somebody; the last one after all had saved
     REPLACED = "replaced"  # for one node only: another agent joined with its node rank
 
 
@@ -314,26 +314,26 @@ class Ended(Record):
 
 
 class Settled(Record):
-    """What the end of the round before this one cost, for nodes that have heard of another cause."""
+    """What the end of the previous round cost, for nodes that were sent another cause."""
 
     round: int
     decision: Decision
 
 
 class StartAhead(Record):
-    """The round that runs can be left in place: start the workers before it takes this node in.
+    """The running round can be left in place: start the workers before it takes this node in.
 
-    Answered by `Prepared`, unless a round takes the node in before.
+    Answered by `Prepared`, unless a round takes the node in before that.
 
     Args:
-        number: `Status.starts` of the node then: one that has been ready again, or has answered, is told anew.
+        number: `Status.starts` of the node at that time: one that was ready again, or has answered, is sent a new one.
     """
 
     number: int = 0
 
 
 class Look(Record):
-    """A worker of the round hangs: see what yours do, before anything is stopped.  Answered by `Saw`."""
+    """A worker of the round hangs: report what yours do, before anything is stopped.  Answered by `Saw`."""
 
     round: int
     reason: str
@@ -345,9 +345,9 @@ class Compared(Record):
 
     round: int
     text: str
-    odd: tuple[int, ...]  # ranks that the others wait for; empty where that cannot be told
-    is_stopped: bool  # these are to be stopped, and have failed
-    waited_s: float = 0.0  # for how long the job has stood still
+    odd: tuple[int, ...]  # ranks that the others wait for; empty if that cannot be told
+    is_stopped: bool  # these must be stopped, and have failed
+    waited_s: float = 0.0  # how long the job has stood still
     number: int = 0  # of the question that this answers
 
 
@@ -360,19 +360,19 @@ CoordinatorMessage: TypeAlias = (
 
 
 class Plan(Record):
-    """Everything that a node is to do, as its leader sees it now.  What a node has done already changes nothing.
+    """Everything that a node must do, as its leader sees it now.  What a node has done already changes nothing.
 
     Args:
-        term: of the leader.
-        lease_s: after so many seconds of silence a node is lost, and a leader.
-        log: what it is to know of the job's log; `None`: its own agent leads.
+        term: the leader's term.
+        lease_s: after this many seconds of silence, a node or leader is lost.
+        log: what it must know of the job's log; `None`: its own agent leads.
         assigned: take part in this round, with these ranks.
-        interrupted: that round is over: stop its workers, or have them leave it in place.
-        settled: what the end of the round before cost, if that is not what was said first.
+        interrupted: that round is over: stop its workers, or let them leave it in place.
+        settled: what the end of the previous round cost, if that differs from what was sent first.
         ended: the job is over, or this node's part in it.
         waiting: what this node waits for.
         starts_ahead: start workers before a round takes this node in, if this is its `Status.starts`.
-        look: say what the workers do; answered in `Status.places`.
+        look: report what the workers do, in `Status.places`.
         compared: what all workers of the round do.
         notice: an interruption is announced, or called off.
         cordoned: this node is cordoned.
@@ -396,16 +396,16 @@ class Plan(Record):
 
 
 class Refused(Record):
-    """The node cannot take part.  Its form stays the same in every version of the protocol."""
+    """The node cannot take part.  The form of this message stays the same in every version of the protocol."""
 
     reason: str
-    is_final: bool  # to try again is of no use: the command line, or the version, of the node is wrong
+    is_final: bool  # there is no use in trying again: the command line, or the version, of the node is wrong
 
 
 class Heartbeat(Record):
-    """The leader lives, and has renewed the cell so many times."""
+    """The leader lives, and has renewed the cell this many times."""
 
-    has_spares: bool = False  # nodes wait for a place in the round that runs
+    has_spares: bool = False  # nodes wait for a place in the running round
     renewals: int = 0
 
 
@@ -414,17 +414,17 @@ class Probe(Record):
 
 
 class GivenUp(Record):
-    """The coordinator closes the connection, and lives: this node was silent for a lease."""
+    """The coordinator closes the connection, but lives: this node was silent for a lease."""
 
 
 class Goodbye(Record):
-    """This agent leads no longer."""
+    """This agent no longer leads."""
 
     reason: str
     is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
 
 
-# A request for information is no part of status and plan: it and its answers are passed on.
+# A request for information is not part of status and plan: it and its answers are passed on.
 Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Answer | Show | Shown
 
 
@@ -432,9 +432,9 @@ class LeaderAt(Record):
     """An agent that leads, or wants to.
 
     Args:
-        name: of its node in the log.
+        name: the name of its node in the log.
         addresses: hosts where it listens, in the order in which others try them.
-        token: those that connect show by it whom they mean: no two candidates have the same.
+        token: tells which agent a connection is meant for: no two candidates have the same one.
     """
 
     node_id: str
@@ -444,14 +444,14 @@ class LeaderAt(Record):
     token: str
 
 
-# Between a candidate and a voter, on a connection of their own.
+# Between a candidate and a voter, on their own connection.
 
 
 class Campaign(Record):
-    """Asks a node for its vote, which is to connect and send its status; else answered by `Declined`.
+    """Asks a node for its vote.  The node connects and sends its status, or answers with `Declined`.
 
     Args:
-        term: 0 asks only who leads.
+        term: 0 only asks who leads.
         committed: the newest entry that the candidate knows to be committed.
     """
 
@@ -464,9 +464,9 @@ class Declined(Record):
     """Answers `Campaign`: this node does not follow the candidate.
 
     Args:
-        term: the highest that it knows of.
-        leader: whom it follows, if anyone.
-        is_own: its own agent leads: that leader lives.
+        term: the highest term that it knows of.
+        leader: the leader that it follows, if any.
+        is_own: its own agent leads, so that leader lives.
     """
 
     term: int

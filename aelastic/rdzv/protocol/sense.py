@@ -1,8 +1,8 @@
-"""Which values make sense in a message: what has the right type may still be no rank, no port and no address.
+"""Which values make sense in a message: a value of the right type may still not be a rank, a port or an address.
 
-`codec.py` asks for every record that comes in, before anything else reads it; a message without sense costs its sender
-the connection.  Fields of one name have one rule, whatever the message.  What only one of the two ends can judge, by
-what it was started with: `objection_to` a greeting, `trust.py` a coordinator.
+`codec.py` checks every record that comes in, before anything else reads it; a message without sense costs its sender
+the connection.  Fields with the same name have the same rule, whatever the message.  Some things only one of the two
+ends can judge, by what it was started with: `objection_to` checks a greeting, `trust.py` a coordinator.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ from aelastic.rdzv.restart_rules import RULES_MAX
 # A name in DNS has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
 NAME_MAX = 255
 LOG_NAME_MAX = 4000
-# More than any job has, and so small that sums and fencing numbers stay whole numbers of 64 bits.
+# More than any job has, and so small that sums and fencing numbers stay integers of 64 bits.
 COUNT_MAX = 1 << 31
 TERM_MAX = (1 << 62) // m.ROUNDS_OF_A_TERM
 SECONDS_MAX = 1e9
 NOTICE_MAX = 1 << 62
-ASKS_MAX = 64  # in one status; a node asks for less than that before it reads an answer
+ASKS_MAX = 64  # in one status; a node has fewer requests open at a time
 
 Rule = Callable[[Any], Any]
 
 
 def rule_of(kind: type[Record], name: str) -> Rule | None:
-    """Gives the value as it is to be read, or raises a `ValueError` that says what it should be."""
+    """Returns the value as it must be read, or raises a `ValueError` that says what it should be."""
     return _OWN_RULES.get((kind, name), _RULES.get(name))
 
 
 def contradiction(record: Record) -> str:
-    """What in a record contradicts itself, though each of its fields makes sense; empty if nothing."""
+    """Returns what in a record contradicts itself, though each of its fields makes sense; empty if nothing does."""
     check = _CHECKS.get(type(record))
     return "" if check is None else next((text for text, is_wrong in check(record) if is_wrong), "")
 
 
 def one_line(text: str) -> str:
-    """A peer's text as it may be shown: nothing in it moves the cursor, sets a title, or begins a line."""
+    """Returns a peer's text in a form that is safe to show: it moves no cursor, sets no title, and begins no line."""
     return printable(text).replace("\n", " ")
 
 
 def _rule(holds: Callable[[Any], bool], what: str) -> Rule:
-    """Takes a value for which something holds; of any other it says what it should be."""
+    """Accepts a value that meets a condition; of any other, it says what it should be."""
 
     def check(value: Any) -> Any:
         if holds(value):
@@ -93,7 +93,7 @@ def _words(values: Any) -> Any:
 
 
 def _is_log_name(value: str) -> bool:
-    """Several incarnations, with a plus between each two of them."""
+    """Whether a text is several incarnations, joined by plus signs."""
     return len(value) <= LOG_NAME_MAX and value.isprintable() and " " not in value
 
 
@@ -120,7 +120,7 @@ def _shown_names(values: Any) -> Any:
 
 
 def anything(value: Any) -> Any:
-    """The rule of a field in which each value of its type makes sense."""
+    """Accepts any value of the field's type."""
     return value
 
 
@@ -156,7 +156,7 @@ _RULES: dict[str, Rule] = {
     "notice_id": _number(0, NOTICE_MAX), "calls": _CALLS, "save_at": _CALLS, "pages": _COUNT, "kill_s": _SECONDS,
     "ask_id": _NAME, "asker": _NAME, "nodes": _distinct(_NAME, COUNT_MAX), "key": _WORD, "value": anything,
     "offset": _number(-1, 1 << 53), "target": _shown_name, "deadline_s": _SECONDS,
-    # Of a failure, where -1 is what is not known; its texts have their own limits.
+    # Fields of a failure, where -1 means unknown; its texts have their own limits.
     "rank": _RANK_OR_NONE, "local_rank": _RANK_OR_NONE, "pid": _RANK_OR_NONE,
     "exitcode": _number(-COUNT_MAX, COUNT_MAX), "timestamp": anything,
     "message": anything, "traceback": anything, "stack": anything, "oom": anything, "note": anything,
@@ -241,15 +241,15 @@ _CHECKS: dict[type[Record], _Check] = {
 
 
 def is_too_high(term: int, known: int) -> bool:
-    """Whether no log has counted to a term, where `known` is the highest that is known.
+    """Whether a term is so high that no log has counted to it; `known` is the highest known term.
 
-    A leader in a term above it would be followed by nobody, since there are only so many.
+    Nobody would follow a leader in a term above that, because the number of terms is limited.
     """
     return term > known + m.TERMS_AHEAD_MAX
 
 
 def objection_to(hello: m.Hello, ours: m.Terms, term: int) -> str:
-    """What an agent was told otherwise than the job's others, and what to do; empty if nothing."""
+    """Returns which of an agent's settings differ from the rest of the job, and what to do; empty if none does."""
     theirs = hello.terms
     theirs_nodes, our_nodes = f"{theirs.min_nodes}:{theirs.max_nodes}", f"{ours.min_nodes}:{ours.max_nodes}"
     for what, here, there, remedy in (

@@ -1,7 +1,7 @@
-"""Stores: a cell with compare-and-set on a TCPStore, on several, on etcd, or in node 0 (`store.py` is the interface).
+"""Stores: a cell with compare-and-set on one TCPStore, on several, on etcd, or in node 0.
 
-`c10d` and `static` use torch's TCPStore (`tcp_store`, `endpoints`), and so does `quorum`, of several endpoints.  `etcd`
-is `etcd_v3` or `etcd_v2`, which share `etcd_http` and `etcd_settings`.
+`store.py` is the interface.  `c10d` and `static` use torch's TCPStore (`tcp_store`, `endpoints`), and so does `quorum`,
+on several endpoints.  `etcd` is `etcd_v3` or `etcd_v2`, which share `etcd_http` and `etcd_settings`.
 """
 
 __all__ = [

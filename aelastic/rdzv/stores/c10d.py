@@ -1,8 +1,8 @@
 """The store `c10d`: torch's TCPStore at `host:port`, served by the agent that can bind it, or by any other process.
 
-Binding decides, not names alone: of the agents on the host with that address one gets the port and serves the store,
-in a child process; the others, there and elsewhere, are its clients.  When the one that serves dies, so does the
-store, and the agent that binds the port next serves an empty one.
+Binding decides, not names alone: one of the agents on the host with that address gets the port and serves the store, in
+a child process.  All others, there and elsewhere, are its clients.  When the serving agent dies, the store is lost, and
+the agent that binds the port next serves an empty one.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class C10dStore(Store):
     """The cell of one run id in a TCPStore (torch: `C10dRendezvousBackend`).
 
     Args:
-        settings: `endpoint` is `host:port`, by default this machine; port 0 picks a free one, and tells which.
-            `config` knows `is_host` (whether to serve the store; by default, whether the host is this machine) and
+        settings: `endpoint` is `host:port`, by default this machine; port 0 picks a free one, and logs which.  `config`
+            accepts `is_host` (whether to serve the store; by default, whether the host is this machine) and
             `read_timeout` (60 s: how long the store may be silent).
         run_id: the job's name.
         env: the environment of the child process.
-        is_one_of_many: serve at a loopback address alone: another agent here may serve the same port of another.
-        may_serve: whether this agent is to serve the store if it can, looked at each time.
-        fork: as `StoreProcess` takes it.
+        is_one_of_many: serve only at a loopback address: another agent here may serve the same port of another address.
+        may_serve: whether this agent should serve the store if it can; evaluated each time.
+        fork: see `StoreProcess`.
 
     Raises:
-        InputError: a value that cannot work.
+        InputError: a value cannot work.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class C10dStore(Store):
         self._look_up_s = look_up_limit_s(settings.lease_s)
         self._client = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork, self._look_up_s)
         self._key = run_key(run_id, "leader")
-        self._local_addresses: list[str] = []  # of the endpoint, if that is this machine
+        self._local_addresses: list[str] = []  # of the endpoint, if it is this machine
         self._is_host = _switch(settings, "is_host")
         self._is_one_of_many, self._may_serve = is_one_of_many, may_serve
-        if is_one_of_many and self._is_host:  # or it would serve another host's endpoint, and be several of them
+        if is_one_of_many and self._is_host:  # otherwise it would serve another host's endpoint, and be several of them
             raise InputError(
                 "rendezvous setting is_host=true is for a single endpoint: leave it out, each host finds its own",
                 topic="the-agents-have-different-endpoints",
@@ -80,7 +80,7 @@ class C10dStore(Store):
         self._is_bind_all, self._has_others = settings.bind_all, settings.max_nodes > 1
 
     def is_at(self, endpoint: Endpoint) -> None:
-        """Takes an endpoint in place of the name that was given, before the first operation."""
+        """Sets the endpoint that replaces the given name, before the first operation."""
         self._client.endpoint = endpoint
 
     async def open(self) -> None:
@@ -93,12 +93,12 @@ class C10dStore(Store):
     async def compare_set(self, expected: bytes, new: bytes) -> bytes:
         return self._own(await self._client.insist(lambda: self.compare_set_once(expected, new)))
 
-    # As above, but not again if the connection is lost, whatever is there: several endpoints have others to ask.
+    # As above, but without a second attempt after a lost connection: with several endpoints, there are others to ask.
 
     async def get_once(self) -> bytes:
         await self._reach(may_serve=True)
         text = await self._client.get(self._key) or b""
-        if not text:  # the agent that serves another job's store may have said too late that it is that job's
+        if not text:  # the agent that serves another job's store may have marked it too late
             await self._client.check_run_id()
         return text
 
@@ -109,7 +109,7 @@ class C10dStore(Store):
         return await self._client.compare_set(self._key, expected, new)
 
     def _own(self, text: bytes) -> bytes:
-        """The text, unless agents with several endpoints have written it."""
+        """Returns the text, unless agents with several endpoints have written it."""
         try:
             others = cell_from_bytes(text)[1]
         except ValueError:
@@ -172,7 +172,7 @@ class C10dStore(Store):
         await self._client.connect()
 
     async def _look_around(self) -> None:
-        """Warns of a name that is that of several hosts: the agent of each would serve a store of its own."""
+        """Warns of a name that belongs to several hosts: the agent of each would serve its own store."""
         others = await other_hosts_of(self._client.endpoint, self._look_up_s)
         self._has_looked_around = True
         if others:
@@ -183,7 +183,7 @@ class C10dStore(Store):
             )  # fmt: skip
 
     def _listen(self) -> list[socket.socket] | None:
-        """The port, open; `None` if another process on this machine has it."""
+        """Returns the port, open; `None` if another process on this machine has it."""
         endpoint, local = self._client.endpoint, self._local_address or ""
         try:
             if self._is_on_loopback:
@@ -212,7 +212,7 @@ class C10dStore(Store):
 
 
 def other_list(own: Sequence[str], others: Sequence[str]) -> InputError:
-    """Agents of one run do not have the same endpoints: each list alone would be a job."""
+    """Returns the error for agents of one run that have different endpoints: each list alone would be a job."""
     return InputError(
         f"this agent has the rendezvous endpoints {','.join(own)}, another agent of this run has {','.join(others)}: "
         "use the same list on every node",
@@ -224,7 +224,7 @@ def _switch(settings: RendezvousSettings, name: str) -> bool | None:
     text = settings.config.get(name)
     if text is None:
         return None
-    # torch takes these.
+    # torch accepts these.
     if (word := text.lower()) in {"1", "true", "t", "yes", "y"}:
         return True
     if word in {"0", "false", "f", "no", "n"}:

@@ -1,6 +1,6 @@
 """An endpoint of one host and port: whether it is this machine, and what is found there.
 
-Everything here is bounded and only looks: nothing is sent, except by `first_words`.
+Everything here is bounded and only looks: it sends nothing, except for `first_words`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.addresses import plain_address
 from aelastic.rdzv.settings import RendezvousSettings
 
-# For a name server where nothing is urgent; agents of a job use `look_up_limit_s`.
+# For a name server when nothing is urgent; agents of a job use `look_up_limit_s`.
 RESOLVE_TIMEOUT_S = 10.0
 # A machine answers in milliseconds, or its firewall never does; a lost packet is sent again after 1 s.
 PROBE_TIMEOUT_S = 2.0
@@ -40,7 +40,7 @@ class Endpoint(Record):
 
 
 class RefusedError(RendezvousConnectionError):
-    """The port is closed: no process listens there; `reason` is `REFUSED`."""
+    """The port is closed: no process listens there.  `reason` is `REFUSED`."""
 
 
 class Way(Record):
@@ -51,19 +51,19 @@ class Way(Record):
 
 
 def look_up_limit_s(lease_s: float) -> float:
-    """How long an agent waits for a name server: there is time to connect, and to try again, within a lease."""
+    """Returns how long an agent waits for a name server: short enough to connect, and to try again, within a lease."""
     return lease_s / 4
 
 
 async def endpoints_of(settings: RendezvousSettings, within_s: float = RESOLVE_TIMEOUT_S) -> list[Endpoint]:
-    """The endpoints as the user listed them, or one for each address of a name that is to have several.
+    """Returns the endpoints as the user listed them, or one for each address of a name that must have several.
 
-    These are IPv4 ones if there is any: DNS gets to know the addresses one by one, and agents that took the family with
-    enough of them would not all take the same.
+    These are IPv4 addresses if there are any.  DNS learns of the addresses one by one, so agents that chose the family
+    with enough of them would not all choose the same one.
 
     Raises:
         RendezvousConnectionError: the name does not have all of them yet.
-        InputError: it has more; or an invalid host name.
+        InputError: it has more, or the host name is invalid.
     """
     endpoints, count = [Endpoint(*each) for each in settings.endpoints], settings.endpoint_count
     if len(endpoints) == count:
@@ -88,39 +88,39 @@ async def endpoints_of(settings: RendezvousSettings, within_s: float = RESOLVE_T
 
 
 async def local_addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:
-    """Addresses of the endpoint's host that are this machine's.
+    """Returns the addresses of the endpoint's host that are this machine's.
 
-    A name alone says nothing: it may be an alias, a service's or a container's.  An address of this machine is one
-    that can be bound here.
+    A name alone proves nothing: it may be an alias, or that of a service or container.  An address is this machine's if
+    it can be bound here.
 
     Raises:
         RendezvousConnectionError: the name is not known, at least not yet.
-        InputError: invalid host name.
+        InputError: the host name is invalid.
     """
     found = await addresses_of(endpoint, within_s)
     return list(dict.fromkeys(str(sockaddr[0]) for family, sockaddr in found if _can_be_bound(family, sockaddr)))
 
 
 async def local_address_of(endpoint: Endpoint) -> str | None:
-    """One of these, a loopback one only if there is no other; `None` if it is another machine."""
+    """Returns one of these, a loopback address only if there is no other; `None` if it is another machine."""
     return first_of(await local_addresses_of(endpoint))
 
 
 def first_of(addresses: Sequence[str]) -> str | None:
-    """The address by which others may know this machine."""
+    """Returns the address by which others may know this machine."""
     return next((address for address in addresses if not is_loopback(address)), addresses[0] if addresses else None)
 
 
 def told_elsewhere(addresses: Sequence[str]) -> list[str]:
-    """Where to listen for others that were told a name with these addresses here; none: at all.
+    """Returns where to listen for others that were given a name with these addresses here; none: at all addresses.
 
-    A loopback address says nothing of what the name is to other hosts, nor does one that means all of them.
+    A loopback address does not tell what the name means on other hosts, and neither does an unspecified address.
     """
     return list(addresses) if all(map(useful_elsewhere, addresses)) else []
 
 
 async def other_hosts_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:
-    """Addresses of other machines that the name of an endpoint here has, too, in a family in which it has one of ours.
+    """Returns addresses of other machines that the name of a local endpoint also has, in a family in which it has ours.
 
     Raises:
         RendezvousConnectionError, InputError: as `local_address_of`.
@@ -132,7 +132,7 @@ async def other_hosts_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S
 
 
 def useful_elsewhere(address: str) -> str:
-    """An address of this machine, if other nodes may reach it; else empty."""
+    """Returns an address of this machine if other nodes may reach it, otherwise an empty string."""
     address = plain_address(address)
     is_of_no_use = is_loopback(address) or address in {"0.0.0.0", "::"} or "%" in address  # noqa: S104  compared only
     return "" if is_of_no_use else address
@@ -144,7 +144,7 @@ async def probe(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> Way:
     Raises:
         RefusedError: the port is closed.
         RendezvousConnectionError: the host is not known, or cannot be reached.
-        InputError: invalid host name.
+        InputError: the host name is invalid.
     """
     stream, way = await _connect(endpoint, within_s)
     await stream.aclose()
@@ -152,7 +152,7 @@ async def probe(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> Way:
 
 
 async def first_words(endpoint: Endpoint) -> str:
-    """What a server says that waits for a line of text, or speaks first; empty if nothing, or nothing in time."""
+    """Returns what a server sends that waits for a line of text, or speaks first; empty if nothing comes in time."""
     data = b""
     with anyio.move_on_after(PROBE_TIMEOUT_S):
         try:
@@ -179,7 +179,8 @@ async def _connect(endpoint: Endpoint, within_s: float) -> tuple[SocketStream, W
             is_refused &= isinstance(cause, ConnectionRefusedError)
             reason = os.strerror(cause.errno) if cause.errno else str(cause)
         else:
-            # A port that the kernel gave to this very connection, which has met itself (RFC 9293, simultaneous open).
+            # The kernel may give this port to this very connection, which then meets itself (RFC 9293, simultaneous
+            # open).
             own, other = _ends(stream)
             if other is not None and own != other:
                 return stream, Way(address=str(other[0]), own_address=plain_address(str(own[0])))
@@ -195,16 +196,16 @@ async def _connect(endpoint: Endpoint, within_s: float) -> tuple[SocketStream, W
 
 
 def _ends(stream: SocketStream) -> tuple[Any, Any]:
-    """Our address and that of the other side; `None` where that has hung up already (ENOTCONN, getpeername(2))."""
+    """Returns our address and the peer's; `None` if the peer has already hung up (ENOTCONN, getpeername(2))."""
     try:
         sock = stream.extra(SocketAttribute.raw_socket)  # noqa: S610  not Django's
         return sock.getsockname(), sock.getpeername()
-    except (OSError, AttributeError):  # uvloop has let go of the socket, which anyio does not expect
+    except (OSError, AttributeError):  # uvloop has released the socket, which anyio does not expect
         return None, None
 
 
 async def addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[names.Address]:
-    """What the endpoint's host resolves to; raises as `local_address_of` does."""
+    """Returns what the endpoint's host resolves to; raises as `local_address_of` does."""
     try:
         return await names.look_up(endpoint.host, within_s)
     except names.InvalidNameError:

@@ -1,4 +1,4 @@
-"""The stores `etcd`, `etcd-v3` and `etcd-v2`: the first is either of the others, whichever API the servers have."""
+"""The stores `etcd`, `etcd-v3` and `etcd-v2`: the first is one of the others, depending on the servers' API."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ APIS: dict[str, type[EtcdStore]] = {"etcd-v3": EtcdV3, "etcd-v2": EtcdV2}
 
 
 def etcd_store(settings: RendezvousSettings, run_id: str) -> Store:
-    """The cell of one run id in an etcd cluster.
+    """Returns the cell of one run id in an etcd cluster.
 
     Args:
-        settings: `backend`, `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
+        settings: `backend`, `endpoint`, `lease_s`, and those of `config` that `etcd_settings.py` lists.
         run_id: any text.
 
     Raises:
-        InputError: a setting that cannot work.
+        InputError: a setting cannot work.
     """
     api = APIS.get(settings.backend)
     return EitherEtcd(settings, run_id) if api is None else api(settings, run_id)
 
 
 class EitherEtcd(Store):
-    """The cell, by v3 if the servers have it; they are asked once."""
+    """The cell, through v3 if the servers have it; they are asked once."""
 
     def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
         self._stores = [api(settings, run_id) for api in APIS.values()]
@@ -44,7 +44,7 @@ class EitherEtcd(Store):
         return await self._chosen.compare_set(expected, new)
 
     async def _choose(self) -> bytes:
-        """Returns the text, by the first API that answers."""
+        """Returns the text, through the first API that answers."""
         missing: list[NoSuchApiError] = []
         for store in self._stores:
             try:

@@ -1,10 +1,10 @@
-"""The cell in an etcd cluster, over HTTP: several endpoints, TLS, a limit for everything; whatever the API.
+"""The cell in an etcd cluster, over HTTP: several endpoints, TLS, and a limit for everything, whatever the API.
 
     <prefix>/<run id>/coordinator   the text
 
-An endpoint that does not answer in time, or says that it cannot now, is passed over for the next.  So a question may be
-asked twice although only its first answer was lost: a write that took effect finds its own text then.  Proxies that the
-environment names are not used: they would see the leader's address and token.
+An endpoint that does not answer in time, or says that it cannot now, is skipped for the next one.  So a question may be
+asked twice although only its first answer was lost: in that case a write that took effect finds its own text.  Proxies
+named in the environment are not used: they would see the leader's address and token.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# etcd answers in milliseconds, and in tens of them while its disk is slow.  All endpoints must be asked in a lease.
+# etcd answers in milliseconds, or in tens of them while its disk is slow.  All endpoints must be asked within a lease.
 ANSWER_LIMIT_S = 2.0
-# The largest value etcd takes by default (1.5 MiB), as base64; a larger answer is none to us.
+# The largest value that etcd accepts by default (1.5 MiB), as base64; a larger answer is refused.
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 _SHOWN_OF_ANSWER = 100
 
 
 class NoSuchApiError(RendezvousStateError):
-    """An etcd answers, but not in the API that was asked for."""
+    """An etcd answers, but not with the API in use."""
 
     topic = "something-other-than-etcd-answers"
 
 
 class Elsewhere(Exception):
-    """This member cannot answer now, another may.  Raised by the caller's `understand`."""
+    """This member cannot answer now, but another one may.  Raised by the caller's `understand`."""
 
 
 class NotUnderstood(Exception):
@@ -59,11 +59,11 @@ class NotUnderstood(Exception):
 
 
 class Refusal(Exception):
-    """etcd understood, and says no.  Raised by the caller's `understand`.
+    """etcd understood, and refuses.  Raised by the caller's `understand`.
 
     Args:
-        code: of the API.
-        message: in etcd's words.
+        code: the code of the API.
+        message: etcd's message.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -72,10 +72,10 @@ class Refusal(Exception):
 
 
 class Question(Record):
-    """A request of HTTP."""
+    """An HTTP request."""
 
     method: str
-    path: str  # as it goes over the wire, with a query if there is one
+    path: str  # as sent, with the query if there is one
     body: bytes = b""
     body_type: str = ""
     headers: Mapping[str, str] = MappingProxyType({})  # further ones
@@ -98,32 +98,32 @@ class Answer(Record):
 
 
 class Entry(Record):
-    """What etcd has under a key."""
+    """What etcd keeps under a key."""
 
     value: bytes = b""
-    modified: int = 0  # the revision (v2: index) of the last write to it; 0: there is no such key
+    modified: int = 0  # the revision (v2: index) of its last write; 0: there is no such key
 
 
 class EtcdStore(Store):
     """The cell of one run id in an etcd cluster.  One question at a time.
 
     Args:
-        settings: `endpoint`, `lease_s`, and of `config` what `etcd_settings.py` says.
+        settings: `endpoint`, `lease_s`, and those of `config` that `etcd_settings.py` lists.
         run_id: any text.
 
     Raises:
-        InputError: a setting that cannot work.
+        InputError: a setting cannot work.
     """
 
-    backend: ClassVar[str]  # as the user calls it
-    without_api: ClassVar[str]  # what to do where an etcd does not know the paths that are asked for
+    backend: ClassVar[str]  # the user's name for it
+    without_api: ClassVar[str]  # what to do if an etcd does not know these paths
 
     def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
         self.settings = etcd_settings(settings)
         self.at = ",".join(map(str, self.settings.endpoints))
         self._key = self.settings.key(run_id)
         self._seen: Entry | None = None  # under the key, as far as this agent knows
-        # Each endpoint has its turn within a lease.
+        # Each endpoint gets its turn within a lease.
         self._limit_s = min(ANSWER_LIMIT_S, settings.lease_s / len(self.settings.endpoints))
         self._first = 0  # the endpoint that answered last
         self._asked = self.settings.endpoints[0]
@@ -147,11 +147,11 @@ class EtcdStore(Store):
 
     @abstractmethod
     async def _replace(self, seen: Entry, new: bytes) -> Entry:
-        """Writes a value, unless another write came after the one that was seen; returns what is there then."""
+        """Writes a value unless another write came after the one that was seen; returns what is there afterwards."""
 
     @property
     def _remedy(self) -> str:
-        """What to do where etcd refuses the credentials."""
+        """What to do if etcd refuses the credentials."""
         user = self.settings.user
         if not user:
             return "add the rendezvous setting user"
@@ -173,7 +173,8 @@ class EtcdStore(Store):
     def endpoint_host(self) -> str:
         endpoint = self.settings.endpoints[self._first]
         ours, theirs = self._ends.get(endpoint, ("", ""))
-        # A connection to one of this machine's own addresses comes from there; from 127.0.0.1 to any of 127/8.
+        # A connection to one of this machine's own addresses comes from that address, but one to any of 127/8 from
+        # 127.0.0.1.
         is_here = bool(ours) and (ours == theirs or ip_address(ours).is_loopback)
         return endpoint.host if is_here else ""
 
@@ -184,17 +185,17 @@ class EtcdStore(Store):
                 await session.close()
 
     async def _ask(self, question: Question, understand: Callable[[Answer], T]) -> T:
-        """Asks one endpoint after the other until one answers, and gives what `understand` makes of it.
+        """Asks one endpoint after the other until one answers; returns what `understand` makes of the answer.
 
         Args:
-            question: to each the same.
-            understand: may raise `Elsewhere`: the next endpoint is asked; anything else is for the caller.
+            question: the same for each.
+            understand: may raise `Elsewhere`, so that the next endpoint is asked; anything else is for the caller.
 
         Raises:
-            RendezvousConnectionError: none of them answers; says why not, for each.
-            NoSuchApiError: an etcd does, but it does not know the path.
-            RendezvousStateError: one does, but is no etcd.
-            InputError: TLS is wanted by one side only, or one does not trust the other.
+            RendezvousConnectionError: none of them answers; says why for each.
+            NoSuchApiError: an etcd answers, but does not know the path.
+            RendezvousStateError: a server answers, but it is not etcd.
+            InputError: only one side wants TLS, or one does not trust the other.
         """
         _import_aiohttp()
         endpoints = self.settings.endpoints
@@ -227,7 +228,7 @@ class EtcdStore(Store):
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
                 if isinstance(error, aiohttp.ClientConnectorError):
                     raise
-                # A connection kept from before, to a server that has been restarted since: ask on a new one.
+                # A connection from before, to a server that has restarted since: ask again on a new one.
                 return await self._request(question)
         except (aiohttp.ClientError, OSError) as error:
             raise self._cause(error) from None
@@ -239,7 +240,7 @@ class EtcdStore(Store):
         url, headers = URL(f"{endpoint.scheme}://{endpoint}{path}", encoded=True), dict(question.headers)
         body, session = None, self._open_session()
         if question.body:
-            headers["Content-Type"], body = question.body_type, BytesIO(question.body)  # bytes may not be many
+            headers["Content-Type"], body = question.body_type, BytesIO(question.body)  # aiohttp warns of large bytes
         async with session.request(method, url, headers=headers, allow_redirects=False, data=body) as response:
             received = bytearray()
             async for chunk in response.content.iter_any():
@@ -259,7 +260,7 @@ class EtcdStore(Store):
         note, look_up_s = self._note_ends, self._limit_s
 
         class Resolver(aiohttp.abc.AbstractResolver):
-            """Looks names up outside the loop's threads, for which a session that is closed would wait."""
+            """Looks names up outside the loop's threads: a session that closes would wait for those."""
 
             async def resolve(
                 self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -271,7 +272,7 @@ class EtcdStore(Store):
             async def close(self) -> None: ...
 
         class Connector(aiohttp.TCPConnector):
-            """Tells both ends of a new connection: when a short answer is here, it is already back in the pool."""
+            """Notes both ends of a new connection, which is back in the pool by the time a short answer is here."""
 
             async def _create_connection(self, *args: Any, **keywords: Any) -> Any:
                 protocol = await super()._create_connection(*args, **keywords)
@@ -285,7 +286,7 @@ class EtcdStore(Store):
                 resolver=Resolver(),
                 use_dns_cache=False,
             ),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # ours hold
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),  # our own limits apply
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
         )
@@ -297,7 +298,7 @@ class EtcdStore(Store):
             self._ends[self._asked] = (ours, theirs)
 
     def _cause(self, error: Exception) -> Exception:
-        """What a failed exchange means."""
+        """Returns what a failed exchange means."""
         import aiohttp
 
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
@@ -325,13 +326,13 @@ class EtcdStore(Store):
             # An etcd closes a connection that should not use TLS, or should; so does one that is ending.
             hint = "does it speak TLS?" if self._asked.scheme == "https" else "if it requires TLS, set protocol=https"
             return Elsewhere(f"it closes the connection without an answer ({hint})")
-        if isinstance(cause, OSError):  # asyncio has words of its own for what the system says; a resolver has no errno
+        if isinstance(cause, OSError):  # asyncio has its own words for what the system says; a resolver has no errno
             number = cause.errno or 0
             return Elsewhere(os.strerror(number) if number > 0 else cause.strerror or str(cause))
         return Elsewhere(str(cause) or type(error).__name__)
 
     async def _who_is(self, answer: Answer) -> Exception:
-        """Which server gave an answer that the API does not have."""
+        """Returns which server gave an answer that the API does not have."""
         if b"HTTP request to an HTTPS server" in answer.body:
             return InputError(
                 f"etcd at {answer.endpoint} requires TLS: add the rendezvous setting protocol=https",
@@ -344,7 +345,7 @@ class EtcdStore(Store):
         )
 
     async def _version(self) -> str:
-        """What the endpoint asked last calls itself, if it is an etcd; else empty."""
+        """Returns what the last endpoint calls itself, if it is an etcd; otherwise an empty string."""
         try:
             with anyio.fail_after(self._limit_s):
                 answer = await self._exchange(Question("GET", "/version"))
@@ -355,10 +356,10 @@ class EtcdStore(Store):
 
 
 def _import_aiohttp() -> None:
-    """Imports it before a limit begins: beside others that import torch, or from a slow disk, it takes seconds."""
+    """Imports it before a limit begins: next to others that import torch, or from a slow disk, it takes seconds."""
     import aiohttp  # noqa: F401
 
 
 def _host(address: Any) -> str:
-    """The host of a socket's address, without the zone of IPv6."""
+    """Returns the host of a socket's address, without the zone of IPv6."""
     return str(address[0]).partition("%")[0] if isinstance(address, tuple) else ""

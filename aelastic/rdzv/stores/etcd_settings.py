@@ -1,4 +1,4 @@
-"""Where etcd is and how to speak to it: what the user chose, checked before anything is asked.
+"""Where etcd is and how to speak to it: the user's settings, checked before anything is sent.
 
 The names are those of torch's two etcd back ends, which differ from each other: `protocol`, `cert` or `ssl_cert`,
 `key` or `ssl_cert_key`, `cacert` or `ca_cert`, `etcd_prefix`.  `user`, `password` and `password_file` are ours.
@@ -35,34 +35,34 @@ class Endpoint(Record):
 
 
 class EtcdSettings(Record):
-    """What the user chose, checked."""
+    """The user's settings, checked."""
 
     endpoints: tuple[Endpoint, ...]
     tls: ssl.SSLContext | None
-    user: str  # empty: without
+    user: str  # empty: no user
     password: str
-    prefix: str  # starts with a slash, and does not end with one
+    prefix: str  # starts with a slash, but does not end with one
 
     def key(self, run_id: str) -> str:
-        """The key of a run id, which may be any text: without what has a meaning in a path."""
+        """Returns the key of a run id, which may be any text: characters with a meaning in a path are escaped."""
         name = quote(run_id, safe="", errors="surrogatepass")
-        if not name.strip("."):  # etcd v2 would clean such a path
+        if not name.strip("."):  # etcd v2 would normalize such a path
             name = name.replace(".", "%2E") or "%"
         return f"{self.prefix}/{name}/coordinator"
 
 
 def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
-    """Reads and checks what the user chose, and the files named there.
+    """Reads and checks the user's settings, and the files that they name.
 
     Raises:
-        InputError: a value that cannot work; says which and what to do.
+        InputError: a value cannot work; says which, and what to do.
     """
     config = settings.config
     cert, key, cacert = (config.get(name) or config.get(other, "") for name, other in _SPELLINGS)
     protocol = config.get("protocol", "").lower()
     if protocol not in {"", "http", "https"}:
         raise InputError(f"rendezvous setting protocol={config['protocol']}: use http or https")
-    # Certificates mean TLS; torch would silently go without.
+    # Certificates imply TLS; torch would silently do without.
     default = protocol or ("https" if cert or key or cacert else "http")
     endpoints = tuple(
         _endpoint(text.strip(), protocol, default) for text in settings.endpoint.split(",") if text.strip()
@@ -84,7 +84,7 @@ _SPELLINGS = (("cert", "ssl_cert"), ("key", "ssl_cert_key"), ("cacert", "ca_cert
 
 def _endpoint(text: str, protocol: str, default: str) -> Endpoint:
     scheme, _, rest = text.rpartition("://")
-    if "@" in rest:  # not shown: there is a password in it
+    if "@" in rest:  # not shown: it contains a password
         raise InputError("an etcd endpoint contains a user: use the rendezvous settings user and password_file")
     match = _HOST_AND_PORT.fullmatch(rest.removesuffix("/"))
     port = int(match["port"] or DEFAULT_PORT) if match and len(match["port"] or "") < 6 else 0
@@ -136,7 +136,7 @@ def _tls(cert: str, key: str, cacert: str) -> ssl.SSLContext:
         raise InputError(f"rendezvous setting cacert={cacert}: {_reason(error)}: use a PEM file of CAs") from None
     if cert:
         try:
-            context.load_cert_chain(cert, key or None, password="")  # without one it would ask the terminal
+            context.load_cert_chain(cert, key or None, password="")  # without a password, it would ask at the terminal
         except (OSError, ValueError) as error:
             what = f"cert={cert}" + (f",key={key}" if key else "")
             raise InputError(

@@ -1,6 +1,6 @@
 """The store `etcd-v2`: etcd's v2 API, which etcd up to 3.5 serves with `--enable-v2`.
 
-Every write names the index that it replaces.  Reads go through the cluster's quorum: a member may be behind.
+Every write names the index that it replaces.  Reads go through the cluster's quorum, because a member may be behind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ANOTHER_WAS_FASTER = {KEY_NOT_FOUND, COMPARE_FAILED, KEY_EXISTS}
 
 
 class EtcdV2(EtcdStore):
-    """The cell of one run id, by v2."""
+    """The cell of one run id, through v2."""
 
     backend = "etcd-v2"
     without_api = "does not serve the v2 API: use the back end etcd-v3, or start it with --enable-v2"
@@ -57,10 +57,10 @@ class EtcdV2(EtcdStore):
 
 
 def _understand(answer: Answer) -> Entry:
-    """The node in an answer.
+    """Returns the node in an answer.
 
     Raises:
-        Refusal: etcd says no.
+        Refusal: etcd refuses.
         Elsewhere: it says "not now".
         NotUnderstood: this is not etcd's v2 API.
     """

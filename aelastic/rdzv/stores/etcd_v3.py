@@ -1,10 +1,10 @@
 """The store `etcd-v3`: etcd's v3 API, through the JSON gateway that every etcd since 3.4 serves.
 
-Of the gateway (all seen on 3.4 and 3.5): integers come as text, what is zero or empty is left out, keys and values are
-base64, errors have a gRPC `code`.
+About the gateway (all seen on 3.4 and 3.5): integers come as text, zero and empty values are omitted, keys and values
+are base64, and errors have a gRPC `code`.
 
-Never ask for a transaction that only reads: a client that asks for one and is killed meanwhile ends the etcd server,
-before 3.4.20 and 3.5.5 (etcd-io/etcd#14110).
+Never send a transaction that only reads: before 3.4.20 and 3.5.5, a client that sends one and is killed meanwhile ends
+the etcd server (etcd-io/etcd#14110).
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ JsonObject = dict[str, Any]
 
 
 class EtcdV3(EtcdStore):
-    """The cell of one run id, by v3."""
+    """The cell of one run id, through v3."""
 
     backend = "etcd-v3"
     without_api = "does not serve its v3 API over HTTP: start it without --enable-grpc-gateway=false, or use etcd-v2"
 
     def __init__(self, settings: RendezvousSettings, run_id: str) -> None:
         super().__init__(settings, run_id)
-        self._token: str | None = None  # of our user; empty where etcd asks for none
+        self._token: str | None = None  # of our user; empty if etcd requires none
         self._range = {"key": _base64(self._key.encode())}
 
     async def _look(self) -> Entry:
@@ -52,9 +52,9 @@ class EtcdV3(EtcdStore):
         return self._entry(_part(responses[0], "response_range"))
 
     def _entry(self, answer: JsonObject) -> Entry:
-        """The key in the answer to a range."""
+        """Returns the key in the answer to a range request."""
         kvs = answer.get("kvs") or [{}]
-        # No answer without the store's revision, which is never 0, has an opinion about the key.
+        # The store's revision is never 0; an answer without it says nothing about the key.
         is_answer = self._number(_part(answer, "header"), "revision") and isinstance(kvs, list)
         if not (is_answer and isinstance(kvs[0], dict)):
             raise self._unexpected("kv/range")
@@ -69,7 +69,7 @@ class EtcdV3(EtcdStore):
         )
 
     def _number(self, message: Mapping[str, Any], name: str) -> int:
-        """A 64-bit integer: text, and left out if it is zero."""
+        """Returns a 64-bit integer, which comes as text, and is omitted if it is zero."""
         try:
             return int(message.get(name, 0))
         except (TypeError, ValueError):
@@ -78,11 +78,11 @@ class EtcdV3(EtcdStore):
             ) from None
 
     async def _call(self, path: str, message: JsonObject) -> JsonObject:
-        """Calls a method of etcd's, with a new token for our user if the old one has expired.
+        """Calls a method of etcd, with a new token for our user if the old one has expired.
 
         Args:
-            path: below `/v3/`.
-            message: in etcd's words.
+            path: the path below `/v3/`.
+            message: in etcd's format.
         """
         for attempt in (1, 2):
             if self._token is None:
@@ -124,7 +124,7 @@ class EtcdV3(EtcdStore):
 
 
 def _is_about_token(refusal: Refusal) -> bool:
-    """Whether there is none, or an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
+    """Whether there is no token, an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
     words = refusal.message
     is_argument = refusal.code == INVALID_ARGUMENT and ("user" in words or "auth store is old" in words)
     return refusal.code == UNAUTHENTICATED or is_argument
@@ -135,10 +135,10 @@ def _question(path: str, message: JsonObject, headers: Mapping[str, str]) -> Que
 
 
 def _understand(answer: Answer) -> JsonObject:
-    """The message in an answer.
+    """Returns the message in an answer.
 
     Raises:
-        Refusal: etcd says no.
+        Refusal: etcd refuses.
         Elsewhere: it says "not now".
         NotUnderstood: this is not etcd's gateway.
     """

@@ -1,9 +1,8 @@
-"""The store of several endpoints: one cell in as many TCPStores, that holds while a majority of them answers.
+"""The store of several endpoints: one cell in as many TCPStores, which works while a majority of them answers.
 
 Each agent serves at most one of the endpoints, if it is on the host of one that is free, and is a client of all others.
-The endpoints are asked side by side, each by a task of its own (`run`), which goes on with one that hangs while the
-operation has long had its answer from the others.  `rdzv/quorum/register.py` decides; the order of the list does not
-matter.
+The endpoints are asked side by side, each by its own task (`run`), which stays with one that hangs while the operation
+has long had its answer from the others.  `rdzv/quorum/register.py` decides; the order of the list does not matter.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ class QuorumStore(Store):
         settings: `endpoint` is a list; the rest is as for `C10dStore`.
         run_id: the job's name.
         env: the environment of the child processes.
-        on_endpoint: takes an endpoint whose state has changed, and why it is missing, or "" if it answers.
+        on_endpoint: called with an endpoint whose state has changed, and why it is missing, or "" if it answers.
 
     Raises:
-        InputError: a value that cannot work.
+        InputError: a value cannot work.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class QuorumStore(Store):
         self._told: dict[str, str] = {}
         self._on_endpoint = on_endpoint
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
-        self._has_worked = False  # once: since then an endpoint where something else answers is like one that is away
+        self._has_worked = False  # once it has, an endpoint with another server is treated like one that is away
         limit_s = min(LIMIT_S, settings.lease_s / 2)
         self._register = Register(count, os.urandom(8).hex(), limit_s)
         self._mailbox: Mailbox[ev.Event] = Mailbox()
@@ -91,7 +90,7 @@ class QuorumStore(Store):
             tasks.start_soon(self._take_in, name="rendezvous endpoints that come back")
 
     async def _take_in(self) -> None:
-        """Reads when an endpoint has begun to answer: one that is empty is taken in at once, before another is lost."""
+        """Reads when an endpoint begins to answer, so that an empty one is included at once, before another is lost."""
         while True:
             await self._is_one_back.wait()
             self._is_one_back = anyio.Event()
@@ -122,7 +121,7 @@ class QuorumStore(Store):
         except RendezvousConnectionError:
             if not is_one_back.is_set():
                 raise
-            # Others, which had refused before, may have come up as this one did meanwhile.
+            # Others that had refused before may have come up in the meantime, as this one did.
             return await self._ask(asked)
 
     async def _ask(self, asked: ev.Asked) -> bytes:
@@ -177,7 +176,7 @@ class QuorumStore(Store):
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):
                     self._hopeless = self._hopeless or error
-                    if self._has_worked and self._states[name] != state:  # else this agent ends, and says so
+                    if self._has_worked and self._states[name] != state:  # else this agent ends, and reports it
                         _log.warning("%s", error)
             if self._states[name] and not state:
                 self._is_one_back.set()
@@ -200,13 +199,13 @@ class QuorumStore(Store):
         return ev.Written(request.step, request.store, await part.compare_set_once(expected, new) == new)
 
     def _is_free_for(self, store: int) -> bool:
-        """Whether this agent may serve an endpoint: with two they would go together."""
+        """Whether this agent may serve an endpoint: if it served two, both would be lost together."""
         return not any(part.is_served_here for other, part in enumerate(self._parts) if other != store)
 
     def _cell_of(self, data: bytes, endpoint: str) -> Cell | None:
         if not data:
             return None
-        if not data.startswith(MARK):  # what an agent writes that has this endpoint alone
+        if not data.startswith(MARK):  # written by an agent that has only this endpoint
             raise other_list(self._endpoints, [endpoint])
         try:
             cell, endpoints = cell_from_bytes(data)
@@ -244,7 +243,7 @@ class QuorumStore(Store):
 
 
 class _Slot:
-    """The next thing to ask an endpoint: a newer one takes the place of one that has not begun."""
+    """The next request for an endpoint: a newer one replaces one that has not begun."""
 
     def __init__(self) -> None:
         self._request: ev.Look | ev.Write | None = None

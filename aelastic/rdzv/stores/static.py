@@ -1,7 +1,7 @@
-"""The stores `static`: node rank 0 leads, and says so in the store that its agent serves for the workers.
+"""The stores `static`: node rank 0 leads, and announces it in the store that its agent serves for the workers.
 
 There is no election: the command lines say which node is which.  Node 0 keeps the cell in its own memory, and copies it
-into each round's new TCPStore at `--master-addr:--master-port`; the other nodes connect to one after another.
+into each round's new TCPStore at `--master-addr:--master-port`.  The other nodes connect to these one after another.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ _log = logging.getLogger(__name__)
 
 
 def static_store(settings: RendezvousSettings, run_id: str, env: Mapping[str, str], host: StoreHost) -> Store:
-    """The cell of one run id, as one node sees it (torch: `StaticTCPRendezvous`).
+    """Returns the cell of one run id, as one node sees it (torch: `StaticTCPRendezvous`).
 
     Args:
-        settings: `endpoint` is the master's `host:port`; `node_rank` is this node's.
-            `config` knows `read_timeout` (60 s: how long the store may be silent).
+        settings: `endpoint` is the master's `host:port`; `node_rank` is this node's.  `config` accepts `read_timeout`
+            (60 s: how long the store may be silent).
         run_id: the job's name.
-        env: the environment of the child process, on other nodes than 0.
+        env: the environment of the child process, on nodes other than 0.
         host: serves the workers' store on this node; it must be running.
 
     Raises:
-        InputError: a value that cannot work.
+        InputError: a value cannot work.
     """
     return MasterStore(settings, run_id, host) if settings.node_rank == 0 else ReaderStore(settings, run_id, env)
 
@@ -75,7 +75,7 @@ class MasterStore(Store):
         return self._text
 
     async def aclose(self) -> None:
-        """The host belongs to the agent."""
+        """Does nothing: the host belongs to the agent."""
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ class MasterStore(Store):
 
 
 class ReaderStore(C10dStore):
-    """The cell, on another node: it changes nothing there, so that no node takes the place of node 0."""
+    """The cell, as other nodes see it: they change nothing, so that none of them replaces node 0."""
 
     def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
         super().__init__(settings, run_id, env, may_serve=lambda: False)

@@ -1,11 +1,11 @@
 """A store: one cell for each run id, outside the agents, changed by compare-and-set.
 
-The cell holds the text in which the agents of a job say which of them leads, and on what they agreed last
-(`endpoint_cell.py`).  A store knows nothing about that text: it has no opinion about leaders.  The cell must be
-strongly consistent, and must stay when an agent goes.
+The cell holds the text in which the agents of a job record which of them leads, and what they agreed on last
+(`endpoint_cell.py`).  A store knows nothing about that text, or about leaders.  The cell must be strongly consistent,
+and must remain when an agent goes.
 
 To keep the cell elsewhere, implement `get`, `compare_set`, `aclose` and `name`, and pass a factory to
-`registry.register`.  `MasterStore` in `static.py` is the smallest example, `etcd_v2.py` one on a server.
+`registry.register`.  `MasterStore` in `static.py` is the smallest example; `etcd_v2.py` is one on a server.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from abc import ABC, abstractmethod
 class Store(ABC):
     """The cell of one run id, as one agent uses it.  At most one operation runs at a time.
 
-    An operation takes a few round trips, connects first if it has to, and never waits for something to happen.  It may
-    be cancelled at any moment, and has taken effect then or not.
+    An operation takes a few round trips, connects first if necessary, and never waits for something to happen.  It may
+    be cancelled at any moment, and may or may not have taken effect then.
 
     If the store cannot be reached now, an operation raises `RendezvousConnectionError`, and the caller tries again.  If
-    something else than such a store answers, it raises `RendezvousStateError`.  If the store belongs to another job, or
-    refuses the credentials, it raises `InputError`.
+    the server is not such a store, it raises `RendezvousStateError`.  If the store belongs to another job, or refuses
+    the credentials, it raises `InputError`.
     """
 
     async def run(self) -> None:  # noqa: B027  most stores need nothing
         """Does background work; operations wait for it.  Runs until cancelled, or returns at once."""
 
     async def open(self) -> None:
-        """Connects to the store, or serves it if that is this agent's task.  Unlike the others it may take minutes.
+        """Connects to the store, or serves it if that is this agent's task.  Unlike the others, this may take minutes.
 
         Called first, and again after a failed operation.
         """
@@ -45,11 +45,11 @@ class Store(ABC):
         Never begins to serve a store: a new one is empty.
 
         Args:
-            expected: what the cell holds as far as the caller knows; empty if nothing.
-            new: never empty, and never a text that the cell had before.
+            expected: the text as far as the caller knows; empty if the cell is.
+            new: never empty, and never a text that the cell held before.
 
         Returns:
-            The text afterwards: `new` if it was written, also by an attempt whose answer was lost.
+            The text afterwards: `new` if it was written, even by an attempt whose answer was lost.
         """
 
     @abstractmethod

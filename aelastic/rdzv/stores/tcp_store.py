@@ -1,11 +1,11 @@
 """torch's TCPStore as the stores use it: a child process that serves one at an endpoint, or is a client of it.
 
-torch's own client makes all requests.  It has no limits, though: it waits without end for an answer, and repeats what
-cannot work.  So the endpoint is first tried by a connection of our own, which also shows this agent's address, and a
-child that does not come back is killed.
+torch's own client makes all requests.  But it has no limits: it waits endlessly for an answer, and repeats what cannot
+work.  So the endpoint is first tried with our own connection, which also shows this agent's address, and a child that
+does not return is killed.
 
-A store whose process is starting accepts connections and does not answer, for half a second or for a minute.  A server
-that sends something else is certainly no store.
+A store whose process is starting accepts connections but does not answer, for half a second or for a minute.  A server
+that sends something else is certainly not a store.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# For so long torch's client repeats a connection that fails.  The probe before it did not fail.
+# How long torch's client repeats a connection that fails.  The probe before it did not fail.
 CONNECT_TIMEOUT_S = 1.0
 # A process that dies closes its connections a moment before its port, or after.
 DEATH_S = 0.03
-# After so long without an answer the endpoint is tried for another protocol, whose server waits for a line of text.
+# After this long without an answer, the endpoint is tried for another protocol, whose server waits for a line of text.
 SILENCE_S = 5.0
 # A round trip to a process that does nothing else.
 ANSWER_TIMEOUT_S = 5.0
-# A store that an agent serves lives and dies with the agent's job: this key says with which.
+# A store that an agent serves lives and dies with the agent's job, which this key names.
 SERVED_FOR = "aelastic/served_for"
-# What torch's client says when it got an answer that no store gives.
+# What torch's client says if it got an answer that no store gives.
 _NOT_UNDERSTOOD = "Ping failed"
 
 
 class NoStoreError(RendezvousStateError):
-    """What answers at the endpoint is no TCPStore."""
+    """The server at the endpoint is not a TCPStore."""
 
     topic = "another-program-answers-at-the-endpoint"
 
@@ -59,7 +59,7 @@ class OtherJobError(InputError):
 
 
 def run_key(run_id: str, name: str = "") -> str:
-    """A key of a run id, which may be any text."""
+    """Returns a key of a run id, which may be any text."""
     return f"aelastic/{printable(run_id)}/{name}"
 
 
@@ -68,16 +68,16 @@ def printable(run_id: str) -> str:
 
 
 class TcpStore:
-    """The store at an endpoint, as one agent uses it: one operation at a time; each may be cancelled.
+    """The store at an endpoint, as one agent uses it: one operation at a time, each of which may be cancelled.
 
-    What asks the store raises `RendezvousConnectionError` if that is lost; then `is_connected` is false, mostly.
+    Requests raise `RendezvousConnectionError` if the store is lost.  Mostly, `is_connected` is false after that.
 
     Args:
         endpoint: where it is.
-        run_id: a store that an agent of another one serves is refused.
+        run_id: the run id; a store served by an agent of another one is refused.
         env: the environment of the child process.
         read_timeout_s: how long a store may be silent.
-        fork: as `StoreProcess` takes it.
+        fork: see `StoreProcess`.
         look_up_s: how long to wait for a name server.
     """
 
@@ -93,24 +93,24 @@ class TcpStore:
         self.endpoint = endpoint
         self.is_connected = False
         self.is_serving = False
-        self.own_address = ""  # our end of the way to it, where it is another's
+        self.own_address = ""  # our end of the connection, if the store is another agent's
         self._run_id = run_id
         self._read_timeout_s, self._look_up_s = read_timeout_s, look_up_s
         self._process = StoreProcess(env, "held the rendezvous store", fork=fork)
         self._listeners: Sequence[socket.socket] = ()  # until the child serves on them
         self._was_reached = False
-        self._late = 0  # answers in a row that did not come in time
+        self._late = 0  # consecutive answers that did not come in time
 
     @property
     def is_about_to_serve(self) -> bool:
-        """Whether the port is open, but the store is not there: `serve` was cancelled."""
+        """Whether the port is open, but the store is not there, because `serve` was cancelled."""
         return bool(self._listeners)
 
     async def serve(self, listeners: Sequence[socket.socket] = ()) -> None:
         """Serves a store.
 
         Args:
-            listeners: where; they are ours from now on.  None are those that were given to a call that was cancelled.
+            listeners: where to serve; they are ours from now on.  None means those given to a call that was cancelled.
 
         Raises:
             RendezvousConnectionError: the child died, or hangs.
@@ -120,8 +120,8 @@ class TcpStore:
         if listeners:
             self._listeners = listeners
             if self._process.is_busy:
-                # With a connection, for a caller that was cancelled: it has reached this very port, and waits for an
-                # answer of the store that it would serve next.
+                # The child has a connection, for a cancelled caller, to this very port: it waits for an answer of the
+                # store that it would serve next.
                 await self._process.aclose()
         assert self._listeners
         keys = {SERVED_FOR: printable(self._run_id)}
@@ -131,7 +131,7 @@ class TcpStore:
         except (RendezvousConnectionError, InputError):
             self._close_listeners()
             raise
-        # Were it still open here, the port would outlive the store.
+        # If it stayed open here, the port would outlive the store.
         self._close_listeners()
         self.is_connected = self._was_reached = True
 
@@ -141,14 +141,14 @@ class TcpStore:
         Raises:
             RefusedError: the port is closed.
             RendezvousConnectionError: it cannot be reached, or hangs up.
-            NoStoreError: what answers is no TCPStore.
-            OtherJobError: it is served for another run id.
+            NoStoreError: the server there is not a TCPStore.
+            OtherJobError: the store is served for another run id.
             InputError: the child cannot import torch.
         """
         self.is_connected = self.is_serving = False
         way = await probe(self.endpoint, self._look_up_s)
-        self.own_address = "" if "%" in way.own_address else way.own_address  # a scope is known to this machine only
-        if self._process.is_busy:  # with a request that may never end, for a caller that was cancelled
+        self.own_address = "" if "%" in way.own_address else way.own_address  # only this machine knows a scope
+        if self._process.is_busy:  # with a request that may never end, for a cancelled caller
             await self._process.aclose()
         await self._handshake(way.address)
         self.is_connected = self._was_reached = True
@@ -188,7 +188,7 @@ class TcpStore:
             raise self._no_store(silence) from None
 
     async def _look_at_silence(self, silence_s: float) -> None:
-        """Looks for another program at an endpoint that has not answered yet, and tells what it may be."""
+        """Looks for another program at an endpoint that has not answered yet, and reports what it may be."""
         if words := await first_words(self.endpoint):
             raise self._no_store(f"it answered {words}") from None
         if not self._was_reached:
@@ -208,9 +208,9 @@ class TcpStore:
         )
 
     async def insist(self, do: Callable[[], Awaitable[T]]) -> T:
-        """Does something that connects to the store by itself, and does it again if the connection is lost meanwhile.
+        """Does something that connects to the store on its own, and repeats it if the connection is lost meanwhile.
 
-        Mostly the process that served the store has ended; another may serve one by now, or this very agent can.
+        Mostly, the process that served the store has ended.  Another one may serve it by now, or this very agent can.
         """
         try:
             return await do()
@@ -222,7 +222,7 @@ class TcpStore:
         """Makes sure that the store is served for our run id, if for any.
 
         Raises:
-            OtherJobError: it is another's.
+            OtherJobError: it is served for another one.
         """
         served_for = await self.get(SERVED_FOR)
         if served_for is not None and served_for != printable(self._run_id).encode():
@@ -234,24 +234,24 @@ class TcpStore:
             )
 
     async def get(self, key: str) -> bytes | None:
-        """The value of a key, if it has one; of a very long one the beginning."""
+        """Returns the value of a key, if it has one; only the beginning of a very long one."""
         value: str | None = await self._ask("get", key=key)
         return None if value is None else binascii.a2b_base64(value)
 
     async def compare_set(self, key: str, expected: bytes, value: bytes) -> bytes:
-        """Sets a key to a value, if it has the expected one.
+        """Sets a key to a value if it has the expected one.
 
         Args:
-            key: which.
-            expected: nothing stands for a key that is not there.
+            key: the key.
+            expected: the expected value; empty if the key should not exist.
             value: the new one.
 
         Returns:
-            What it is now; nothing if it is not there.
+            The present value; empty if the key does not exist.
         """
         answer: str = await self._ask("compare_set", key=key, expected=_told(expected), value=_told(value))
         now = binascii.a2b_base64(answer)
-        # Of a key that is not there, but should be, torch says that it is what it should be.
+        # For a key that does not exist but should, torch returns the expected value.
         return b"" if now == expected and now != value else now
 
     async def aclose(self) -> None:
@@ -265,8 +265,8 @@ class TcpStore:
         try:
             value = await self._process.ask(do, *descriptors, timeout_s=limit_s, **arguments)
         except anyio.get_cancelled_exc_class():
-            # The caller had no more time.  If the network was cut and is mended, TCP takes as long as the cut lasted to
-            # find out, on this connection; a new one works at once.
+            # The caller had no more time.  After a network cut, TCP on this connection needs as long as the cut lasted
+            # to find out that it is over; a new connection works at once.
             self.is_connected &= self.is_serving
             raise
         except Refusal as refusal:
@@ -291,7 +291,7 @@ class TcpStore:
 
     async def _on_silence(self) -> None:
         self._late += 1
-        # With the child that serves, the store would go: it gets more time.
+        # Ending the child that serves would end the store, so it gets more time.
         if not self.is_serving or self._late * ANSWER_TIMEOUT_S >= self._read_timeout_s:
             self.is_connected, self._late = False, 0
             await self._process.aclose()
