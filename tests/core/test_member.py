@@ -528,6 +528,13 @@ def test_a_node_that_waits_for_a_plan_goes_on_while_the_leader_renews_the_cell()
         assert story.core.phase is Phase.CONNECTING
 
 
+def test_a_node_does_not_look_at_the_cell_while_its_leader_says_that_it_renews_it() -> None:
+    story = busy()
+    for renewals in range(1, 5):
+        assert ev.ReadCell() not in story.wait(LEASE_S / 3)
+        story.hear(m.Heartbeat(renewals=renewals))
+
+
 # The end of a leader, and of a connection to it.
 
 
