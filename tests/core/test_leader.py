@@ -659,7 +659,7 @@ def test_a_candidate_that_has_no_votes_steps_down_after_its_time() -> None:
     told = term.live_until(began + CANDIDACY_S)
     assert has_stepped_down(term)
     (gone,) = of_kind(told, ev.StepDown)
-    assert gone.reason.startswith("there is no quorum: host-c, host-d cannot be reached")
+    assert gone.reason.startswith("there is no quorum: host-c, host-d cannot be reached") and gone.lacks_quorum
 
 
 def test_votes_that_come_in_time_are_enough() -> None:
