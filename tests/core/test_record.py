@@ -40,6 +40,14 @@ def test_records_are_equal_by_type_and_value() -> None:
     assert len({Point(1, 2), Point(1, 2), Other(1, 2)}) == 2
 
 
+def test_a_default_is_that_of_one_kind_of_records() -> None:
+    class Height(Record):
+        y: int
+
+    with pytest.raises(TypeError, match="Height lacks y"):
+        Height()  # type: ignore[call-arg]
+
+
 def test_a_record_cannot_be_changed() -> None:
     point = Point(1)
 
