@@ -605,7 +605,9 @@ def test_an_entry_may_be_named_by_its_id() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [[], [6, 2, "1f"], [6, 2, "1f", "digest", 1], ["6", 2, "1f", "digest"], [6, -1, "1f", "digest"], "1f", 7, {}]
+    "wrong",
+    [[], [6, 2, "1f"], [6, 2, "1f", "digest", 1], ["6", 2, "1f", "digest"], [[6], 2, "1f", "digest"],
+     [6, -1, "1f", "digest"], "1f", 7, {}],
 )  # fmt: skip
 def test_what_is_no_id_is_refused(wrong: Any) -> None:
     campaign, status = as_json(m.Campaign(7, SECOND.id, LEADER)), as_json(STATUS.replace(log=KNOWS))
@@ -613,6 +615,14 @@ def test_what_is_no_id_is_refused(wrong: Any) -> None:
     for whole, where in ((campaign, "Campaign"), (status, "Status.log")):
         with pytest.raises(WireError, match=rf"^{where}\.(committed|term|number) (is|lacks) "):
             decode_json(whole)
+
+
+def test_a_flag_in_an_id_is_no_number_though_it_equals_one_that_was_read() -> None:
+    whole = as_json(m.Campaign(7, SECOND.id._replace(term=1), LEADER))
+    decode_json(whole)
+    whole[1]["committed"][0] = True
+    with pytest.raises(WireError, match=r"^Campaign\.term is True, "):
+        decode_json(whole)
 
 
 @pytest.mark.parametrize("wrong", ["x" * (PAYLOAD_MAX + 1), "é", 7, None, ["x"]])

@@ -55,6 +55,10 @@ def test_an_agent_that_has_not_read_the_cell_may_try_again(token: str) -> None:
         (m.Terms("job", 2, 3, 3, 5.0), "--nnodes is 2:3 here and 1:3 in the running job: use the same on every node"),
         (m.Terms("job", 1, 2, 3, 5.0), "--nnodes is 1:2 here and 1:3 in the running job: use the same on every node"),
         (m.Terms("job", 1, 3, 0, 5.0), "--max-restarts is 0 here and 3 in the running job: use the same on every node"),
+        (
+            m.Terms("job", 1, 3, 3, 5.0, "oom: stop"),
+            "--restart-policy is 'oom: stop' here and '' in the running job: use the same on every node",
+        ),
     ],
 )
 def test_an_agent_with_other_options_than_the_job_is_refused_for_good(terms: m.Terms, said: str) -> None:
@@ -172,6 +176,16 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
     assert back.leader.has_told_all
+
+
+def test_a_node_that_ends_once_its_work_is_done_is_not_waited_for_when_the_job_is_over() -> None:
+    term = running()
+    term.say("a", m.Succeeded("a", 1))
+    term.close("a")
+    term.live_until(term.now + 2 * GRACE_S, "a")
+    term.say("b", m.Succeeded("b", 1))
+    term.close("b")
+    assert term.leader.is_over and term.leader.has_told_all
 
 
 @pytest.mark.parametrize("how", ["silent", "reset", "hung up", "ended", "left", "back"])

@@ -111,6 +111,18 @@ def test_a_cordoned_node_takes_part_where_there_are_too_few_without_it() -> None
     assert core.phase is Phase.RUNNING and [*core.roster.participants] == ["a", "c"]
 
 
+def test_a_node_that_was_called_back_and_does_not_stop_its_workers_takes_part_in_no_round() -> None:
+    job = a_node_is_cordoned()
+    core = job.core
+    job.handle(Lost("b", "silent"), 100.1)
+    job.handle(m.Ready(node("a")), 100.2)
+    job.handle(m.Failed("a", 3, failure("a")), 200.0)
+    job.handle(m.Ready(node("a")), 200.0)
+    assert core.deadline is not None
+    job.handle(DeadlinePassed(), core.deadline)
+    assert core.round == 3 and [*core.roster.ready] == ["a"], "there are too few without it"
+
+
 def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
     job = a_node_is_cordoned()
     core = job.core
@@ -121,6 +133,15 @@ def test_of_nodes_that_are_gone_nothing_is_kept() -> None:
         job.handle(m.Ready(node("c").replace(node_id=f"c{number}")), 101.0)
         assert [*core.forming.cordons._nodes] == [f"c{number}"]
         job.handle(m.Left(f"c{number}", "gave up"), 101.0)
+
+
+def test_a_drain_ends_with_the_job() -> None:
+    job, _ = coordinator(node("a"), node("b"), max_nodes=2)
+    job.handle(r.Ask("b", "1", r.Verb.DRAIN, "", 60.0, "spot"), 100.0)
+    for name in "ab":
+        job.handle(m.Succeeded(name, 1), 100.0)
+    for name in "ab":
+        assert job.handle(r.Frozen(name, job.core.drain.notice_id, 7, 1, 0), 100.0) == [], "nothing is to be saved"
 
 
 def test_where_a_node_leaves_and_the_job_is_stopped_at_the_same_save_each_is_told_what_is_true() -> None:

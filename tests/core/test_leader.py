@@ -157,6 +157,18 @@ def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_its_round_
     assert [type(each) for each in told["b"]][:1] == [m.Assigned]
 
 
+def test_a_node_that_reconnects_while_an_entry_is_not_committed_reads_the_rest_of_its_plan_once_it_is_heard() -> None:
+    """It may have missed that its round is over."""
+    term = running("ab", nodes=(2, 3))
+    term.join("c")
+    ended, _ = of_kind(term.live_until(term.now + 1.0), m.Interrupted)
+    term.is_cell_silent = True
+    term.say("a", r.Ask("a", "1", r.Verb.CORDON, "a", 0.0, ""))
+    term.close("b", Close.ABORTED)
+    assert term.join("b", past=busy()) == [part(term.conns["b"], f"welcome to term {TERM}")]
+    assert part(term.conns["b"], ended) in term.break_silence()
+
+
 def test_what_changes_nothing_in_the_log_is_told_at_once() -> None:
     term = voting("abc")
     mute(term, "bc")
@@ -344,6 +356,18 @@ def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
     assert len({*renewals}) == len(renewals), "no two writes are alike"
     assert term.stored is not None and term.stored.cell.renewals > lost.stored.cell.renewals
     assert term.leader.cell._taken_at > asked_at
+
+
+def test_the_endpoints_vote_ends_a_lease_after_it_was_asked_for_however_late_the_answer() -> None:
+    term = running("ab", nodes=(2, 3))
+    asked, term.is_cell_silent = len(term.asked), True
+    while len(term.asked) == asked:
+        term.live_until(term.now + 0.01)
+    asked_at = term.now
+    term.now += LEASE_S / 4
+    term.break_silence()
+    cell = term.leader.cell
+    assert cell.has_taken(LEASE_S, asked_at + LEASE_S - 0.02) and not cell.has_taken(LEASE_S, asked_at + LEASE_S + 0.02)
 
 
 def test_the_next_renewal_is_due_when_a_third_of_a_lease_is_over_however_late_the_answer() -> None:
@@ -597,6 +621,12 @@ def test_a_leader_of_a_job_without_a_round_needs_no_other() -> None:
     assert phase(term) is Phase.LEADING
 
 
+def test_a_leader_of_two_that_does_not_hear_its_own_node_either_has_lost_one_and_not_all() -> None:
+    term = running("ab", nodes=(2, 2), own="a", is_replaceable=True)
+    term.live_until(term.now + LEASE_S + 0.1, "a", "b")
+    assert phase(term) is Phase.LEADING
+
+
 def test_that_a_leader_steps_down_says_what_it_keeps_of_the_log() -> None:
     term = voting("abc")
     mute(term, "bc")
@@ -660,7 +690,7 @@ def test_a_candidate_that_has_no_votes_steps_down_after_its_time() -> None:
     told = term.live_until(began + CANDIDACY_S)
     assert has_stepped_down(term)
     (gone,) = of_kind(told, ev.StepDown)
-    assert gone.reason.startswith("there is no quorum: host-c, host-d cannot be reached")
+    assert gone.reason.startswith("there is no quorum: host-c, host-d cannot be reached") and gone.lacks_quorum
 
 
 def test_votes_that_come_in_time_are_enough() -> None:

@@ -270,6 +270,11 @@ def test_an_end_before_any_plan_says_nothing_about_what_the_leader_had_accepted(
     assert following.on_leader_closed(following.follow(member("b"), "a", 2), Close.ORDERLY).ended == ()
 
 
+def test_a_first_plan_that_says_nothing_new_is_one_that_was_read() -> None:
+    node = following.on_plan(following.follow(member("b"), "a", 2), Plan(2, True, FIRST, None, None))
+    assert following.on_leader_closed(node, Close.ORDERLY).ended == (EndedLeader("a", None),)
+
+
 def test_ended_leaders_are_kept_while_they_are_voters() -> None:
     node = member("b").replace(ended=(EndedLeader("a", None),), leader="c", term=2)
     assert following.on_plan(node, Plan(2, True, after(FIRST, voters="abc"), None, None)).ended

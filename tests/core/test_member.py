@@ -332,6 +332,28 @@ def test_a_node_that_gives_up_says_so_if_too_few_nodes_that_vote_could_be_reache
     assert given_up == ev.GiveUp(f"no leader for 60 s: {trouble}", is_refused=False, lacks_quorum=lacks_quorum)
 
 
+def without_quorum(*events: ev.Event) -> Story:
+    """A candidacy has found too few votes, and then the cell has named a leader."""
+    story = phases.campaigning()
+    lost = ev.LeadershipLost(Node("me", 5), "me-5", "there is no quorum", lacks_quorum=True)
+    story.tell(lost, ev.CellSaid(stored("other", 6)), *events)
+    return story
+
+
+def test_that_a_connection_fails_does_not_hide_that_too_few_nodes_that_vote_could_be_reached() -> None:
+    story = without_quorum(ev.ConnectFailed(1, False, "timed out"))
+    (given_up,) = of_kind(until_given_up(story), ev.GiveUp)
+    assert given_up.lacks_quorum
+
+
+def test_that_too_few_nodes_that_vote_could_be_reached_is_over_once_there_is_a_leader() -> None:
+    story = without_quorum(ev.Connected(1), ev.Received(1, m.Plan(6, LEASE_S, of_log(6, committed=None))))
+    assert story.core.phase is Phase.FOLLOWING
+    story.lose_leader()
+    (given_up,) = of_kind(until_given_up(story), ev.GiveUp)
+    assert not given_up.lacks_quorum
+
+
 def until_given_up(story: Story) -> list[ev.Action]:
     """Lets time pass; the endpoint does not answer."""
     actions: list[ev.Action] = []
@@ -526,6 +548,13 @@ def test_a_node_that_waits_for_a_plan_goes_on_while_the_leader_renews_the_cell()
         while ev.ReadCell() not in story.pass_deadline():
             pass
         assert story.core.phase is Phase.CONNECTING
+
+
+def test_a_node_does_not_look_at_the_cell_while_its_leader_says_that_it_renews_it() -> None:
+    story = busy()
+    for renewals in range(1, 5):
+        assert ev.ReadCell() not in story.wait(LEASE_S / 3)
+        story.hear(m.Heartbeat(renewals=renewals))
 
 
 # The end of a leader, and of a connection to it.

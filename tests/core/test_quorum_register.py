@@ -202,6 +202,14 @@ def test_each_try_gives_its_steps_more_time_than_the_one_before() -> None:
     assert len({action.step for action in story.asked if isinstance(action, ev.Look)}) == 3
 
 
+def test_stores_that_were_slow_for_one_operation_cost_the_next_one_no_time() -> None:
+    story = written()
+    story.silent = {1, 2}
+    story.ask()
+    story.core.handle(ev.Asked(), story.now)
+    assert story.core.deadline == story.now + STEP_S
+
+
 def test_a_store_that_came_back_empty_is_taken_in_by_the_next_operation() -> None:
     story = written()
     story.forget(0)
@@ -220,6 +228,18 @@ def test_a_store_that_has_forgotten_is_counted_by_no_client_before_it_is_taken_i
         assert story.ask() == ev.NoMajority({1: ""}, (0,))
     story.silent = set()
     assert story.ask() == "one"
+
+
+def test_a_store_that_is_back_with_a_cell_of_an_earlier_life_is_counted_by_no_client_and_begins_another() -> None:
+    story = written()
+    earlier = story.cells[0]
+    story.forget(0)
+    assert earlier and story.ask("one", "two") == "two"
+    story.cells[0], story.silent = earlier, {1}
+    assert story.ask() == ev.NoMajority({1: ""})
+    story.silent = set()
+    assert story.ask() == "two"
+    assert story.members() == [0, 1, 2] and story.cells[0] and story.cells[0].life != earlier.life
 
 
 def test_a_client_that_has_known_the_job_does_not_begin_another() -> None:

@@ -34,9 +34,18 @@ def test_records_are_equal_by_type_and_value() -> None:
     assert Point(1) == Point(1, 7) == Point(1, 7).replace(x=1) != Point(1, 8)
     assert hash(Point(1)) == hash(Point(1, 7)) and repr(Point(1)) == repr(Point(1, 7)) == "Point(x=1)"
     assert Point(1, 2) != Point(1, 3)
+    assert Point(1) != Point(1, 8) and Point(1, 8) != Point(1)
     assert Point(1, 2) != Other(1, 2)
     assert Empty() == Empty()
     assert len({Point(1, 2), Point(1, 2), Other(1, 2)}) == 2
+
+
+def test_a_default_is_that_of_one_kind_of_records() -> None:
+    class Height(Record):
+        y: int
+
+    with pytest.raises(TypeError, match="Height lacks y"):
+        Height()  # type: ignore[call-arg]
 
 
 def test_a_record_cannot_be_changed() -> None:

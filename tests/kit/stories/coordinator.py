@@ -236,6 +236,7 @@ FAILURES: dict[str, Any] = {
     "typo": typo,
     "killed": failure,
     "raised": partial(failure, exitcode=1, message="ValueError: batch is empty"),
+    "aborted": partial(failure, exitcode=-6, message="Signal 6 (SIGABRT)"),
     "reset": partial(failure, exitcode=1, message="RuntimeError: Connection reset by peer"),
 }
 
