@@ -545,6 +545,15 @@ def test_a_request_that_waits_is_answered_in_the_next_term_too() -> None:
 # The lease.
 
 
+def test_a_candidate_whose_endpoint_falls_silent_lacks_no_quorum() -> None:
+    """It knows of no voters: what is missing is the endpoint, as the agent says."""
+    term = Term(is_begun=False)
+    term.has_cell = False
+    told = [*term.begin(), *term.live_until(START + CANDIDACY_S + 0.1)]
+    (stepped_down,) = of_kind(told, ev.StepDown)
+    assert not stepped_down.lacks_quorum
+
+
 @pytest.mark.parametrize(
     "make, silent, kind", [(voting, "bc", CauseKind.NODES_SILENT), (running, "c", CauseKind.ENDPOINT_SILENT)]
 )

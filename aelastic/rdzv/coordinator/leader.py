@@ -174,17 +174,22 @@ class Leader(Machine[ev.Event, ev.Action]):
         """The time when it steps down, if no quorum has voted for it by then."""
         return self._seeks_since + (CANDIDACY_S if self.phase is Phase.CANDIDATE else self.lease_s)
 
+    @property
+    def _missing_hosts(self) -> list[str]:
+        """Hosts of voters that have not answered, and may live."""
+        committed, found = self.log.node.committed, leading.phase_1_votes(self.log)
+        voters = voters_in(committed) if isinstance(committed, Entry) else ()
+        return [each.host for each in voters if each.name not in found.known | found.replaced]
+
     def _why_lost(self) -> str:
         committed = self.log.node.committed
         if not isinstance(committed, Entry) or not committed.voters:
             return "too few nodes voted for this one"
-        found = leading.phase_1_votes(self.log)
-        missing = [each.host for each in voters_in(committed) if each.name not in found.known | found.replaced]
-        if not missing:
+        if not self._missing_hosts:
             return "there is no quorum: the endpoint has given its vote to another agent, or cannot be reached"
         return (
-            f"there is no quorum: {some_of(missing)} cannot be reached, and may be running without this node; restart "
-            "an agent on each, or all agents with --rdzv-conf survivor=endpoint"
+            f"there is no quorum: {some_of(self._missing_hosts)} cannot be reached, and may be running without this "
+            "node; restart an agent on each, or all agents with --rdzv-conf survivor=endpoint"
         )
 
     @property
@@ -677,7 +682,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self.sessions.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
 
     def _lose_quorum(self, reason: str, now: float) -> list[ev.Action]:
-        return self._step_down(reason, now, lacks_quorum=True)
+        return self._step_down(reason, now, lacks_quorum=bool(self._missing_hosts))
 
     def _step_down(
         self,
