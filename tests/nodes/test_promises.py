@@ -81,7 +81,7 @@ def start_in_order(team: Team, nodes: Sequence[Node]) -> list[Agent]:
     return [first, *(team.start(prefix=node.prefix) for node in nodes[1:])]
 
 
-def kill_host(agent: Agent) -> None:
+def kill_host(agent: Agent) -> Undo:
     """Kills an agent, its helpers, the store that it serves, and its workers; the kernel tells the others."""
     agent.stop()  # it sees none of the others end
     for pid in agent.left():
@@ -90,9 +90,10 @@ def kill_host(agent: Agent) -> None:
     agent.wait()
     for name in os.listdir(agent.tmp):
         shutil.rmtree(agent.tmp / name)  # no helper is left to do so
+    return lambda: None
 
 
-def cut_power(net: Net, node: Node, agent: Agent) -> Callable[[], None]:
+def cut_power(net: Net, node: Node, agent: Agent) -> Undo:
     """Kills the same, and no word of it gets out; returns what connects the node again."""
     plug_in = net.pull_out(node)
     kill_host(agent)
@@ -149,8 +150,7 @@ def test_of_three_nodes_two_continue_without_the_host_of_the_endpoint_and_the_le
         two.tell(FAIL, 0)
         again = team.wait_round(others, after=two)
         assert (two.restart, again.restart) == (0, 1)
-        if plug_in:
-            plug_in()
+        plug_in()
         last = team.wait_round([*others, team.start(prefix=nodes[0].prefix)], after=again)
         assert last.restart == 1
         team.finish(last)
@@ -363,10 +363,10 @@ class Trio:
         """Its agent knows."""
         self.failing.wait_said("rank . failed on")
 
-    def isolate(self, index: int) -> Callable[[], None]:
+    def isolate(self, index: int) -> Undo:
         return self.net.isolate(self.nodes[index], [self.board, *self.nodes[:index], *self.nodes[index + 1 :]])
 
-    def freeze(self, index: int) -> Callable[[], None]:
+    def freeze(self, index: int) -> Undo:
         agent = self.agents[index]
         agent.stop()
         return lambda: agent.signal(signal.SIGCONT)
@@ -412,14 +412,13 @@ def test_workers_are_not_touched_when_a_spare_is_lost_with_the_endpoint_whether_
     net: Net, launch: Launcher, is_cut: bool
 ) -> None:
     with trio(net, launch, serves=True) as there:
-        spare, plug_in = there.leader, None
+        spare = there.leader
         for _ in range(2):
             plug_in = cut_power(net, there.nodes[0], spare) if is_cut else kill_host(spare)
             time.sleep(LONG_S)
             there.team.assert_untouched(there.round)
             assert there.team.coordinator in there.at_work, there.team.story
-            if plug_in:
-                plug_in()
+            plug_in()
             spare = there.team.start(prefix=there.nodes[0].prefix)
             spare.wait_said(IS_SPARE)
         kill_host(spare)
@@ -516,7 +515,7 @@ def test_a_failure_is_charged_once_whichever_leader_begins_the_next_round(
 
 # What is asked for.
 
-SAVING = {"worker": WORKER, "nnodes": "1:2", "env": {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}}
+SAVING: dict[str, Any] = {"worker": WORKER, "nnodes": "1:2", "env": {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}}
 
 
 @pytest.mark.all
