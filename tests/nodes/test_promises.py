@@ -47,6 +47,12 @@ pytestmark = pytest.mark.timeout(300)
 
 PORT = 29400
 ALL = (0, 1, 2)
+# On a busy machine a node needs more than 0.3 s to find the next leader, and a node that is missed excuses a failure.
+PATIENT = """
+from aelastic.rdzv.coordinator import coordinator
+
+coordinator.GRACE_S = 10.0
+"""
 # A worker that does not fail of it when another one is lost.
 DEAF = WORKER.replace("begin_talk()\nrest()", "rest()")
 # Where something has to stay away for more than two leases.
@@ -250,10 +256,9 @@ def test_no_two_rounds_run_side_by_side_over_a_network_that_loses(
     with battlefield(launch, board, tmp_path, STAR_SOLO="1") as there:
         fence = there.fence
         undo = there.all_leaky(0, percent=percent)
-        wake = there.agent_stopped(there.coordinator)
-        time.sleep(2 * CHAOS_LEASE_S)
-        wake()
-        time.sleep(2 * CHAOS_LEASE_S)
+        connect = there.cut_off(there.coordinator)
+        time.sleep(4 * CHAOS_LEASE_S)
+        connect()
         undo()
         there.wait_progress(ALL, time.monotonic(), above=fence)
         assert there.restart == 0, there.team.story
@@ -396,7 +401,7 @@ def trio(
     nodes = [net.node(f"node{number}") for number in range(3)]
     board = nodes[0] if serves else net.node("board")
     endpoint = endpoint_of(board) if serves else serve_board(net, board)
-    with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, **more) as team:
+    with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, wrapper=PATIENT, **more) as team:
         leader = team.start(prefix=nodes[0].prefix, wrapper=LATE)
         leader.wait_said(COORDINATES)
         at_work = [team.start(prefix=node.prefix) for node in nodes[1:]]
@@ -548,6 +553,21 @@ def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_is_killed(
         code = EXIT_TRY_AGAIN if options else -signal.SIGTERM
         assert [agent.wait() for agent in there.at_work] == [code, code], there.team.story
         assert [len(agent.starts) for agent in there.at_work] == [1, 1], there.team.story
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_and_the_node_that_asked_are_killed(
+    net: Net, launch: Launcher
+) -> None:
+    """The node that is left has never been asked."""
+    with trio(net, launch, options=NO_RESTARTS, **{**SAVING, "worker": DEAF}) as there:
+        asker, other = there.at_work
+        assert verb(asker.folder, "stop", "--at-save", "--deadline", "120").code == 0
+        for agent in (there.leader, asker):
+            agent.signal(signal.SIGKILL)
+        assert other.wait() in (EXIT_TRY_AGAIN, -signal.SIGTERM), there.team.story
+        assert other.has_said("stop requested on node1"), there.team.story
 
 
 @pytest.mark.all
