@@ -138,6 +138,20 @@ class Job:
         """The latest of each rank."""
         return {stamp.rank: stamp for stamp in self._stamps if stamp.world_size == world_size and stamp.at > after}
 
+    def stays_untouched(self, world_size: int, seconds: float) -> None:
+        """Returns after so many seconds in which all workers live and none starts.
+
+        Raises:
+            MeasurementError: one ends, or starts.
+        """
+        before, until = len(self._stamps), time.monotonic() + seconds
+        while (rest_s := until - time.monotonic()) > 0:
+            if select.select([self._fifo], [], [], min(rest_s, LOOK_AGAIN_S))[0]:
+                self._read_stamps()
+            ended = [stamp for stamp in self.workers(world_size).values() if not Path(f"/proc/{stamp.pid}").exists()]
+            if ended or len(self._stamps) > before:
+                raise MeasurementError(f"{'a worker has ended' if ended else 'a worker has started'} after all")
+
     def wait_coordinating(self, agent: Agent) -> None:
         """Waits until an agent coordinates the job.
 

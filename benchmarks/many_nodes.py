@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import lost_hosts
 import named_hosts
 from arguments import Arguments
 from jobs import HERE, LIMIT_S, Job, SkippedError, etcd, free_port, open_job, store
@@ -49,6 +50,9 @@ THEIRS = {
     "named_second_s": "never",
     "named_servers_s": "never",
     "named_c10d_s": "never",
+    "first_of_two_s": "never",
+    "first_of_three_s": "never",
+    "power_s": "never",
     "first_100_s": "4.6 s (128 agents)",
     "again_100_s": "16 s (128 agents)",
 }
@@ -231,7 +235,7 @@ MEASURES = (
         warm_up=0,
     ),
     single("fail", measure_fail, "3 agents, no restart left: a worker crashes → all agents have ended", 2.0),
-    single("kill", measure_kill, "`1:3`: a node SIGKILLed → workers of the others running", 1.5),
+    single("kill", measure_kill, "`1:3`: a node SIGKILLed → workers of the others running", 0.5),
     single(
         "talk",
         measure_talk(key="talk_s"),
@@ -245,10 +249,10 @@ MEASURES = (
     single("stop", measure_stop, "`1:3`: a node SIGSTOPped → workers of the others running", LEASE_S + 1, 3),
     single("join", measure_join, "`2:4`: two nodes run, a third is started → workers of all three running", 1.5),
     single(
-        "heir", measure_heir, "`1:3`: the coordinator's agent SIGKILLed, the c10d store lives → others running", 2.0
+        "heir", measure_heir, "`1:3`: the coordinator's agent SIGKILLed, the c10d store lives → others running", 0.5
     ),
-    single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", None),
-    single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", LEASE_S + 1, 3),
+    single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", 0.5),
+    single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", 0.5, 3),
     single("stop-heir", measure_stop_heir, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
     single(
         "named-etcd",
@@ -259,11 +263,66 @@ MEASURES = (
     single("named-second", named_hosts.measure_second, "the same, of two name servers the first one silent", 1.0),
     single("named-servers", named_hosts.measure_servers, "the same, of two etcd servers the first one dead", 1.0),
     single("named-c10d", named_hosts.measure_c10d, "the same on c10d, whose store dies with it", 1.0),
+    single(
+        "first-of-two",
+        lost_hosts.measure_first_host(2, "first_of_two_s"),
+        "2 hosts: all processes of the one with leader and endpoint SIGKILLed → the other's worker running",
+        0.5,
+    ),
+    single("first-of-three", lost_hosts.measure_first_host(3, "first_of_three_s"), "the same with 3 hosts", 4.6),
+    single("power", lost_hosts.measure_power, "the same, and its network is gone with it", LEASE_S + 1, 3),
+    single(
+        "endpoint",
+        lost_hosts.measure_endpoint,
+        "3 hosts: nobody reaches the endpoint for 11 s, workers untouched; one crashes → all running again",
+        0.5,
+        3,
+    ),
+    single(
+        "all-restarted",
+        lost_hosts.measure_all_restarted,
+        "3 hosts: all agents SIGKILLed and started again, that of the endpoint last → all running",
+        LEASE_S + 1,
+        3,
+    ),
+    single(
+        "loss",
+        lost_hosts.measure_loss,
+        f"3 endpoints, {lost_hosts.LOST_PERCENT} % of packets lost: the leader's host SIGKILLed → others running",
+        6.0,
+        10,
+    ),
+    single(
+        "most-endpoints",
+        lost_hosts.measure_most_endpoints,
+        "2 of 3 endpoints away for 60 s, workers untouched; one crashes, endpoints back → all running again",
+        LEASE_S + 1,
+        1,
+    ),
+    single("most-etcds", lost_hosts.measure_most_etcds, "the same with 2 of 3 etcd servers", LEASE_S + 1, 1),
+    single(
+        "place-rank",
+        lost_hosts.measure_place_rank,
+        "3 hosts, recovery in place: a rank SIGKILLed → all past their next `all_reduce`",
+        0.15,
+    ),
+    single(
+        "place-agent",
+        lost_hosts.measure_place_agent(leader=False, key="place_agent_s"),
+        "the same: all processes of a host SIGKILLed → the others past their next `all_reduce`",
+        0.5,
+    ),
+    single(
+        "place-leader",
+        lost_hosts.measure_place_agent(leader=True, key="place_leader_s"),
+        "the same: all processes of the leader's host SIGKILLed",
+        0.5,
+    ),
     single("form-on-1", measure_form_on(1), "3 agents, one endpoint: start → first lines of all workers", None),
     single("form-on-3", measure_form_on(3), "the same, three endpoints (at most 1.1 of that with one)", None),
     agents_measure(100, None, None),
     agents_measure(1000, 2.0, 1.0),
-    agents_measure(4000, 8.0, 1.2),
+    agents_measure(4000, 4.3, 1.2),
     agents_measure(8000, None, None),
 )
 COMPARED = frozenset({"form", "blocked"})

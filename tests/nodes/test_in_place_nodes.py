@@ -78,6 +78,9 @@ for packet in packets():
     elif message["kind"] == "held":
         os.write(1, f"held {{os.getpid()}} in round {{message['round']}}\\n".encode())
     elif message["kind"] == "over" and not os.path.exists(os.environ["STAR"] + "/stays-" + str(os.getpid())):
+        os.write(1, f"over {{os.getpid()}} in round {{message['round']}}\\n".encode())
+        while os.path.exists(os.environ["STAR"] + "/lingers"):
+            time.sleep(0.01)
         link.send(messages.encode("ready", round=message["round"], step=17))
     elif message["kind"] == "end":
         sys.exit(0)
@@ -139,6 +142,28 @@ def test_the_leaders_node_is_lost_and_the_others_keep_their_processes(launch: La
         leader.crash()
         second = team.wait_round(rest, after=first)
         assert second.pids == kept, team.story
+        team.finish(second)
+
+
+def test_the_leader_is_lost_when_workers_have_left_one_round_and_not_begun_the_next(launch: Launcher) -> None:
+    with in_place_team(launch, "2:3") as team:
+        first = started(team, 3)
+        leader = team.coordinator
+        rest = [agent for agent in team.agents if agent is not leader]
+        lingers = launch.folder / "star" / "lingers"
+        lingers.touch()
+        lost = rest[0].starts[0].pid
+        kept = {start.pid for agent in rest for start in agent.starts} - {lost}
+        os.kill(lost, signal.SIGKILL)
+        for agent in rest:
+            for pid in kept & {start.pid for start in agent.starts}:
+                agent.wait_line(f"over {pid} in round {first.number}")
+        assert all(agent.starts[-1].round == first.number for agent in team.agents), team.story
+
+        leader.crash()
+        lingers.unlink()
+        second = team.wait_round(rest, after=first)
+        assert second.pids > kept and lost not in second.pids and len(second.pids) == 4, team.story
         team.finish(second)
 
 

@@ -1,0 +1,607 @@
+"""What a job is promised to survive: hosts, leaders and endpoints that are lost, one at a time or together.
+
+How long each fault takes is measured in `benchmarks/many_nodes.py`; other faults are in `test_chaos.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.agents import (
+    COORDINATES,
+    FAIL,
+    FAIL_CODE,
+    IS_SPARE,
+    LATE,
+    LONG_LEASE_S,
+    WORKER,
+    Agent,
+    Meeting,
+    Round,
+    Team,
+    team_of,
+)
+from kit.faults import netns
+from kit.faults.chaos import LEASE_S as CHAOS_LEASE_S
+from kit.faults.chaos import Battlefield, Undo, battlefield, serve_board
+from kit.faults.netns import Net, Node
+from kit.launching import Launcher, alive
+from kit.verbs import Said, verb
+from kit.waiting import DEADLINE_S, wait_for
+
+from aelastic.errors import EXIT_TRY_AGAIN
+from aelastic.host import sockets
+
+pytestmark = pytest.mark.timeout(300)
+
+PORT = 29400
+ALL = (0, 1, 2)
+# On a busy machine a node needs more than 0.3 s to find the next leader, and a node that is missed excuses a failure.
+PATIENT = """
+from aelastic.rdzv.coordinator import coordinator
+
+coordinator.GRACE_S = 10.0
+"""
+# A worker that does not fail of it when another one is lost.
+DEAF = WORKER.replace("begin_talk()\nrest()", "rest()")
+# Where something has to stay away for more than two leases.
+LEASE_S = 2.0
+LONG_S = 2 * LEASE_S + 1
+
+
+@pytest.fixture
+def net() -> Iterator[Net]:
+    with netns.opened() as net:
+        yield net
+
+
+@contextmanager
+def team_on(
+    launch: Launcher, endpoint: str, nnodes: str, *, lease_s: float = LONG_LEASE_S, **more: Any
+) -> Iterator[Team]:
+    """The agents of one job, each to be started on a node."""
+    conf = {"last_call_timeout": 1, "settle_time": 0.1, "lease": lease_s}
+    with team_of(launch, Meeting("c10d", endpoint), nnodes, conf=conf, **more) as team:
+        yield team
+
+
+def endpoint_of(node: Node) -> str:
+    return f"{node.v4()}:{PORT}"
+
+
+def start_in_order(team: Team, nodes: Sequence[Node]) -> list[Agent]:
+    """The first one leads."""
+    first = team.start(prefix=nodes[0].prefix)
+    first.wait_said(COORDINATES)
+    return [first, *(team.start(prefix=node.prefix) for node in nodes[1:])]
+
+
+def kill_host(agent: Agent) -> Undo:
+    """Kills an agent, its helpers, the store that it serves, and its workers; the kernel tells the others."""
+    agent.stop()  # it sees none of the others end
+    for pid in agent.left():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    agent.wait()
+    for name in os.listdir(agent.tmp):
+        shutil.rmtree(agent.tmp / name)  # no helper is left to do so
+    return lambda: None
+
+
+def cut_power(net: Net, node: Node, agent: Agent) -> Undo:
+    """Kills the same, and no word of it gets out; returns what connects the node again."""
+    plug_in = net.pull_out(node)
+    kill_host(agent)
+    return plug_in
+
+
+# The host of the endpoint and the leader.
+
+
+def test_of_two_nodes_one_continues_alone_once_every_process_of_the_other_host_is_killed(
+    net: Net, launch: Launcher
+) -> None:
+    nodes = [net.node(f"node{number}") for number in range(2)]
+    with team_on(launch, endpoint_of(nodes[0]), "1:2") as team:
+        first, second = start_in_order(team, nodes)
+        both = team.wait_round([first, second])
+        kill_host(first)
+        alone = team.wait_round([second], after=both)
+        assert second.has_said(COORDINATES), team.story
+        again = team.start(prefix=nodes[0].prefix)
+        last = team.wait_round([again, second], after=alone)
+        assert (alone.restart, last.restart) == (0, 0)
+        team.finish(last)
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_of_two_nodes_one_waits_while_the_other_host_is_without_power(net: Net, launch: Launcher) -> None:
+    nodes = [net.node(f"node{number}") for number in range(2)]
+    with team_on(launch, endpoint_of(nodes[0]), "1:2", lease_s=LEASE_S) as team:
+        first, second = start_in_order(team, nodes)
+        both = team.wait_round([first, second])
+        plug_in = cut_power(net, nodes[0], first)
+        wait_for("its worker is stopped", lambda: not alive(second.starts[-1].pid))
+        second.wait_said("looking for the leader .*: there is no quorum")
+        assert len(second.starts) == 1 and not second.has_said(COORDINATES), team.story
+        plug_in()
+        last = team.wait_round([team.start(prefix=nodes[0].prefix), second], after=both)
+        assert last.restart == 0
+        team.finish(last)
+
+
+@pytest.mark.parametrize("is_cut", [False, pytest.param(True, marks=pytest.mark.all)], ids=["killed", "cut"])
+def test_of_three_nodes_two_continue_without_the_host_of_the_endpoint_and_the_leader(
+    net: Net, launch: Launcher, is_cut: bool
+) -> None:
+    nodes = [net.node(f"node{number}") for number in range(3)]
+    with team_on(launch, endpoint_of(nodes[0]), "1:3", lease_s=LEASE_S if is_cut else LONG_LEASE_S) as team:
+        first, *others = start_in_order(team, nodes)
+        three = team.wait_round([first, *others])
+        plug_in = cut_power(net, nodes[0], first) if is_cut else kill_host(first)
+        two = team.wait_round(others, after=three)
+        assert sum(agent.has_said(COORDINATES) for agent in others) == 1, team.story
+        two.tell(FAIL, 0)
+        again = team.wait_round(others, after=two)
+        assert (two.restart, again.restart) == (0, 1)
+        plug_in()
+        last = team.wait_round([*others, team.start(prefix=nodes[0].prefix)], after=again)
+        assert last.restart == 1
+        team.finish(last)
+
+
+# The endpoint, while another host leads.
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_workers_are_not_touched_while_nobody_reaches_the_endpoint_and_a_failure_restarts_them(
+    net: Net, launch: Launcher
+) -> None:
+    board = net.node("board")
+    nodes = [net.node(f"node{number}") for number in range(3)]
+    with team_on(launch, serve_board(net, board), "3", lease_s=LEASE_S) as team:
+        agents = start_in_order(team, nodes)
+        round_ = team.wait_round(agents)
+        undo = net.isolate(board, nodes)
+        time.sleep(LONG_S)
+        team.assert_untouched(round_)
+        round_.tell(FAIL, 1)
+        again = team.wait_round(agents, after=round_)
+        assert again.restart == 1
+        undo()
+        team.assert_untouched(again)
+        assert sum(agent.has_said(COORDINATES) for agent in agents) == 1, team.story
+        team.finish(again)
+
+
+# Agents that are restarted.
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param((0, 1, 2), marks=pytest.mark.ci), (2, 1, 0), (1, 0, 2)],
+    ids=lambda order: "".join(map(str, order)),
+)
+def test_agents_are_restarted_one_after_the_other_in_any_order(
+    net: Net, launch: Launcher, order: Sequence[int]
+) -> None:
+    """The first one serves the endpoint."""
+    nodes = [net.node(f"node{number}") for number in range(3)]
+    with team_on(launch, endpoint_of(nodes[0]), "2:3") as team:
+        agents = start_in_order(team, nodes)
+        round_ = team.wait_round(agents)
+        round_.tell(FAIL, 0)
+        round_ = team.wait_round(agents, after=round_)
+        for number in order:
+            agents[number].crash()
+            round_ = team.wait_round([agent for agent in agents if not agent.is_over], after=round_)
+            agents[number] = team.start(prefix=nodes[number].prefix)
+            round_ = team.wait_round(agents, after=round_)
+            assert round_.restart == 1, "the job remembers that one was charged"
+        team.finish(round_)
+
+
+def is_up(agent: Agent) -> bool:
+    return bool(sockets.doors_in(sockets.doors_folder({"XDG_RUNTIME_DIR": str(agent.folder)})))
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("is_remembered", [True, False], ids=["remembered", "forgotten"])
+def test_all_agents_are_killed_and_come_back_in_any_order(net: Net, launch: Launcher, is_remembered: bool) -> None:
+    """The endpoint remembers the job if no agent serves it."""
+    nodes = [net.node(f"node{number}") for number in range(3)]
+    endpoint = serve_board(net, net.node("board")) if is_remembered else endpoint_of(nodes[0])
+    with team_on(launch, endpoint, "3", lease_s=LEASE_S) as team:
+        agents = start_in_order(team, nodes)
+        round_ = team.wait_round(agents)
+        for order in (2, 1, 0), (1, 0, 2), (0, 2, 1):
+            round_.tell(FAIL, 0)
+            round_ = team.wait_round(agents, after=round_)
+            restarts = round_.restart
+            for agent in agents:
+                agent.stop()
+            for agent in agents:
+                kill_host(agent)
+            for number in order:
+                agents[number] = team.start(prefix=nodes[number].prefix)
+                wait_for("the agent is up", lambda agent=agents[number]: is_up(agent))  # type: ignore[misc]
+            round_ = team.wait_round(agents, after=round_)
+            assert round_.restart == (restarts if is_remembered else 0), team.story
+        team.finish(round_)
+
+
+# Networks that lose packets.
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("board, percent", [("c10d", 30), ("c10d on three", 50)])
+def test_no_two_rounds_run_side_by_side_over_a_network_that_loses(
+    launch: Launcher, tmp_path: Path, board: str, percent: int
+) -> None:
+    with battlefield(launch, board, tmp_path, STAR_SOLO="1") as there:
+        fence = there.fence
+        undo = there.all_leaky(0, percent=percent)
+        connect = there.cut_off(there.coordinator)
+        time.sleep(4 * CHAOS_LEASE_S)
+        connect()
+        undo()
+        there.wait_progress(ALL, time.monotonic(), above=fence)
+        assert there.restart == 0, there.team.story
+        there.assert_not_side_by_side()
+
+
+# Most of several stores.
+
+
+def most_are_silent(there: Battlefield) -> Undo:
+    """Two of three stores answer no other host, for as long as one likes."""
+    if not there.etcds:
+        return there.endpoints_silent()
+    silent = there.etcds[:2]
+    for server in silent:
+        server.stop()
+
+    def undo() -> None:
+        for server in silent:
+            server.cont()
+
+    return undo
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("board", ["three etcds", "c10d on three"])
+def test_workers_are_not_touched_while_most_stores_are_silent_and_a_failure_waits_for_them(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    with battlefield(launch, board, tmp_path) as there:
+        there.wait_progress(ALL, time.monotonic() + CHAOS_LEASE_S)
+        fence, since = there.fence, time.monotonic()
+        undo = most_are_silent(there)
+        there.wait_progress(ALL, since + 2 * CHAOS_LEASE_S + 1)
+        assert there.fence == fence, "no worker has noticed"
+        there.worker_raises(0)
+        wait_for("the failure is known", lambda: there.agents[0].has_said("rank . failed"))
+        time.sleep(1.0)
+        assert all(len(agent.starts) == 1 for agent in there.agents), there.team.story
+        undo()
+        there.wait_progress(ALL, time.monotonic(), above=fence)
+        assert there.restart == 1, there.team.story
+        there.assert_not_side_by_side()
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("board", ["three etcds", "c10d on three"])
+def test_a_job_that_fails_while_most_stores_are_silent_ends_on_all_nodes_once_they_are_back(
+    launch: Launcher, tmp_path: Path, board: str
+) -> None:
+    with battlefield(launch, board, tmp_path, max_restarts=0) as there:
+        undo = most_are_silent(there)
+        there.worker_raises(0)
+        wait_for("the failure is known", lambda: there.agents[0].has_said("rank . failed"))
+        time.sleep(1.0)
+        assert not any(agent.is_over for agent in there.agents), there.team.story
+        undo()
+        assert_failed(there.team, there.agents)
+
+
+# What is decided while a leader is lost.
+
+
+def assert_failed(team: Team, agents: Sequence[Agent]) -> None:
+    """They end with one verdict: the exit code and the rank of the same failure."""
+    assert [agent.wait() for agent in agents] == [FAIL_CODE] * len(agents), team.story
+    causes = {rank for agent in agents for rank in re.findall(r"Root Cause[^=]*\n *rank +: (\d+) ", agent.stderr)}
+    named = [agent for agent in agents if "Root Cause" in agent.stderr]
+    assert len(causes) == 1 and named == list(agents), team.story
+
+
+@dataclass
+class Trio:
+    """Two nodes at work; a spare leads, so that its loss costs no round.
+
+    Args:
+        board: where the endpoint is.
+        nodes: of the leader, and of the two at work.
+        agents: there.
+    """
+
+    net: Net
+    team: Team
+    board: Node
+    nodes: list[Node]
+    agents: list[Agent]
+    round: Round
+
+    @property
+    def leader(self) -> Agent:
+        return self.agents[0]
+
+    @property
+    def at_work(self) -> list[Agent]:
+        return self.agents[1:]
+
+    @property
+    def failing(self) -> Agent:
+        """The agent whose worker is to fail."""
+        return self.agents[1]
+
+    def fail(self) -> None:
+        os.kill(self.failing.starts[-1].pid, FAIL)
+
+    def wait_failed(self) -> None:
+        """Its agent knows."""
+        self.failing.wait_said("rank . failed on")
+
+    def isolate(self, index: int) -> Undo:
+        return self.net.isolate(self.nodes[index], [self.board, *self.nodes[:index], *self.nodes[index + 1 :]])
+
+    def freeze(self, index: int) -> Undo:
+        agent = self.agents[index]
+        agent.stop()
+        return lambda: agent.signal(signal.SIGCONT)
+
+
+@contextmanager
+def trio(
+    net: Net,
+    launch: Launcher,
+    *,
+    lease_s: float = LEASE_S,
+    serves: bool = False,
+    nnodes: str = "2",
+    worker: str = DEAF,
+    **more: Any,
+) -> Iterator[Trio]:
+    """Starts the three nodes.
+
+    Args:
+        lease_s: of the leader.
+        serves: the leader's host has the endpoint as well.
+        nnodes: two at most.
+        worker: what the two nodes run.
+        more: as `Team` has it.
+    """
+    nodes = [net.node(f"node{number}") for number in range(3)]
+    board = nodes[0] if serves else net.node("board")
+    endpoint = endpoint_of(board) if serves else serve_board(net, board)
+    with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, wrapper=PATIENT, **more) as team:
+        leader = team.start(prefix=nodes[0].prefix, wrapper=LATE)
+        leader.wait_said(COORDINATES)
+        at_work = [team.start(prefix=node.prefix) for node in nodes[1:]]
+        round_ = team.wait_round(at_work)
+        leader.go()
+        leader.wait_said(IS_SPARE)
+        yield Trio(net, team, board, nodes, [leader, *at_work], round_)
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("is_cut", [False, True], ids=["killed", "cut"])
+def test_workers_are_not_touched_when_a_spare_is_lost_with_the_endpoint_whether_it_leads_or_not(
+    net: Net, launch: Launcher, is_cut: bool
+) -> None:
+    with trio(net, launch, serves=True) as there:
+        spare = there.leader
+        for _ in range(2):
+            plug_in = cut_power(net, there.nodes[0], spare) if is_cut else kill_host(spare)
+            time.sleep(LONG_S)
+            there.team.assert_untouched(there.round)
+            assert there.team.coordinator in there.at_work, there.team.story
+            plug_in()
+            spare = there.team.start(prefix=there.nodes[0].prefix)
+            spare.wait_said(IS_SPARE)
+        kill_host(spare)
+        there.fail()
+        again = there.team.wait_round(there.at_work, after=there.round)
+        assert again.restart == 1
+        there.team.finish(again)
+
+
+NO_RESTARTS = ("--max-restarts", "0")
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("serves", [False, True], ids=["alone", "with the endpoint"])
+def test_a_job_that_fails_as_its_leader_is_killed_ends_with_one_verdict(
+    net: Net, launch: Launcher, serves: bool
+) -> None:
+    with trio(net, launch, serves=serves, options=NO_RESTARTS) as there:
+        there.leader.stop()
+        there.fail()
+        there.wait_failed()
+        kill_host(there.leader)
+        assert_failed(there.team, there.at_work)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("index", [0, 2], ids=["leader", "node"])
+@pytest.mark.parametrize("fault", [Trio.freeze, Trio.isolate], ids=["frozen", "cut"])
+def test_an_agent_that_misses_the_end_of_a_job_reads_the_same_verdict_when_it_is_back(
+    net: Net, launch: Launcher, fault: Callable[[Trio, int], Undo], index: int
+) -> None:
+    with trio(net, launch, options=NO_RESTARTS) as there:
+        undo = fault(there, index)
+        there.fail()
+        others = [agent for agent in there.agents if agent is not there.agents[index]]
+        assert_failed(there.team, others)
+        undo()
+        assert_failed(there.team, there.agents)
+
+
+@pytest.mark.all
+def test_a_job_that_fails_while_nobody_reaches_the_endpoint_ends_with_one_verdict(net: Net, launch: Launcher) -> None:
+    with trio(net, launch, options=NO_RESTARTS) as there:
+        net.isolate(there.board, there.nodes)
+        there.fail()
+        assert_failed(there.team, there.agents)
+
+
+def killed_before_it_reads(there: Trio) -> None:
+    there.leader.stop()
+    there.fail()
+    there.wait_failed()
+    kill_host(there.leader)
+
+
+def killed_once_it_has_decided(there: Trio) -> None:
+    there.fail()
+    wait_for("a node knows", lambda: any(agent.has_said("restart 1 of 3") for agent in there.at_work))
+    kill_host(there.leader)
+
+
+def killed_as_workers_start(there: Trio) -> None:
+    there.fail()
+    wait_for("a worker starts", lambda: any(len(agent.starts) == 2 for agent in there.at_work))
+    kill_host(there.leader)
+
+
+def frozen_before_it_reads(there: Trio) -> None:
+    there.leader.stop()
+    there.fail()
+    wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+    there.leader.signal(signal.SIGCONT)
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "lose", [killed_before_it_reads, killed_once_it_has_decided, killed_as_workers_start, frozen_before_it_reads]
+)
+def test_a_failure_is_charged_once_whichever_leader_begins_the_next_round(
+    net: Net, launch: Launcher, lose: Callable[[Trio], None]
+) -> None:
+    with trio(net, launch, options=("--max-restarts", "3")) as there:
+        lose(there)
+        again = there.team.wait_round(there.at_work, after=there.round)
+        assert again.restart == 1, there.team.story
+        wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+        there.fail()
+        last = there.team.wait_round(there.at_work, after=again)
+        assert last.restart == 2, "the next leader has counted the first"
+        assert [len(agent.starts) for agent in there.at_work] == [3, 3], there.team.story
+
+
+# What is asked for.
+
+SAVING: dict[str, Any] = {"worker": WORKER, "nnodes": "1:2", "env": {"STAR_TICK_S": "0.02", "STAR_SAVES": "1"}}
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_host_stays_cordoned_when_the_leader_that_acknowledged_it_is_killed(net: Net, launch: Launcher) -> None:
+    with trio(net, launch, options=NO_RESTARTS, **SAVING) as there:
+        asker, other = there.at_work
+        assert verb(asker.folder, "cordon", "node2").code == 0
+        there.leader.crash()
+        other.wait_said("this node is cordoned for ")
+        alone = there.team.wait_round([asker], after=there.round)
+        assert verb(asker.folder, "restart").code == 0
+        alone = there.team.wait_round([asker], after=alone)
+        assert verb(asker.folder, "uncordon", "node2").code == 0
+        last = there.team.wait_round([asker, other], after=alone)
+        assert last.restart == 0
+        there.team.finish(last)
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize("options", [(), ("--at-save",)], ids=["at once", "at save"])
+def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_is_killed(
+    net: Net, launch: Launcher, options: Sequence[str]
+) -> None:
+    with trio(net, launch, options=NO_RESTARTS, **SAVING) as there:
+        assert verb(there.agents[1].folder, "stop", *options).code == 0
+        there.leader.signal(signal.SIGKILL)
+        code = EXIT_TRY_AGAIN if options else -signal.SIGTERM
+        assert [agent.wait() for agent in there.at_work] == [code, code], there.team.story
+        assert [len(agent.starts) for agent in there.at_work] == [1, 1], there.team.story
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_and_the_node_that_asked_are_killed(
+    net: Net, launch: Launcher
+) -> None:
+    """The node that is left has never been asked."""
+    with trio(net, launch, options=NO_RESTARTS, **{**SAVING, "worker": DEAF}) as there:
+        asker, other = there.at_work
+        assert verb(asker.folder, "stop", "--at-save", "--deadline", "120").code == 0
+        for agent in (there.leader, asker):
+            agent.signal(signal.SIGKILL)
+        assert other.wait() in (EXIT_TRY_AGAIN, -signal.SIGTERM), there.team.story
+        assert other.has_said("stop requested on node1"), there.team.story
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_failure_is_still_held_for_somebody_to_look_when_the_leader_is_killed(net: Net, launch: Launcher) -> None:
+    with trio(net, launch, lease_s=LONG_LEASE_S, options=("--max-restarts", "3", "--on-failure", "hold")) as there:
+        there.fail()
+        there.failing.wait_said("held: nothing is stopped until ")
+        kill_host(there.leader)
+        wait_for("another leads", lambda: any(agent.has_said(COORDINATES) for agent in there.at_work))
+        time.sleep(1.0)
+        assert alive(there.agents[2].starts[-1].pid), there.team.story
+        assert [len(agent.starts) for agent in there.at_work] == [1, 1], there.team.story
+        assert verb(there.agents[2].folder, "restart").code == 0
+        again = there.team.wait_round(there.at_work, after=there.round)
+        assert again.restart == 0, "somebody asked for it"
+        there.team.finish(again)
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_request_is_acknowledged_once_a_quorum_has_accepted_it(net: Net, launch: Launcher) -> None:
+    """Of two voters and the endpoint, the one that asks is less than half."""
+    with trio(net, launch, lease_s=LONG_LEASE_S, options=NO_RESTARTS) as there:
+        asker, _ = there.at_work
+        undo_cut = net.isolate(there.board, there.nodes)
+        wake = there.freeze(2)
+        said = list[Said]()
+        asking = threading.Thread(target=lambda: said.append(verb(asker.folder, "cordon", "node0")))
+        asking.start()
+        asking.join(2.0)
+        assert not said, "one of two voters has accepted it"
+        wake()
+        asking.join(DEADLINE_S)
+        assert [each.code for each in said] == [0], (said, there.team.story)
+        there.team.assert_untouched(there.round)
+        undo_cut()
