@@ -268,6 +268,21 @@ def continued(job: Job, now: float, gone: str = "") -> Job:
     return other
 
 
+def test_a_request_that_was_accepted_is_not_refused_by_the_next_leader_since_its_node_is_not_back_yet() -> None:
+    job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
+    asked = ask("a", r.Verb.DRAIN, target="c")
+    assert applied(job.handle(asked, 100.0)) == [True]
+    other = Job(Coordinator(job.core.rules, job.core.policy), job.nodes)
+    other.core.roster.begin_term(9)
+    other.core.resume(job.core.state(100.0), "", 100.0)
+    other.nodes.known.clear()
+    for name in "abc":
+        other.handle(other.nodes.connects(job.nodes.of[name].node, job.nodes.of[name].past), 100.1)
+        if name == "a":
+            assert applied(other.handle(asked, 100.1)) == [], "it says so once more, and has no other answer yet"
+    assert other.core.drain.is_on and other.core.drain.leaving.keys() == {"c"}
+
+
 def test_a_coordinator_that_is_cut_off_begins_no_round() -> None:
     """It would not be agreed on.  Nodes of the round are ready for the next one, as they lost the leader before."""
     job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)

@@ -545,6 +545,26 @@ def test_a_request_that_waits_is_answered_in_the_next_term_too() -> None:
 # The lease.
 
 
+def test_nodes_read_that_the_next_round_waits_for_the_endpoint() -> None:
+    term = running("abc")
+    term.has_cell = False
+    restarts(term, "abc")
+    told = of_kind(term.live_until(term.now + 11.0), m.Waiting)
+    assert {each.text[:43] for each in told} == {"rendezvous: no answer from the endpoint for"}
+    assert all(each.text.endswith(" s: running workers continue, no new round can start") for each in told)
+    assert len(told) == 3, "each of them"
+
+
+def test_nodes_read_whose_votes_the_next_round_waits_for() -> None:
+    term = voting("abc")
+    mute(term, "bc")
+    restarts(term, "abc")
+    told = of_kind(term.live_until(term.now + 11.0), m.Waiting)
+    assert {each.text for each in told} == {
+        "rendezvous: no answer from host-b, host-c, which must vote: no new round can start"
+    }
+
+
 def test_a_candidate_whose_endpoint_falls_silent_lacks_no_quorum() -> None:
     """It knows of no voters: what is missing is the endpoint, as the agent says."""
     term = Term(is_begun=False)

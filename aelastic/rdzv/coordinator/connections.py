@@ -457,6 +457,11 @@ class Connections:
             actions.append(Say(conn, plan.replace(log=log_plan(self._connections[conn].name))))
         return actions
 
+    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
+        """Adds a decision to the plan of every connected node."""
+        for node_id in self._conn_of:
+            self.plans.change(node_id, decision, now)
+
     def say_all(self, message: m.Downward, heard_after: float = -math.inf) -> list[Action]:
         return [Say(i, message) for i in self._conn_of.values() if self._connections[i].heard_at > heard_after]
 

@@ -262,6 +262,8 @@ class Coordinator(Machine[ev.Event, Send]):
                 return self.inquiry.handle(wish, self.round, self.roster) if self.phase is Phase.RUNNING else []
             case r.Ask(node_id, ask_id) if node_id != self.own_node_id and (refusal := self.rules.refusal(wish)):
                 return [Send(node_id, r.Answer(ask_id, False, refusal))]
+            case r.Ask(_, ask_id) if ask_id in self._asks and self.phase is Phase.GATHERING:
+                return []  # it was accepted, and is carried out once the nodes that it is about are back
             case r.Ask(verb=r.Verb.CORDON | r.Verb.UNCORDON) if not self.is_closed:
                 sends, cause = self.forming.cordons.ask(wish, self.roster, self.rules.limits, now)
                 self.version += 1  # a cordon outlives this leader

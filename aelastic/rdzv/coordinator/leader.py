@@ -30,7 +30,7 @@ from aelastic.rdzv.coordinator.followers import Followers
 from aelastic.rdzv.coordinator.job_state import JobState, Participant, payload_of, state_in, voters_in
 from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.coordinator.roster import some_of
-from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.coordinator.waiting_text import silent_text, votes_text, waiting_texts
 from aelastic.rdzv.log import cell as cells
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
@@ -627,11 +627,22 @@ class Leader(Machine[ev.Event, ev.Action]):
             actions += self.sessions.say_all(self._heartbeat)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
-            actions += self._deliver(waiting_texts(self.coordinator, now), now)
+            if self.log.proposal is None:
+                actions += self._deliver(waiting_texts(self.coordinator, now), now)
+            else:
+                self._tell_undecided(self.log.proposal, now)
         is_silent = self.cell.is_silent(SILENT_CELL_S, now)
         if is_silent and leading.is_held(self.log) and self._has_quorum_without():
             self._campaign_again(self.term, now)  # the proposal is repeated without new voters
         return actions
+
+    def _tell_undecided(self, proposal: Entry, now: float) -> None:
+        """All nodes read which vote the next entry waits for."""
+        committed, known = self.log.node.committed, leading.phase_2_votes(self.log, proposal).known
+        voters = voters_in(committed) if isinstance(committed, Entry) else ()
+        missing = [each.host for each in voters if each.name not in known]
+        text = votes_text(missing) if missing else silent_text(self.cell.silent_s(now))
+        self.sessions.decide_for_all(m.Waiting(text), now)
 
     def _name_endpoint(self, now: float) -> None:
         """Names an endpoint that has lost its memory in the next entry; if it decides alone, in another log."""

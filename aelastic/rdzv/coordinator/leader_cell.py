@@ -73,6 +73,10 @@ class LeaderCell:
         at = self.silent_at(for_s)
         return at is not None and now >= at
 
+    def silent_s(self, now: float) -> float:
+        """Returns for how long the endpoint has owed an answer."""
+        return 0.0 if self._silent_since is None else now - self._silent_since
+
     def has_taken(self, within_s: float, now: float) -> bool:
         """Whether the endpoint has taken a write that was asked for within this time."""
         return now - self._taken_at <= within_s

@@ -45,6 +45,17 @@ def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
             assert_never(coordinator.phase)
 
 
+def votes_text(hosts: Sequence[str]) -> str:
+    """Returns what is waited for while voters have not accepted the next entry."""
+    return f"rendezvous: no answer from {some_of(hosts)}, which must vote: no new round can start"
+
+
+def silent_text(silent_s: float) -> str:
+    """Returns what is waited for while the endpoint has not taken the next entry."""
+    silent = f"rendezvous: no answer from the endpoint for {silent_s:.0f} s"
+    return f"{silent}: running workers continue, no new round can start"
+
+
 def forming_text(
     *,
     joined: Sequence[m.Node],
