@@ -543,6 +543,19 @@ def test_a_host_stays_cordoned_when_the_leader_that_acknowledged_it_is_killed(ne
 
 @pytest.mark.all
 @pytest.mark.ci
+def test_a_node_is_drained_when_the_leader_that_acknowledged_it_is_killed(net: Net, launch: Launcher) -> None:
+    with trio(net, launch, options=NO_RESTARTS, **SAVING) as there:
+        asker, other = there.at_work
+        assert verb(asker.folder, "drain", "node2", "--deadline", "120").code == 0
+        there.leader.crash()
+        assert other.wait() == EXIT_TRY_AGAIN, there.team.story
+        alone = there.team.wait_round([asker], after=there.round)
+        assert alone.restart == 0
+        there.team.finish(alone)
+
+
+@pytest.mark.all
+@pytest.mark.ci
 @pytest.mark.parametrize("options", [(), ("--at-save",)], ids=["at once", "at save"])
 def test_a_job_is_stopped_when_the_leader_that_acknowledged_it_is_killed(
     net: Net, launch: Launcher, options: Sequence[str]
