@@ -20,7 +20,7 @@ from one_node import Launcher, MeasurementError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from kit.faults import netns
-from kit.faults.chaos import serve_board
+from kit.faults.chaos import serve_endpoint
 from kit.faults.netns import Net, Node
 from kit.servers.etcd_servers import EtcdServer
 
@@ -107,11 +107,11 @@ def measure_power(launcher: Launcher) -> dict[str, float]:
 def measure_endpoint(launcher: Launcher) -> dict[str, float]:
     """Nobody reaches the endpoint for more than two leases, and no worker notices; then one crashes."""
     with hosts_of(3) as hosts:
-        board = hosts.net.node("board")
-        endpoint = serve_board(hosts.net, board)
+        served_by = hosts.net.node("endpoint")
+        endpoint = serve_endpoint(hosts.net, served_by)
         with open_job(launcher, "3", endpoint=endpoint, max_restarts=3) as job:
             hosts.start_and_settle(job)
-            hosts.net.isolate(board, hosts.nodes)
+            hosts.net.isolate(served_by, hosts.nodes)
             job.stays_untouched(3, TWO_LEASES_S)
             crashed_at = crash(job, 3)
             return {"endpoint_s": job.wait_running(3, after=crashed_at) - crashed_at}
@@ -218,7 +218,7 @@ def three_etcds(net: Net) -> Iterator[list[EtcdServer]]:
 def open_in_place(launcher: Launcher, nnodes: str) -> Iterator[Job]:
     """A job of three nodes whose workers keep their processes."""
     with hosts_of(3) as hosts:
-        endpoint = serve_board(hosts.net, hosts.net.node("board"))
+        endpoint = serve_endpoint(hosts.net, hosts.net.node("endpoint"))
         with open_job(launcher, nnodes, endpoint=endpoint, max_restarts=9, worker="in_place_node.py") as job:
             for number, node in enumerate(hosts.nodes):
                 job.start(prefix=[*node.prefix, "env", "GLOO_SOCKET_IFNAME=net1"], options=("--preload", "torch"))

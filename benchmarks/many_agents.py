@@ -107,8 +107,8 @@ class Agents:
                 began = Instant.now()
                 for number in range(self._count):
                     node = Node(f"id-{number}", f"host-{number}", "default", 1, "", 29500)
-                    board = InProcessCell(RUN_ID, self._world)
-                    link = AgentLink(board, self._settings, RUN_ID, node.node_id, self._policy, secret=self._secret)
+                    endpoint = InProcessCell(RUN_ID, self._world)
+                    link = AgentLink(endpoint, self._settings, RUN_ID, node.node_id, self._policy, secret=self._secret)
                     self._links.append(link)
                     tasks.start_soon(link.run, self._listener_of(link, node))
                     link.tell(Ready(node))

@@ -42,10 +42,10 @@ THEIRS = {
     "talk_s": "43 to 49 s, or never",  # each in two of four tries, given 180 s
     "stop_s": "never",
     "join_s": "the job crashes",
-    "heir_s": "never",
-    "heir_etcd_s": "never",
-    "heir_board_s": "never",
-    "stop_heir_s": "never",
+    "leader_killed_s": "never",
+    "leader_killed_etcd_s": "never",
+    "leader_and_endpoint_s": "never",
+    "leader_frozen_s": "never",
     "named_etcd_s": "never",
     "named_second_s": "never",
     "named_servers_s": "never",
@@ -148,19 +148,19 @@ def measure_join(launcher: Launcher) -> dict[str, float]:
         return {"join_s": job.wait_running(3, after=joined_at) - joined_at}
 
 
-def measure_heir(launcher: Launcher) -> dict[str, float]:
+def measure_leader_killed(launcher: Launcher) -> dict[str, float]:
     with store() as endpoint, open_job(launcher, "1:3", endpoint=endpoint, conf="is_host=false") as job:
-        return {"heir_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+        return {"leader_killed_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
 
 
-def measure_heir_board(launcher: Launcher) -> dict[str, float]:
+def measure_leader_and_endpoint(launcher: Launcher) -> dict[str, float]:
     with open_job(launcher, "1:3") as job:
-        return {"heir_board_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+        return {"leader_and_endpoint_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
 
 
-def measure_heir_etcd(launcher: Launcher) -> dict[str, float]:
+def measure_leader_killed_etcd(launcher: Launcher) -> dict[str, float]:
     with etcd() as endpoint, open_job(launcher, "1:3", backend="etcd-v3", endpoint=endpoint) as job:
-        return {"heir_etcd_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
+        return {"leader_killed_etcd_s": lose_a_node(job, signal.SIGKILL, coordinator=True)}
 
 
 def measure_form_on(hosts: int) -> Callable[[Launcher], dict[str, float]]:
@@ -177,9 +177,9 @@ def _endpoints(hosts: int) -> str:
     return ",".join(f"127.0.0.{host}:{port}" for host in range(1, hosts + 1))
 
 
-def measure_stop_heir(launcher: Launcher) -> dict[str, float]:
+def measure_leader_frozen(launcher: Launcher) -> dict[str, float]:
     with store() as endpoint, open_job(launcher, "1:3", endpoint=endpoint, conf="is_host=false") as job:
-        return {"stop_heir_s": lose_a_node(job, signal.SIGSTOP, coordinator=True)}
+        return {"leader_frozen_s": lose_a_node(job, signal.SIGSTOP, coordinator=True)}
 
 
 def measure_agents(count: int) -> Callable[[Launcher], dict[str, float]]:
@@ -249,11 +249,19 @@ MEASURES = (
     single("stop", measure_stop, "`1:3`: a node SIGSTOPped → workers of the others running", LEASE_S + 1, 3),
     single("join", measure_join, "`2:4`: two nodes run, a third is started → workers of all three running", 1.5),
     single(
-        "heir", measure_heir, "`1:3`: the coordinator's agent SIGKILLed, the c10d store lives → others running", 0.5
+        "leader-killed",
+        measure_leader_killed,
+        "`1:3`: the coordinator's agent SIGKILLed, the c10d store lives → others running",
+        0.5,
     ),
-    single("heir-board", measure_heir_board, "the same, and the c10d store dies with it → others running", 0.5),
-    single("heir-etcd", measure_heir_etcd, "the same on etcd-v3 → others running", 0.5, 3),
-    single("stop-heir", measure_stop_heir, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
+    single(
+        "leader-and-endpoint",
+        measure_leader_and_endpoint,
+        "the same, and the c10d store dies with it → others running",
+        0.5,
+    ),
+    single("leader-killed-etcd", measure_leader_killed_etcd, "the same on etcd-v3 → others running", 0.5, 3),
+    single("leader-frozen", measure_leader_frozen, "the same on c10d, SIGSTOPped → others running", LEASE_S + 1, 3),
     single(
         "named-etcd",
         named_hosts.measure_etcd,

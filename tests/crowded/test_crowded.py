@@ -17,13 +17,13 @@ from kit.workers.in_place_examples import LIMIT_S, OF_FRAMEWORKS, InPlaceExample
 pytestmark = [pytest.mark.all, pytest.mark.cold]
 
 HEALTH = "TORCHELASTIC_HEALTH_CHECK_PORT"
-BOARDS = ("c10d", "three endpoints")
+ENDPOINTS = ("c10d", "three endpoints")
 # What continuous integration has: the versions that a change is most likely to forget, and small to install.
 IN_CI = "oldest"
 
 
-def marks(environment: Environment, board: str = "c10d") -> tuple[pytest.MarkDecorator, ...]:
-    return (pytest.mark.ci,) if (environment.name, board) == (IN_CI, "c10d") else ()
+def marks(environment: Environment, endpoint: str = "c10d") -> tuple[pytest.MarkDecorator, ...]:
+    return (pytest.mark.ci,) if (environment.name, endpoint) == (IN_CI, "c10d") else ()
 
 
 @pytest.fixture
@@ -41,18 +41,18 @@ def get(port: int, path: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "environment, board",
+    "environment, endpoint",
     [
-        pytest.param(environment, board, id=f"{environment.name}-{board}", marks=marks(environment, board))
+        pytest.param(environment, endpoint, id=f"{environment.name}-{endpoint}", marks=marks(environment, endpoint))
         for environment in ENVIRONMENTS
-        for board in BOARDS
+        for endpoint in ENDPOINTS
     ],
 )
 def test_two_nodes_form_and_live_through_the_end_of_a_worker_and_of_a_node(
-    launch: Launcher, crowded: dict[str, str], board: str
+    launch: Launcher, crowded: dict[str, str], endpoint: str
 ) -> None:
     port, health = quiet_port(), quiet_port()
-    hosts = ["127.0.0.1"] if board == "c10d" else ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
+    hosts = ["127.0.0.1"] if endpoint == "c10d" else ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     env = {**crowded, HEALTH: str(health)}
     endpoints = ",".join(f"{host}:{port}" for host in hosts)
     team = Team(launch, Meeting("c10d", endpoints), "2:3", {"lease": 3, "last_call_timeout": 0.5}, env=env)

@@ -1,8 +1,8 @@
-"""Nodes under fire: single faults, random pairs of faults, and what takes long; on each board.
+"""Nodes under fire: single faults, random pairs of faults, and what takes long; on each endpoint.
 
 How soon the others go on is measured in `benchmarks/many_nodes.py`.
 
-Workers step together and die of each other.  `TEST_EFFORT=soak` runs more pairs; a pair is told again by its board and
+Workers step together and die of each other.  `TEST_EFFORT=soak` runs more pairs; a pair is told again by its endpoint and
 its number.
 """
 
@@ -18,7 +18,7 @@ import pytest
 from kit.agents import COORDINATES, FINISH
 from kit.effort import EFFORT
 from kit.faults.chaos import (
-    BOARDS,
+    ENDPOINTS,
     FAULTS,
     LEASE_S,
     LONG_FAULTS,
@@ -84,7 +84,7 @@ EVERY = [
     Single("mute", LONG_S),
     Single("deaf", 2 * LEASE_S),
 ]
-# A fault is told on each board where it shows something of its own.  What ends workers and what cuts connections is
+# A fault is told on each endpoint where it shows something of its own.  What ends workers and what cuts connections is
 # the same on all; by what a coordinator is known to be gone is not: by most endpoints, by a vote of the others where
 # its host has the only one, or by a store elsewhere, a TCPStore or etcd, that still names it.
 SINGLES = {
@@ -99,16 +99,16 @@ SINGLES = {
         Single("agents_reset", 0.5, is_missed=False),
         of_member("unreachable", LONG_S),  # its sockets have errors
         Single("unplugged", LONG_S),
-        Single("cut_off_from_nodes", 2 * LEASE_S),  # and it still reaches the board
+        Single("cut_off_from_nodes", 2 * LEASE_S),  # and it still reaches the endpoint
         Single("deaf_to_nodes", 2 * LEASE_S),
     ],
     "etcd-v3": [Single("agent_killed"), Single("cut_off", LONG_S), Single("deaf", 2 * LEASE_S)],
 }
 if EFFORT == "soak":
     SINGLES |= {"etcd-v3": EVERY, "etcd-v2": EVERY, "three etcds": EVERY, "c10d apart": SINGLES["c10d apart"] + EVERY}
-# In CI one board for each way in which a coordinator is known to be gone; a soak has them all.
-PAIRS_ON = {"quick": [], "all": ["c10d", "c10d on three", "etcd-v3"], "soak": BOARDS}[EFFORT]
-ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *BOARDS))]}[EFFORT]
+# In CI one endpoint for each way in which a coordinator is known to be gone; a soak has them all.
+PAIRS_ON = {"quick": [], "all": ["c10d", "c10d on three", "etcd-v3"], "soak": ENDPOINTS}[EFFORT]
+ON = {"quick": ["c10d"], "all": [*SINGLES], "soak": [*dict.fromkeys((*SINGLES, *ENDPOINTS))]}[EFFORT]
 
 
 def have_elected(there: Battlefield) -> bool:
@@ -134,22 +134,22 @@ def recovery(there: Battlefield, single: Single) -> None:
 @pytest.mark.ci
 @pytest.mark.all
 @pytest.mark.timeout(3600 if EFFORT == "soak" else 400)
-@pytest.mark.parametrize("board", ON)
+@pytest.mark.parametrize("endpoint", ON)
 def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(
-    launch: Launcher, tmp_path: Path, board: str
+    launch: Launcher, tmp_path: Path, endpoint: str
 ) -> None:
-    coordinator = 0 if board == "c10d" else None  # which has the endpoint
-    with battlefield(launch, board, tmp_path, coordinator=coordinator) as there:
-        for single in SINGLES.get(board, ()):
+    coordinator = 0 if endpoint == "c10d" else None  # which has the endpoint
+    with battlefield(launch, endpoint, tmp_path, coordinator=coordinator) as there:
+        for single in SINGLES.get(endpoint, ()):
             if single.is_quick or EFFORT != "quick":
                 recovery(there, single)
-        assert have_elected(there) or board != "c10d", there.team.story
-        if board == "c10d apart":  # a network that loses packets carries a restart
+        assert have_elected(there) or endpoint != "c10d", there.team.story
+        if endpoint == "c10d apart":  # a network that loses packets carries a restart
             undo = there.all_leaky(0, percent=5)
             recovery(there, of_member("worker_killed"))
             undo()
-        for number in range(PAIRS if board in PAIRS_ON else 0):
-            run_pair(there, random.Random(f"{board} {number}"), number)
+        for number in range(PAIRS if endpoint in PAIRS_ON else 0):
+            run_pair(there, random.Random(f"{endpoint} {number}"), number)
         finish(there)
 
 
@@ -157,7 +157,7 @@ def test_after_a_fault_the_others_go_on_and_two_at_once_are_paid_by_the_rule(
 
 
 def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
-    pair = luck.choices([fault for fault in FAULTS_OF_PAIRS if fault.is_for(there.board)], k=2)
+    pair = luck.choices([fault for fault in FAULTS_OF_PAIRS if fault.is_for(there.endpoint)], k=2)
     began, undos, done = time.monotonic(), list[tuple[float, int]](), list[Done]()
     doing = list[Undo]()
     for fault in pair:
@@ -171,7 +171,7 @@ def run_pair(there: Battlefield, luck: random.Random, number: int) -> None:
         doing[which]()
         done[which] = replace(done[which], until=time.monotonic())
     there.wait_progress(ALL, time.monotonic())
-    check_charges(there, done, began, f"pair {number} on {there.board}")
+    check_charges(there, done, began, f"pair {number} on {there.endpoint}")
 
 
 @pytest.mark.all
@@ -217,7 +217,7 @@ def test_a_node_that_is_cut_off_from_the_coordinator_only_stops_its_workers_and_
         there.wait_progress(rest, began, above=fence)
         without = there.fence
         agent = there.agents[outsider]
-        # It reads on the board of the next round, or that the coordinator has renewed for long enough.
+        # It reads on the endpoint of the next round, or that the coordinator has renewed for long enough.
         agent.wait_said("round .* has begun without this node|but it renews its lease: it has removed this node")
         time.sleep(LEASE_S)
         assert there.fence == without, there.team.story

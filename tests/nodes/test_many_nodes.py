@@ -48,12 +48,12 @@ def test_three_nodes_of_two_workers_are_one_world_and_end_as_one(launch: Launche
 
 
 # `make test` has `static` in `test_secret.py`, and c10d elsewhere.
-BOARDS = ("etcd-v3", "etcd-v2", *(pytest.param(board, marks=pytest.mark.all) for board in ("static", "c10d")))
+ENDPOINTS = ("etcd-v3", "etcd-v2", *(pytest.param(endpoint, marks=pytest.mark.all) for endpoint in ("static", "c10d")))
 
 
-@pytest.fixture(params=BOARDS)
+@pytest.fixture(params=ENDPOINTS)
 def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
-    """The board outlives the agents, but on `static`."""
+    """The endpoint outlives the agents, but on `static`."""
     if request.param in ("etcd-v3", "etcd-v2"):
         etcds: EtcdServers = request.getfixturevalue("etcds")
         yield Meeting(request.param, etcds.of("distro").endpoint)
@@ -64,7 +64,7 @@ def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
             yield Meeting("c10d", endpoint)
 
 
-def test_nodes_meet_on_each_board_and_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(
+def test_nodes_meet_on_each_endpoint_and_a_run_id_can_be_used_again_as_soon_as_its_job_is_over(
     launch: Launcher, meeting: Meeting, run_id: str
 ) -> None:
     """The second job does not wait for the lease of the first to end."""

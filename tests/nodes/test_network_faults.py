@@ -15,7 +15,7 @@ from kit import agents as kit_agents
 from kit.agents import COORDINATES, FAIL, LONG_LEASE_S, Agent, Meeting, Round, Team, team_of
 from kit.effort import EFFORT
 from kit.faults import netns
-from kit.faults.chaos import serve_board
+from kit.faults.chaos import serve_endpoint
 from kit.faults.netns import Net, Node
 from kit.launching import LAUNCH_TIMEOUT_S, Launcher
 from kit.ports import listening
@@ -261,12 +261,12 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     v4: Net, launch: Launcher
 ) -> None:
     """The endpoint is no agent's: it goes on naming a coordinator that is silent, and the round that this one began."""
-    board = v4.node("board")
+    endpoint = v4.node("endpoint")
     at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
     often = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
-    with team_on(launch, serve_board(v4, board), "2:5", lease_s=LEASE_S, wrapper=often) as team:
+    with team_on(launch, serve_endpoint(v4, endpoint), "2:5", lease_s=LEASE_S, wrapper=often) as team:
         round_ = wait_reached(team, start_on(team, at_work))
-        undos = [v4.isolate(node, [board, *new]) for node in at_work]
+        undos = [v4.isolate(node, [endpoint, *new]) for node in at_work]
         newcomers = start_on(team, new)
         # Until a lease had passed they would have waited in any case.
         waits = "2 of 2-5 nodes joined", "node0, node1, node2 cannot be reached and may be running without this node"
@@ -279,7 +279,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
         last = wait_reached(team, team.agents, round_)
         assert last.restart == 0
         # None of the three was stopped before there was a round with the others.  The one that coordinated learns that another
-        # does when its way to the board is back, which may be later than for the two: then it joins their round.
+        # does when its way to the endpoint is back, which may be later than for the two: then it joins their round.
         with_all = [[2, 2, 2, 1, 1]]
         without_one = [
             [2 if place == late else count for place, count in enumerate([3, 3, 3, 2, 2])] for late in range(3)

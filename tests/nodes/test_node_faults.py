@@ -60,7 +60,7 @@ def test_an_agent_that_comes_back_under_its_node_rank_replaces_its_old_self_at_o
         team.finish(again)
 
 
-# The coordinator, while the board lives.
+# The coordinator, while the endpoint lives.
 
 
 @pytest.mark.all

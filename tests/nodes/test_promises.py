@@ -34,7 +34,7 @@ from kit.agents import (
 )
 from kit.faults import netns
 from kit.faults.chaos import LEASE_S as CHAOS_LEASE_S
-from kit.faults.chaos import Battlefield, Undo, battlefield, serve_board
+from kit.faults.chaos import Battlefield, Undo, battlefield, serve_endpoint
 from kit.faults.netns import Net, Node
 from kit.launching import Launcher, alive
 from kit.verbs import Said, verb
@@ -170,12 +170,12 @@ def test_of_three_nodes_two_continue_without_the_host_of_the_endpoint_and_the_le
 def test_workers_are_not_touched_while_nobody_reaches_the_endpoint_and_a_failure_restarts_them(
     net: Net, launch: Launcher
 ) -> None:
-    board = net.node("board")
+    endpoint = net.node("endpoint")
     nodes = [net.node(f"node{number}") for number in range(3)]
-    with team_on(launch, serve_board(net, board), "3", lease_s=LEASE_S) as team:
+    with team_on(launch, serve_endpoint(net, endpoint), "3", lease_s=LEASE_S) as team:
         agents = start_in_order(team, nodes)
         round_ = team.wait_round(agents)
-        undo = net.isolate(board, nodes)
+        undo = net.isolate(endpoint, nodes)
         time.sleep(LONG_S)
         team.assert_untouched(round_)
         round_.tell(FAIL, 1)
@@ -225,7 +225,7 @@ def is_up(agent: Agent) -> bool:
 def test_all_agents_are_killed_and_come_back_in_any_order(net: Net, launch: Launcher, is_remembered: bool) -> None:
     """The endpoint remembers the job if no agent serves it."""
     nodes = [net.node(f"node{number}") for number in range(3)]
-    endpoint = serve_board(net, net.node("board")) if is_remembered else endpoint_of(nodes[0])
+    endpoint = serve_endpoint(net, net.node("endpoint")) if is_remembered else endpoint_of(nodes[0])
     with team_on(launch, endpoint, "3", lease_s=LEASE_S) as team:
         agents = start_in_order(team, nodes)
         round_ = team.wait_round(agents)
@@ -249,11 +249,11 @@ def test_all_agents_are_killed_and_come_back_in_any_order(net: Net, launch: Laun
 
 
 @pytest.mark.all
-@pytest.mark.parametrize("board, percent", [("c10d", 30), ("c10d on three", 50)])
+@pytest.mark.parametrize("endpoint, percent", [("c10d", 30), ("c10d on three", 50)])
 def test_no_two_rounds_run_side_by_side_over_a_network_that_loses(
-    launch: Launcher, tmp_path: Path, board: str, percent: int
+    launch: Launcher, tmp_path: Path, endpoint: str, percent: int
 ) -> None:
-    with battlefield(launch, board, tmp_path, STAR_SOLO="1") as there:
+    with battlefield(launch, endpoint, tmp_path, STAR_SOLO="1") as there:
         fence = there.fence
         undo = there.all_leaky(0, percent=percent)
         connect = there.cut_off(there.coordinator)
@@ -285,11 +285,11 @@ def most_are_silent(there: Battlefield) -> Undo:
 
 @pytest.mark.all
 @pytest.mark.ci
-@pytest.mark.parametrize("board", ["three etcds", "c10d on three"])
+@pytest.mark.parametrize("endpoint", ["three etcds", "c10d on three"])
 def test_workers_are_not_touched_while_most_stores_are_silent_and_a_failure_waits_for_them(
-    launch: Launcher, tmp_path: Path, board: str
+    launch: Launcher, tmp_path: Path, endpoint: str
 ) -> None:
-    with battlefield(launch, board, tmp_path) as there:
+    with battlefield(launch, endpoint, tmp_path) as there:
         there.wait_progress(ALL, time.monotonic() + CHAOS_LEASE_S)
         fence, since = there.fence, time.monotonic()
         undo = most_are_silent(there)
@@ -307,11 +307,11 @@ def test_workers_are_not_touched_while_most_stores_are_silent_and_a_failure_wait
 
 @pytest.mark.all
 @pytest.mark.ci
-@pytest.mark.parametrize("board", ["three etcds", "c10d on three"])
+@pytest.mark.parametrize("endpoint", ["three etcds", "c10d on three"])
 def test_a_job_that_fails_while_most_stores_are_silent_ends_on_all_nodes_once_they_are_back(
-    launch: Launcher, tmp_path: Path, board: str
+    launch: Launcher, tmp_path: Path, endpoint: str
 ) -> None:
-    with battlefield(launch, board, tmp_path, max_restarts=0) as there:
+    with battlefield(launch, endpoint, tmp_path, max_restarts=0) as there:
         undo = most_are_silent(there)
         there.worker_raises(0)
         wait_for("the failure is known", lambda: there.agents[0].has_said("rank . failed"))
@@ -337,14 +337,14 @@ class Trio:
     """Two nodes at work; a spare leads, so that its loss costs no round.
 
     Args:
-        board: where the endpoint is.
+        endpoint: where the endpoint is.
         nodes: of the leader, and of the two at work.
         agents: there.
     """
 
     net: Net
     team: Team
-    board: Node
+    endpoint: Node
     nodes: list[Node]
     agents: list[Agent]
     round: Round
@@ -370,7 +370,7 @@ class Trio:
         self.failing.wait_said("rank . failed on")
 
     def isolate(self, index: int) -> Undo:
-        return self.net.isolate(self.nodes[index], [self.board, *self.nodes[:index], *self.nodes[index + 1 :]])
+        return self.net.isolate(self.nodes[index], [self.endpoint, *self.nodes[:index], *self.nodes[index + 1 :]])
 
     def freeze(self, index: int) -> Undo:
         agent = self.agents[index]
@@ -399,8 +399,8 @@ def trio(
         more: as `Team` has it.
     """
     nodes = [net.node(f"node{number}") for number in range(3)]
-    board = nodes[0] if serves else net.node("board")
-    endpoint = endpoint_of(board) if serves else serve_board(net, board)
+    served_by = nodes[0] if serves else net.node("endpoint")
+    endpoint = endpoint_of(served_by) if serves else serve_endpoint(net, served_by)
     with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, wrapper=PATIENT, **more) as team:
         leader = team.start(prefix=nodes[0].prefix, wrapper=LATE)
         leader.wait_said(COORDINATES)
@@ -408,7 +408,7 @@ def trio(
         round_ = team.wait_round(at_work)
         leader.go()
         leader.wait_said(IS_SPARE)
-        yield Trio(net, team, board, nodes, [leader, *at_work], round_)
+        yield Trio(net, team, served_by, nodes, [leader, *at_work], round_)
 
 
 @pytest.mark.all
@@ -469,7 +469,7 @@ def test_an_agent_that_misses_the_end_of_a_job_reads_the_same_verdict_when_it_is
 @pytest.mark.all
 def test_a_job_that_fails_while_nobody_reaches_the_endpoint_ends_with_one_verdict(net: Net, launch: Launcher) -> None:
     with trio(net, launch, options=NO_RESTARTS) as there:
-        net.isolate(there.board, there.nodes)
+        net.isolate(there.endpoint, there.nodes)
         there.fail()
         assert_failed(there.team, there.agents)
 
@@ -606,7 +606,7 @@ def test_a_request_is_acknowledged_once_a_quorum_has_accepted_it(net: Net, launc
     """Of two voters and the endpoint, the one that asks is less than half."""
     with trio(net, launch, lease_s=LONG_LEASE_S, options=NO_RESTARTS) as there:
         asker, _ = there.at_work
-        undo_cut = net.isolate(there.board, there.nodes)
+        undo_cut = net.isolate(there.endpoint, there.nodes)
         wake = there.freeze(2)
         said = list[Said]()
         asking = threading.Thread(target=lambda: said.append(verb(asker.folder, "cordon", "node0")))

@@ -50,9 +50,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 """
 
 
-def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
+def options_of(backend: str, endpoint: str, run_id: str) -> list[str]:
     port = quiet_port()
-    match board:
+    match backend:
         case "one node":
             return ["--standalone", "--rdzv-id", run_id]
         case "static":
@@ -63,7 +63,7 @@ def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
         "--nnodes",
         "1:2",
         "--rdzv-backend",
-        board,
+        backend,
         "--rdzv-endpoint",
         endpoint or f"127.0.0.1:{port}",
         "--rdzv-id",
@@ -73,15 +73,16 @@ def options_of(board: str, endpoint: str, run_id: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "board", ["c10d", *(pytest.param(board, marks=pytest.mark.all) for board in ("one node", "static", "etcd-v3"))]
+    "backend",
+    ["c10d", *(pytest.param(backend, marks=pytest.mark.all) for backend in ("one node", "static", "etcd-v3"))],
 )
 def test_what_a_job_has_saved_is_resumed_from_over_three_starts(
-    launch: Launcher, tmp_path: Path, run_id: str, board: str
+    launch: Launcher, tmp_path: Path, run_id: str, backend: str
 ) -> None:
     """An etcd keeps what it has for the second, and comes back empty for the third."""
     with ExitStack() as stack:
-        server = EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"]) if board == "etcd-v3" else None
-        options = options_of(board, stack.enter_context(etcd(server)).endpoint if server else "", run_id)
+        server = EtcdServer(distro_etcd(), tmp_path / "etcd", ["--enable-v2"]) if backend == "etcd-v3" else None
+        options = options_of(backend, stack.enter_context(etcd(server)).endpoint if server else "", run_id)
         for number in range(STARTS):
             job = launch(WORKER, *options, "--max-restarts", "1")
             assert job.wait() == 0, job.story

@@ -74,7 +74,7 @@ socket.getaddrinfo = resolve
 
 
 @pytest.mark.all
-def test_the_hosts_of_a_name_with_several_addresses_keep_the_board_and_static_ranks_stay(
+def test_the_hosts_of_a_name_with_several_addresses_keep_the_endpoint_and_static_ranks_stay(
     launch: Launcher, tmp_path: Path
 ) -> None:
     port, dns = quiet_port(), tmp_path / "dns"
@@ -161,7 +161,7 @@ async def test_endpoints_have_children_that_are_forked_from_one_process_and_do_w
 
 
 async def children_of(*stores: QuorumStore, before: Collection[int] = ()) -> list[int]:
-    """The last board's children, one for each endpoint, none as before, once all stores can be read."""
+    """The last endpoint's children, one for each endpoint, none as before, once all stores can be read."""
     with anyio.fail_after(2 * DEADLINE_S):
         while True:
             for store in stores:

@@ -122,7 +122,7 @@ def test_a_unit_is_started_once_its_workers_run_and_stopped_once_they_have_saved
     assert done.returncode == 0, start.output + done.stderr
     wait_for("two workers", lambda: start.output.count("training 1500 False False") == 2)
     assert "round 1 | 2 ranks" in start.machine.show(UNIT)["StatusText"]
-    assert Key(SECRET.encode(), "demo").id in record_on(guarded), "what is on the board is proved"
+    assert Key(SECRET.encode(), "demo").id in record_on(guarded), "what is on the endpoint is proved"
     assert start.machine.ctl("stop", UNIT).returncode == 0
     assert start.output.count("saved") == 2
     assert start.machine.show(UNIT)["Result"] == "success"

@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 
 import pytest
 from kit.effort import ATTACKS, EVERYWHERE_S
-from kit.simulated.adversary import BOARDS, Fault, Path, attack, end, everywhere, of_two, size_of
+from kit.simulated.adversary import ENDPOINTS, Fault, Path, attack, end, everywhere, of_two, size_of
 from kit.simulated.checks import BrokenPromiseError, ForgottenError
 from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
@@ -18,14 +18,14 @@ from aelastic.rdzv.coordinator.forming import Forming
 pytestmark = pytest.mark.timeout(60.0 + 5 * ATTACKS + 200 * EVERYWHERE_S)
 
 
-@pytest.mark.parametrize("board", BOARDS)
-def test_no_attack_breaks_a_promise(board: str) -> None:
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_no_attack_breaks_a_promise(endpoint: str) -> None:
     for seed in range(ATTACKS):
-        attack(seed, board)
+        attack(seed, endpoint)
 
 
 def test_each_fault_at_each_step_of_a_job_of_two_is_survived() -> None:
-    size = Size(nodes=2, max_nodes=2, is_board_on_node0=True)
+    size = Size(nodes=2, max_nodes=2, is_endpoint_on_node0=True)
     found = [(at, fault) for at, fault, is_kept in everywhere(size, of_two(), EVERYWHERE_S) if not is_kept]
     assert found == [], "\n".join(str(Path(0, size, (each,))) for each in found[:3])
 
@@ -43,12 +43,12 @@ def test_a_failure_ends_the_job_where_nobody_hears_in_time_that_a_connection_bro
 
 
 def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the_endpoint() -> None:
-    size = Size(max_restarts=0, is_board_on_node0=True)
+    size = Size(max_restarts=0, is_endpoint_on_node0=True)
     coordinator_cut_at, endpoint_lost_at, other_cut_at = 2.5246197555396686, 2.5577603811504104, 2.563061892590515
     faults = (
         (coordinator_cut_at, Fault("cut one way", "node1", "node0", 12.0)),
         (endpoint_lost_at, Fault("crash", "node0", "node1", 0.3)),
-        (other_cut_at, Fault("cut one way", "node2", "board", 7.0)),
+        (other_cut_at, Fault("cut one way", "node2", "endpoint", 7.0)),
     )
     Path(45000310, size, faults).run()
 
@@ -57,7 +57,7 @@ def test_nodes_follow_a_coordinator_that_displaces_a_new_job_once_it_reaches_the
 # leader, which displaces it as a worker fails.
 DISPLACED = Path(
     48000013,
-    Size(min_nodes=1, max_restarts=1, is_board_on_node0=True),
+    Size(min_nodes=1, max_restarts=1, is_endpoint_on_node0=True),
     (
         (2.2827826780189446, Fault("crash", "node0", seconds=0.3)),
         (3.721800726171381, Fault("reset", "node1", "node0", 12.0)),
@@ -66,7 +66,7 @@ DISPLACED = Path(
 )
 DISPLACED_WITH_ANOTHER = Path(
     1,
-    Size(nodes=5, max_nodes=5, max_restarts=3, is_board_on_node0=True),
+    Size(nodes=5, max_nodes=5, max_restarts=3, is_endpoint_on_node0=True),
     (
         (2.0, Fault("crash", "node4", seconds=2.6)),
         (4.3, Fault("crash", "node0", seconds=0.3)),
@@ -92,10 +92,10 @@ def test_a_leader_that_does_not_give_up_its_log_to_a_newer_one_is_found(monkeypa
 # a lease later.
 NOT_DISPLACED_FOR_LONG = Path(
     50002145,
-    Size(min_nodes=1, max_restarts=1, is_board_on_node0=True),
+    Size(min_nodes=1, max_restarts=1, is_endpoint_on_node0=True),
     (
         (3.1771554604625565, Fault("crash", "node0", seconds=0.3)),
-        (3.545084532208802, Fault("board down", "node2", seconds=2.0)),
+        (3.545084532208802, Fault("endpoint down", "node2", seconds=2.0)),
     ),
 )
 
@@ -114,7 +114,7 @@ def test_a_failure_is_charged_where_only_a_coordinator_that_was_replaced_knew_of
     size = Size(max_restarts=3, has_etcd=True)
     failed_at, broke_at = 6.590706729040672, 6.594267521343865
     faults = (
-        (1.317698336126417, Fault("board down", "node0", "node1", 7.0)),
+        (1.317698336126417, Fault("endpoint down", "node0", "node1", 7.0)),
         (failed_at, Fault("fail", "node1")),
         (broke_at, Fault("break", "node0")),
     )
@@ -154,7 +154,7 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
             Size(max_nodes=2, max_restarts=0, endpoints=3),
             (
                 (3.605110504402603, Fault("cut one way", "node1", "node0", 12.0)),
-                (8.7644956359032, Fault("isolate", "node2", "board", 2.0)),
+                (8.7644956359032, Fault("isolate", "node2", "endpoint", 2.0)),
                 (8.765896916944211, Fault("freeze", "node1", seconds=2.0)),
                 (14.638320245580786, Fault("fail", "node2")),
             ),
@@ -171,13 +171,13 @@ def test_a_victim_is_named_where_a_node_leaves_before_it_hears_that_its_connecti
     ],
     ids=["three endpoints", "etcd"],
 )
-def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_board_how_the_job_ended(path: Path) -> None:
+def test_a_node_that_was_lost_in_an_earlier_round_reads_on_the_endpoint_how_the_job_ended(path: Path) -> None:
     end(path.played())
 
 
 def test_a_run_is_over_where_a_job_begins_after_another_that_left_no_trace_though_more_was_to_fail() -> None:
     """The endpoint has gone with its host, and comes back empty once the others' job has failed."""
-    size = Size(nodes=3, min_nodes=1, max_nodes=3, max_restarts=0, is_board_on_node0=True)
+    size = Size(nodes=3, min_nodes=1, max_nodes=3, max_restarts=0, is_endpoint_on_node0=True)
     gone_at, failed_at, begins_again_at = 2.5, 10.0, 8.5
     faults = (
         (2.4, Fault("cut", "node0", "node1", 30.0)),
@@ -213,10 +213,10 @@ def story_in(folder: FilePath, text: str) -> Story:
     return story
 
 
-@pytest.mark.parametrize("board", BOARDS)
-def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FilePath, board: str) -> None:
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_the_story_of_a_run_is_one_that_the_cores_tests_can_hold(tmp_path: FilePath, endpoint: str) -> None:
     faults = (1.5, Fault("fail", "node0")), (2.5, Fault("crash", "node1", seconds=2.0))
-    story = story_in(tmp_path, Path(3, size_of(random.Random(board), board), faults).story)
+    story = story_in(tmp_path, Path(3, size_of(random.Random(endpoint), endpoint), faults).story)
     assert told(story) == list(story.lines)
     assert any(" -> closed, round" in line for line in story.lines)
 

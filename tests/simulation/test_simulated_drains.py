@@ -27,7 +27,7 @@ FAULTS = (
     "connection breaks",
     "node dies",
     "worker fails",
-    "board down",
+    "endpoint down",
 )
 
 
@@ -153,16 +153,16 @@ def test_a_spare_takes_the_place_of_the_node_that_leaves() -> None:
 
 @pytest.mark.parametrize("left_s", [2.0, 1.0, 0.5, -1.0])
 @pytest.mark.parametrize("verb", [Verb.DRAIN, Verb.STOP])
-def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_the_board_is_back(
+def test_an_accepted_request_is_carried_out_though_hardly_any_time_is_left_once_the_endpoint_is_back(
     verb: Verb, left_s: float
 ) -> None:
-    """All ranks have saved, and wait; the coordinator may not decide before the board is back."""
+    """All ranks have saved, and wait; the coordinator may not decide before the endpoint is back."""
     simulation = Drained(1, hosts=3, step_s=(2.5, 3.0), has_etcd=True)
     training, agent = simulation.training, simulation.agent(1)
     assert training is not None
     agent.holds.ask(verb, DEADLINE_S, at_save=verb is Verb.STOP)
     simulation.pass_time(0.05)
-    simulation.take_board_down(DEADLINE_S - left_s)
+    simulation.take_endpoint_down(DEADLINE_S - left_s)
     simulation.wait(partial(_is_gone, agent), DEADLINE_S + 5.0)
     assert [answer.is_applied for answer in agent.answers] == [True]
     assert [*training.saves.values()] == [{0, 1, 2}]
@@ -190,8 +190,8 @@ def strike(simulation: Drained, fault: str, dice: random.Random) -> None:
             bystander.crash(FIN)
         case "worker fails" if bystander.alive and bystander.has_spawned:
             bystander.fail_now()
-        case "board down":
-            simulation.take_board_down()
+        case "endpoint down":
+            simulation.take_endpoint_down()
 
 
 @pytest.mark.parametrize("begin", range(0, DRAIN_SEEDS, SEEDS_IN_A_TEST))
@@ -233,7 +233,7 @@ def ask_of_all(fault: str, seed: int) -> None:
             simulation.wait(partial(_is_done, simulation, asker, before))
             # A node that does not notice that its connection broke is lost, and the others begin another round.
             has_lost_none = len({len(round_.heard) for round_ in simulation.checks.rounds.values()}) == 1
-            is_mild = fault in {"nothing", "board down"} or (fault == "connection breaks" and has_lost_none)
+            is_mild = fault in {"nothing", "endpoint down"} or (fault == "connection breaks" and has_lost_none)
             most = 1 if is_mild else 3
             assert len(simulation.world.trainings) - rounds <= most, "asked again, it is not done again"
         else:

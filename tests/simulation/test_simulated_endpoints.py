@@ -1,4 +1,4 @@
-"""Whole agents whose board is several stores: claims and verdicts among stores that freeze, forget, are cut off and answer late or twice."""
+"""Whole agents whose endpoint is several stores: claims and verdicts among stores that freeze, forget, are cut off and answer late or twice."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Heir(Simulation):
 
     Args:
         seed: of the delays.
-        endpoints: of three the coordinator is back when its heir goes, of five it stays away.
-        fault: of the heir.
+        endpoints: of three the coordinator is back when its successor goes, of five it stays away.
+        fault: of the successor.
         begun: so many writes.
     """
 
@@ -62,7 +62,7 @@ class _Heir(Simulation):
         sizes = {assigned.ranks.group_world_size for assigned in round_.heard.values()} if round_ else set()
         return len(agents) == len(self.staying) and not others and sizes == {len(self.staying)}
 
-    def has_lost_heir(self) -> bool:
+    def has_lost_next_leader(self) -> bool:
         return self.lost_at is not None
 
     def note_write(self, agent: Agent) -> None:
@@ -83,7 +83,7 @@ class _Heir(Simulation):
             self.gone(agent.host)
         elif self.fault == "frozen":
             agent.freeze()
-            self.board.on_host_frozen(agent.host)
+            self.endpoint.on_host_frozen(agent.host)
         else:
             others = [host for host in self.hosts if host != agent.host]
             self.world.cut |= {way for other in others for way in ((agent.host, other), (other, agent.host))}
@@ -92,13 +92,13 @@ class _Heir(Simulation):
 @pytest.mark.parametrize("endpoints", [3, pytest.param(5, marks=pytest.mark.all)])
 @pytest.mark.parametrize("begun", range(6))
 @pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
-def test_the_others_wait_for_a_lease_when_an_heir_goes_in_the_middle_of_its_claim(
+def test_the_others_wait_for_a_lease_when_the_next_leader_goes_in_the_middle_of_its_claim(
     fault: str, begun: int, endpoints: int
 ) -> None:
     for seed in range(CLAIM_SEEDS):
         story = _Heir(seed, endpoints, fault, begun)
-        assert isinstance(story.board, Stores)
-        story.board.on_write = story.note_write  # type: ignore[assignment]
+        assert isinstance(story.endpoint, Stores)
+        story.endpoint.on_write = story.note_write  # type: ignore[assignment]
         story.first.freeze()
-        story.until(story.has_lost_heir, 2 * LEASE_S, "a claim")
+        story.until(story.has_lost_next_leader, 2 * LEASE_S, "a claim")
         story.until(story.is_at_work, LEASE_S + 1, "a round of the others")

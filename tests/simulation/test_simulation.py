@@ -16,8 +16,8 @@ import pytest
 from kit.effort import CUT_AT, SIMULATION_SEEDS, WAKE_UPS
 from kit.numbered import restored
 from kit.simulated.agent import WAYS_TO_FAIL, Agent
-from kit.simulated.board import BOARD, BoardFaults
 from kit.simulated.checks import Round
+from kit.simulated.endpoint import ENDPOINT, EndpointFaults
 from kit.simulated.insight import connection_of, is_member, phase_of, term_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 from kit.simulated.world import FIN
@@ -31,7 +31,7 @@ SEEDS_IN_A_TEST = 20
 # What the coordinator's timers and the workers' ends may take when a node is known to be gone.
 SOON_S = 1.5
 
-both_boards = pytest.mark.parametrize("has_etcd", [False, True], ids=["c10d", "etcd"])
+both_endpoints = pytest.mark.parametrize("has_etcd", [False, True], ids=["c10d", "etcd"])
 
 
 class Story(Simulation):
@@ -67,13 +67,13 @@ class Story(Simulation):
     @property
     def renewals(self) -> int:
         """As the cell counts them."""
-        assert self.board.stored is not None
-        return self.board.stored.cell.renewals
+        assert self.endpoint.stored is not None
+        return self.endpoint.stored.cell.renewals
 
     @property
     def leader_in_cell(self) -> str:
         """The node id of the leader that the cell names."""
-        stored = self.board.stored
+        stored = self.endpoint.stored
         return "" if stored is None or stored.leader is None else stored.leader.node_id
 
     def until_renewed(self) -> None:
@@ -100,7 +100,7 @@ class Story(Simulation):
         return round_
 
     def cut_off(self, host: str, *others: str) -> None:
-        names = [BOARD if other == BOARD else f"node{other}" for other in others]
+        names = [ENDPOINT if other == ENDPOINT else f"node{other}" for other in others]
         for name in names:
             self.world.cut |= {(f"node{host}", name), (name, f"node{host}")}
 
@@ -140,7 +140,7 @@ def whose_coordinator_is_a_spare(**size: Any) -> Story:
 # Nodes come and go.
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("host", "12")
 def test_the_others_restart_after_a_lease_when_a_node_falls_silent(host: str, has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
@@ -151,7 +151,7 @@ def test_the_others_restart_after_a_lease_when_a_node_falls_silent(host: str, ha
     assert restart_count(story.until_run_by("012", 2 * SOON_S)) == 0
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("how", ["frozen", "switched off"])
 def test_a_silent_coordinator_is_replaced(how: str, has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
@@ -161,15 +161,15 @@ def test_a_silent_coordinator_is_replaced(how: str, has_etcd: bool) -> None:
         coordinator.freeze()
     else:
         coordinator.crash("dark")
-    # A board that forgets does so with its own clock, a whole second at most later, and counts from the last keep.  What
+    # A endpoint that forgets does so with its own clock, a whole second at most later, and counts from the last keep.  What
     # a counting one says has to stand still for a lease for the agents that look.
     rest = "012".replace(coordinator.host[-1], "")
     assert restart_count(story.until_run_by(rest, 2 * LEASE_S + 4)) == 0
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("way", ["both ways", "to it", "from it"])
-def test_a_node_that_reaches_the_board_and_not_the_coordinator_stops_soon_after_the_others_have_gone_on(
+def test_a_node_that_reaches_the_endpoint_and_not_the_coordinator_stops_soon_after_the_others_have_gone_on(
     way: str, has_etcd: bool
 ) -> None:
     story = Story(has_etcd=has_etcd)
@@ -194,7 +194,7 @@ def test_a_node_that_reaches_the_board_and_not_the_coordinator_stops_soon_after_
     assert restart_count(story.until_run_by("012", 2 * LEASE_S)) == 0
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
 @pytest.mark.parametrize("cut", ["both ways", "hears no node", "is heard by none", "hears nothing"])
 def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_workers_stop(
@@ -207,7 +207,7 @@ def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_wo
     others = [host for host in story.hosts if host != coordinator.host]
     into = {(host, coordinator.host) for host in others}
     out = {(host, other) for other, host in into}
-    deaf = into | {(BOARD, coordinator.host)}
+    deaf = into | {(ENDPOINT, coordinator.host)}
     story.world.cut |= {"both ways": into | out, "hears no node": into, "is heard by none": out, "hears nothing": deaf}[
         cut
     ]
@@ -216,14 +216,14 @@ def test_a_coordinator_that_all_other_nodes_have_lost_is_replaced_and_its_own_wo
     within_s = LEASE_S + 1.0 if cut != "hears nothing" else LEASE_S * 4 / 3 + 1.0
     story.until(lambda: story.run_by(rest), within_s)
     assert not coordinator.alive
-    elections = len(story.board.elections)
+    elections = len(story.endpoint.elections)
     story.pass_time(began + 3 * LEASE_S - story.world.now)
-    assert story.run_by(rest) and len(story.board.elections) == elections
+    assert story.run_by(rest) and len(story.endpoint.elections) == elections
     story.heal_all()
     assert restart_count(story.until_run_by("012", LEASE_S)) == 0
 
 
-@both_boards
+@both_endpoints
 def test_a_node_that_has_finished_may_be_lost_and_the_others_are_still_one_round(has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
     story.until_run_by("012")
@@ -236,7 +236,7 @@ def test_a_node_that_has_finished_may_be_lost_and_the_others_are_still_one_round
     story.finish()
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("hosts", ["01", "012"])
 def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hosts: str, has_etcd: bool) -> None:
     """A single other node that is silent says nothing; of several it may be the coordinator that is cut off."""
@@ -250,7 +250,7 @@ def test_a_coordinator_whose_other_nodes_were_all_switched_off_goes_on_alone(hos
     assert story.coordinator is coordinator
 
 
-@both_boards
+@both_endpoints
 def test_a_middlebox_that_resets_connections_makes_no_agent_a_coordinator(has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
     story.until_run_by("012")
@@ -264,24 +264,24 @@ def test_a_middlebox_that_resets_connections_makes_no_agent_a_coordinator(has_et
     story.pass_time(2 * LEASE_S)
     story.world.rejecting.clear()
     assert restart_count(story.until_run_by("012", 2 * SOON_S)) == 0
-    assert len(story.board.elections) == 1
+    assert len(story.endpoint.elections) == 1
 
 
-def test_a_lost_answer_of_the_board_makes_no_later_fail_over_slower() -> None:
-    """The renewal counts on the board; members that hear a smaller count would take it for one made just now."""
+def test_a_lost_answer_of_the_endpoint_makes_no_later_fail_over_slower() -> None:
+    """The renewal counts on the endpoint; members that hear a smaller count would take it for one made just now."""
     story = Story()
     story.until_run_by("012")
     before = story.renewals
-    story.board.faults = BoardFaults(answer_lost=1.0)
+    story.endpoint.faults = EndpointFaults(answer_lost=1.0)
     story.until(lambda: story.renewals > before, LEASE_S)
-    story.board.faults = BoardFaults()
+    story.endpoint.faults = EndpointFaults()
     story.pass_time(3 * LEASE_S)
     before = story.renewals
     story.until(lambda: story.renewals > before, LEASE_S)
     story.pass_time(0.2)  # its heartbeat has been heard
     coordinator = story.coordinator
     coordinator.crash("dark")
-    story.until(lambda: len(story.board.elections) == 2, LEASE_S + 0.5)
+    story.until(lambda: len(story.endpoint.elections) == 2, LEASE_S + 0.5)
     story.until_run_by("012".replace(coordinator.host[-1], ""), LEASE_S + SOON_S)
 
 
@@ -292,7 +292,7 @@ def test_a_third_node_is_taken_in_at_once_where_there_is_room() -> None:
     assert restart_count(story.until_run_by("012")) == 0
 
 
-@both_boards
+@both_endpoints
 def test_of_five_nodes_four_run_whichever_is_killed_twenty_times(has_etcd: bool) -> None:
     story = Story("01234", max_nodes=4, has_etcd=has_etcd)
     story.until_run_by("0123")
@@ -310,7 +310,7 @@ def test_of_five_nodes_four_run_whichever_is_killed_twenty_times(has_etcd: bool)
 # The coordinator goes.
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("how", [FIN, "dark", "leaves"])
 def test_a_round_goes_on_when_a_coordinator_that_has_no_part_in_it_goes(how: str, has_etcd: bool) -> None:
     story = whose_coordinator_is_a_spare(has_etcd=has_etcd)
@@ -320,7 +320,7 @@ def test_a_round_goes_on_when_a_coordinator_that_has_no_part_in_it_goes(how: str
     assert story.coordinator is not None
 
 
-@both_boards
+@both_endpoints
 def test_a_coordinator_that_was_replaced_while_it_was_frozen_changes_nothing_when_it_wakes_up(has_etcd: bool) -> None:
     story = whose_coordinator_is_a_spare(has_etcd=has_etcd)
     old = story.agent("0")
@@ -331,25 +331,25 @@ def test_a_coordinator_that_was_replaced_while_it_was_frozen_changes_nothing_whe
     assert old.group.phase == "joining"  # it waits as a spare
 
 
-def test_a_leader_that_only_the_board_is_cut_off_from_stays_the_leader() -> None:
+def test_a_leader_that_only_the_endpoint_is_cut_off_from_stays_the_leader() -> None:
     story = Story(has_etcd=True)
     story.until_run_by("012")
     old = story.coordinator
 
     def cut_off() -> None:
-        story.cut_off(old.host[-1], BOARD)
+        story.cut_off(old.host[-1], ENDPOINT)
         story.pass_time(3 * LEASE_S)
         story.heal_all()
 
     story.assert_undisturbed("012", cut_off)
-    assert story.coordinator is old and len(story.board.elections) == 1
+    assert story.coordinator is old and len(story.endpoint.elections) == 1
 
 
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
-def test_a_coordinator_that_is_not_sure_of_its_reign_asks_most_nodes_or_waits_for_the_board(survivor: str) -> None:
+def test_a_coordinator_that_is_not_sure_of_its_reign_asks_most_nodes_or_waits_for_the_endpoint(survivor: str) -> None:
     story = Story(survivor=survivor)
     story.until_run_by("012")
-    story.board.is_silent = True
+    story.endpoint.is_silent = True
     story.pass_time(2 * LEASE_S)
     victim = next(agent for agent in story.living if not agent.coordinates)
     victim.crash(FIN)
@@ -359,31 +359,31 @@ def test_a_coordinator_that_is_not_sure_of_its_reign_asks_most_nodes_or_waits_fo
     else:
         story.pass_time(2 * LEASE_S)
         assert len(story.checks.rounds) == 1
-    story.board.is_silent = False
+    story.endpoint.is_silent = False
     story.until_run_by(rest, LEASE_S + SOON_S)
 
 
 def silent_for_a_while(story: Story) -> None:
-    """As a board is of several endpoints of which most are missing."""
-    story.board.is_silent = True
+    """As a endpoint is of several endpoints of which most are missing."""
+    story.endpoint.is_silent = True
     story.pass_time(4 * LEASE_S)
-    story.board.is_silent = False
+    story.endpoint.is_silent = False
 
 
-@both_boards
-def test_workers_go_on_while_the_board_is_silent_and_are_not_started_again_after_that(has_etcd: bool) -> None:
+@both_endpoints
+def test_workers_go_on_while_the_endpoint_is_silent_and_are_not_started_again_after_that(has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd)
     story.assert_undisturbed("012", lambda: silent_for_a_while(story))
 
 
-def test_a_job_begins_and_ends_once_when_the_board_answers_again() -> None:
+def test_a_job_begins_and_ends_once_when_the_endpoint_answers_again() -> None:
     story = Story("", nodes=3, max_nodes=3, min_nodes=3, max_restarts=0)
-    story.board.is_silent = True
+    story.endpoint.is_silent = True
     for host in "012":
         story.begin(host)
     silent_for_a_while(story)
     story.until_run_by("012", 2 * LEASE_S)
-    story.board.is_silent = True
+    story.endpoint.is_silent = True
     story.pass_time(LEASE_S)
     story.agent("1").fail_now()
     silent_for_a_while(story)
@@ -397,7 +397,7 @@ def test_a_job_begins_and_ends_once_when_the_board_answers_again() -> None:
 
 def with_endpoint(hosts: str = "012", **size: Any) -> Story:
     """Node 0 serves the endpoint, and coordinates."""
-    story = Story(hosts, is_board_on_node0=True, **size)
+    story = Story(hosts, is_endpoint_on_node0=True, **size)
     story.until_run_by(hosts)
     story.pass_time(1)
     assert story.coordinator is story.agent("0")
@@ -409,7 +409,7 @@ def take_away(story: Story, how: str) -> None:
     if how == "cut off":
         story.cut_off("0", *(host.removeprefix("node") for host in story.hosts[1:]))
         for host in story.hosts[1:]:
-            story.cut_off(host.removeprefix("node"), BOARD)
+            story.cut_off(host.removeprefix("node"), ENDPOINT)
         return
     agent = story.agent("0")
     if how == "frozen":
@@ -417,11 +417,11 @@ def take_away(story: Story, how: str) -> None:
     else:
         agent.crash(FIN if how == "killed" else "dark")
         story.gone("node0")
-    story.board.is_up, story.board.is_silent = how != "killed", how != "killed"
+    story.endpoint.is_up, story.endpoint.is_silent = how != "killed", how != "killed"
 
 
 def bring_back(story: Story, how: str) -> None:
-    story.board.is_silent = False
+    story.endpoint.is_silent = False
     story.heal_all()
     if how == "frozen":
         story.agent("0").thaw()
@@ -491,7 +491,7 @@ def test_an_agent_that_was_started_anew_does_not_vote_for_the_one_before() -> No
     story.cut_off("0", "1", "2")
     story.cut_off("3", "1", "2")
     for host in "12":
-        story.cut_off(host, BOARD)
+        story.cut_off(host, ENDPOINT)
     story.agent("3").crash(FIN)
     story.begin("3")
     story.until_run_by("12", LEASE_S + SOON_S)
@@ -508,14 +508,14 @@ def test_of_two_halves_that_have_the_endpoint_in_turn_the_one_that_agreed_on_a_r
     story.pass_time(1)
     assert story.coordinator.host in {"node0", "node1"}
     for host in "23":
-        story.cut_off(host, "0", "1", BOARD)
+        story.cut_off(host, "0", "1", ENDPOINT)
     if fourth == "is replaced":
         story.world.cut -= {(a, b) for a, b in story.world.cut if "node3" in {a, b}}
         story.agent("3").crash(FIN)
     story.until(lambda: story.run_by("01"), LEASE_S + SOON_S)
     story.world.cut.clear()
     for host in "01":
-        story.cut_off(host, "2", "3", BOARD)
+        story.cut_off(host, "2", "3", ENDPOINT)
     if fourth == "is replaced":
         story.begin("3")
     story.assert_undisturbed("01", lambda: None)
@@ -539,7 +539,7 @@ def test_newcomers_in_the_places_of_all_that_are_missing_take_part() -> None:
 
 @pytest.mark.parametrize("survivor", ["majority", "endpoint"])
 def test_the_endpoint_side_goes_on_alone_where_it_is_told_to(survivor: str) -> None:
-    story = Story(is_board_on_node0=True, survivor=survivor)
+    story = Story(is_endpoint_on_node0=True, survivor=survivor)
     story.until_run_by("012")
     take_away(story, "cut off")
     story.pass_time(2 * LEASE_S)
@@ -571,7 +571,7 @@ def cut_off_with_newcomers(**size: Any) -> Story:
     story.until_run_by("012", LEASE_S + SOON_S)
     story.pass_time(1)
     for host in "012":
-        story.cut_off(host, "3", "4", BOARD)
+        story.cut_off(host, "3", "4", ENDPOINT)
     for host in "34":
         story.begin(host)
     return story
@@ -581,7 +581,7 @@ def test_newcomers_begin_no_round_beside_one_that_the_endpoint_knows() -> None:
     story = cut_off_with_newcomers()
     story.assert_undisturbed("012", lambda: None, 8 * LEASE_S)
     round_ = story.until_run_by("012")
-    assert story.agent("3").coordinates or story.agent("4").coordinates, "the board has taken one of them"
+    assert story.agent("3").coordinates or story.agent("4").coordinates, "the endpoint has taken one of them"
     told = [
         text for agent in "34" for text in story.agent(agent).told if "node0, node1, node2 cannot be reached" in text
     ]
@@ -602,7 +602,7 @@ def test_newcomers_that_wait_for_a_round_in_vain_end_without_it_and_it_goes_on()
     story.until(lambda: len(story.living) == 3, 30 + 4 * LEASE_S)
     assert story.run_by("012") is round_ and len(story.checks.rounds) == 1
     story.heal_all()
-    # A node may read who leads on the board before its own leader has learned that: then the round ends, for free.
+    # A node may read who leads on the endpoint before its own leader has learned that: then the round ends, for free.
     story.pass_time(2 * LEASE_S)
     assert restart_count(story.until_run_by("012", LEASE_S)) == 0
     story.begin("3")
@@ -616,7 +616,7 @@ WORKER_KILL_S = 0.3
 AGENT_KILL_S = 1.0
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("host", "012")
 def test_the_loss_of_any_node_costs_nothing_and_ends_no_job_without_restarts(host: str, has_etcd: bool) -> None:
     story = Story(has_etcd=has_etcd, max_restarts=0)
@@ -636,7 +636,7 @@ def test_a_worker_that_is_killed_costs_one_restart_and_is_named(host: str) -> No
     assert restart_count(story.until_run_by("012")) == 1
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("first", ["worker", "node"])
 def test_a_worker_and_another_node_that_go_together_cost_nothing(first: str, has_etcd: bool) -> None:
     story = Story("0123", has_etcd=has_etcd, max_restarts=0)
@@ -675,7 +675,7 @@ def test_when_the_budget_is_used_up_every_agent_names_the_same_cause_and_ends_wi
     assert {failure.exitcode for failure in firsts} == {WAYS_TO_FAIL[why][0]}
 
 
-@both_boards
+@both_endpoints
 @pytest.mark.parametrize("renewed_ago_s", [0.1, 0.5, 0.9, 1.3])
 def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_others(
     has_etcd: bool, renewed_ago_s: float
@@ -700,12 +700,12 @@ def test_a_machine_that_was_suspended_with_its_clock_begins_no_round_beside_the_
     [
         {},
         {"has_etcd": True},
-        {"is_board_on_node0": True},
+        {"is_endpoint_on_node0": True},
         {"survivor": "endpoint"},
     ],
-    ids=["c10d", "etcd", "board on node0", "survivor=endpoint"],
+    ids=["c10d", "etcd", "endpoint on node0", "survivor=endpoint"],
 )
-def test_a_machine_that_was_suspended_with_its_clock_asks_the_board_before_it_begins_a_round_with_a_newcomer(
+def test_a_machine_that_was_suspended_with_its_clock_asks_the_endpoint_before_it_begins_a_round_with_a_newcomer(
     size: dict[str, Any],
 ) -> None:
     """A newcomer completes a round that has waited for it, and is heard before the nodes that have hung up."""
@@ -735,13 +735,13 @@ def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
 
 @pytest.mark.parametrize("seconds", [7.0, pytest.param(60.0, marks=pytest.mark.all)])
 @pytest.mark.parametrize("host", "01")
-@pytest.mark.parametrize("is_board_on_node0", [False, True])
+@pytest.mark.parametrize("is_endpoint_on_node0", [False, True])
 def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_same(
-    is_board_on_node0: bool, host: str, seconds: float
+    is_endpoint_on_node0: bool, host: str, seconds: float
 ) -> None:
     """The coordinator is cut off from the others at each event between the failure and the verdict."""
     for steps in CUT_AT:
-        story = cut_in_two(host, steps, seconds, is_board_on_node0=is_board_on_node0)
+        story = cut_in_two(host, steps, seconds, is_endpoint_on_node0=is_endpoint_on_node0)
         story.until(lambda story=story: not story.living or story.run_by("012"), 120 + 3 * LEASE_S)  # type: ignore[misc]
         story.is_work_done = True
         for agent in story.living:
@@ -750,15 +750,18 @@ def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_
         assert len({agent.ended for agent in story.agents}) == 1, f"{steps} events: {story.story(60)}"
 
 
-def cut_in_two(host: str, steps: int, seconds: float, *, is_board_on_node0: bool) -> Story:
+def cut_in_two(host: str, steps: int, seconds: float, *, is_endpoint_on_node0: bool) -> Story:
     """A worker fails for good, and so many events later node 0, which coordinates, is cut off from nodes 1 and 2."""
-    story = Story(is_board_on_node0=is_board_on_node0, max_restarts=0)
+    story = Story(is_endpoint_on_node0=is_endpoint_on_node0, max_restarts=0)
     story.until_run_by("012")
     assert story.coordinator is story.agent("0")
     story.agent(host).fail_now()
     left = iter(range(steps))
     story.world.run(lambda: next(left, None) is None, story.world.now + 1)
-    here, there = ["node0", *[BOARD] * is_board_on_node0], ["node1", "node2", *[BOARD] * (not is_board_on_node0)]
+    here, there = (
+        ["node0", *[ENDPOINT] * is_endpoint_on_node0],
+        ["node1", "node2", *[ENDPOINT] * (not is_endpoint_on_node0)],
+    )
     ways = [way for a in here for b in there for way in ((a, b), (b, a))]
     story.world.cut.update(ways)
     for way in ways:
@@ -770,40 +773,40 @@ def cut_in_two(host: str, steps: int, seconds: float, *, is_board_on_node0: bool
     return story
 
 
-# The board.
+# The endpoint.
 
 
-@both_boards
+@both_endpoints
 def test_an_agent_that_was_elected_and_never_heard_of_it_campaigns_again(has_etcd: bool) -> None:
     story = Story("", nodes=3, max_nodes=3, has_etcd=has_etcd)
     story.begin("0")
-    lose_answers = partial(setattr, story.board, "faults", BoardFaults(answer_lost=1.0))
-    story.board.on_write = lambda _: lose_answers()  # of all that a campaign asks there, that of what it writes
-    story.until(lambda: len(story.board.elections) == 1, 5)
+    lose_answers = partial(setattr, story.endpoint, "faults", EndpointFaults(answer_lost=1.0))
+    story.endpoint.on_write = lambda _: lose_answers()  # of all that a campaign asks there, that of what it writes
+    story.until(lambda: len(story.endpoint.elections) == 1, 5)
     story.until(lambda: phase_of(story.agent("0")) != "campaigning", LEASE_S)
-    story.board.on_write = lambda _: None
-    story.board.faults = BoardFaults()
+    story.endpoint.on_write = lambda _: None
+    story.endpoint.faults = EndpointFaults()
     story.begin("1")
     story.begin("2")
     story.until_run_by("012", 5)
-    assert [stored.leader and stored.leader.node_id for _, stored in story.board.elections] == ["node0#1", "node0#1"]
+    assert [stored.leader and stored.leader.node_id for _, stored in story.endpoint.elections] == ["node0#1", "node0#1"]
     assert story.coordinator is story.agent("0")
 
 
-@both_boards
+@both_endpoints
 def test_of_two_agents_that_campaign_at_once_one_leads(has_etcd: bool) -> None:
     story = Story("", nodes=2, min_nodes=2, max_nodes=2, has_etcd=has_etcd)
     agents = [story.begin("0"), story.begin("1")]
     story.until(lambda: all(phase_of(agent) == "campaigning" for agent in agents), 1)
     story.until_run_by("01")
-    assert len(story.board.elections) == 1
+    assert len(story.endpoint.elections) == 1
 
 
-def test_a_coordinator_writes_itself_anew_on_a_counting_board_that_was_wiped() -> None:
+def test_a_coordinator_writes_itself_anew_on_a_counting_endpoint_that_was_wiped() -> None:
     story = Story("012", nodes=4, max_nodes=3)
-    story.assert_undisturbed("012", story.board.wipe)
-    assert len(story.board.elections) == 1
-    assert story.board.stored is not None
+    story.assert_undisturbed("012", story.endpoint.wipe)
+    assert len(story.endpoint.elections) == 1
+    assert story.endpoint.stored is not None
     story.assert_undisturbed("012", lambda: story.start("node3"))
     assert is_member(story.agent("3"))
 
@@ -816,45 +819,45 @@ def test_a_newcomer_that_finds_the_cell_wiped_joins_the_log_whose_quorum_lives()
     story.begin("0")
     story.pass_time(2)
     old = story.coordinator
-    terms = [stored.cell.term for _, stored in story.board.elections]
+    terms = [stored.cell.term for _, stored in story.endpoint.elections]
     assert len(terms) == 2 and term_of(old) == terms[1] > terms[0]
 
     def wipe() -> None:
-        story.cut_off(old.host[-1], BOARD)
-        story.board.wipe()
+        story.cut_off(old.host[-1], ENDPOINT)
+        story.endpoint.wipe()
         story.begin("4")
         story.pass_time(LEASE_S)
-        assert story.board.elections[2][1].cell.term < terms[0]
+        assert story.endpoint.elections[2][1].cell.term < terms[0]
         story.heal_all()
 
     story.assert_undisturbed("12", wipe)
     assert story.coordinator is old and is_member(story.agent("4"))
-    assert story.board.stored is not None and story.board.stored.cell.term >= terms[1]
+    assert story.endpoint.stored is not None and story.endpoint.stored.cell.term >= terms[1]
 
 
-@both_boards
+@both_endpoints
 def test_a_failure_is_answered_while_the_endpoint_is_away_where_nodes_vote_and_else_when_it_is_back(
     has_etcd: bool,
 ) -> None:
     story = Story(has_etcd=has_etcd)
     story.until_run_by("012")
     story.until_renewed()
-    story.board.is_silent = True
+    story.endpoint.is_silent = True
     story.agent("1").fail_now()
     if has_etcd:
         story.pass_time(SOON_S)
         assert story.run_by("012") is None, "the store alone decides on the next round"
-        story.board.is_silent = False
+        story.endpoint.is_silent = False
     assert restart_count(story.until_run_by("012")) == 1
-    story.board.is_silent = False
+    story.endpoint.is_silent = False
     story.assert_undisturbed("012", lambda: None)
 
 
 # The end.
 
 
-@both_boards
-def test_a_node_that_the_coordinator_could_not_tell_reads_the_verdict_on_the_board(has_etcd: bool) -> None:
+@both_endpoints
+def test_a_node_that_the_coordinator_could_not_tell_reads_the_verdict_on_the_endpoint(has_etcd: bool) -> None:
     story = Story(min_nodes=2, max_restarts=0, has_etcd=has_etcd)
     story.until_run_by("012")
     coordinator = story.coordinator
@@ -868,8 +871,8 @@ def test_a_node_that_the_coordinator_could_not_tell_reads_the_verdict_on_the_boa
     assert {agent.ended for agent in story.agents} == {"FAILED", "crashed"}
 
 
-@both_boards
-def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_board(has_etcd: bool) -> None:
+@both_endpoints
+def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_endpoint(has_etcd: bool) -> None:
     story = Story("012", max_nodes=2, has_etcd=has_etcd)
     story.until_run_by("01")
     story.pass_time(1)
@@ -891,7 +894,7 @@ def test_a_spare_that_was_away_when_the_job_ended_reads_the_verdict_on_the_board
 def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_job_ended(
     ends: str, is_frozen: bool, away_s: float
 ) -> None:
-    """The board goes with the others."""
+    """The endpoint goes with the others."""
     story = with_endpoint(max_restarts=0)
     away = story.agent("2")
     if ends == "succeeds":
@@ -900,7 +903,7 @@ def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_jo
     if is_frozen:
         away.freeze()
     else:
-        story.cut_off("2", "0", "1", BOARD)
+        story.cut_off("2", "0", "1", ENDPOINT)
     if ends == "fails":
         story.agent("1").fail_now()
     else:
@@ -912,7 +915,7 @@ def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_jo
     if is_frozen:
         away.thaw()
     story.until(lambda: away.ended or away.is_finishing, LEASE_S)
-    # One that has read the board stays for a lease, so that others can read it there.
+    # One that has read the endpoint stays for a lease, so that others can read it there.
     story.until(lambda: not away.is_alive, LEASE_S + SOON_S)
     # The coordinator has heard that it ended, or has lost it, and it may live for two leases.
     story.until(lambda: not story.living, 2 * LEASE_S + RETURN_S)
@@ -923,7 +926,7 @@ def test_the_coordinator_stays_until_an_agent_that_was_away_has_heard_how_the_jo
 def test_an_agent_that_has_ended_is_not_waited_for_and_one_that_may_live_for_two_leases_at_most(
     how: str, within_s: float
 ) -> None:
-    story = Story("012", max_nodes=2, is_board_on_node0=True, max_restarts=0)
+    story = Story("012", max_nodes=2, is_endpoint_on_node0=True, max_restarts=0)
     story.until_run_by("01")
     story.agent("2").crash(how)
     story.agent("1").fail_now()
@@ -961,7 +964,7 @@ def assert_reach_what_they_are_for(worlds: list[Simulation], *, has_failed: bool
     """A simulation in which nothing happens would pass."""
     outcomes = {verdict.outcome for world in worlds for verdict in world.checks.verdicts}
     assert outcomes >= ({Outcome.SUCCEEDED, Outcome.FAILED} if has_failed else {Outcome.SUCCEEDED})
-    assert sum(len(world.board.elections) for world in worlds) > 1.2 * len(worlds)
+    assert sum(len(world.endpoint.elections) for world in worlds) > 1.2 * len(worlds)
     assert sum(len(world.checks.rounds) for world in worlds) > 1.8 * len(worlds)
     assert any(world.checks.failed_in for world in worlds)
     assert sum(world.is_forgotten for world in worlds) < 0.25 * len(worlds)

@@ -1,6 +1,6 @@
 """Jobs under fire: agents on nodes of their own, workers that die of each other (`kit.faults.star`), faults, and a look at what follows.
 
-A `Battlefield` is one job of three nodes on one kind of board.  A fault takes a node, or the board, and returns what
+A `Battlefield` is one job of three nodes on one kind of endpoint.  A fault takes a node, or the endpoint, and returns what
 undoes it.  Workers write down their steps, by which the test sees which nodes progress in which round, and since when.
 """
 
@@ -28,7 +28,7 @@ from kit.servers.stores import STORE
 from kit.waiting import DEADLINE_S, wait_for
 
 # `apart`: served by none of the agents.
-BOARDS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")
+ENDPOINTS = ("c10d", "c10d on three", "etcd-v3", "etcd-v2", "three etcds", "static")
 LEASE_S = 3.0
 TICK_S = 0.02
 PORT, STAR_PORT = 29400, 7000
@@ -58,19 +58,19 @@ class Battlefield:
     """A job of three nodes.
 
     Args:
-        board: one of `BOARDS`.
+        endpoint: one of `ENDPOINTS`.
         net: where they are.
         nodes: where an agent runs, each.
-        board_node: where etcd is; an agent's, where an agent serves the board.
+        endpoint_node: where etcd is; an agent's, where an agent serves the endpoint.
         team: the job.
-        etcds: the servers of the board.
+        etcds: the servers of the endpoint.
         imports_s: what workers may take to start, beyond what the others do, in seconds.
     """
 
-    board: str
+    endpoint: str
     net: Net
     nodes: list[Node]
-    board_node: Node
+    endpoint_node: Node
     team: Team
     etcds: list[EtcdServer]
     imports_s: float = 0.0
@@ -81,10 +81,10 @@ class Battlefield:
 
     @property
     def all_nodes(self) -> list[Node]:
-        return [*self.nodes, *([] if self.board_node in self.nodes else [self.board_node])]
+        return [*self.nodes, *([] if self.endpoint_node in self.nodes else [self.endpoint_node])]
 
     def start(self, index: int) -> Agent:
-        options = ("--node-rank", str(index)) if self.board == "static" else ()
+        options = ("--node-rank", str(index)) if self.endpoint == "static" else ()
         self.places.append(index)
         return self.team.start(*options, prefix=self.nodes[index].prefix)
 
@@ -292,7 +292,7 @@ class Battlefield:
             time.sleep(0.2)
         return _nothing
 
-    # Faults of the board.
+    # Faults of the endpoint.
 
     def etcd_restarted(self, _: int) -> Undo:
         server = self._leading_etcd
@@ -346,7 +346,7 @@ class Fault:
     Args:
         name: of the method that does it.
         hold_s: for how long, at most, before it is undone.
-        needs: only on these boards.
+        needs: only on these endpoints.
     """
 
     name: str
@@ -357,8 +357,8 @@ class Fault:
         undo: Undo = getattr(field_, self.name)(index)
         return undo
 
-    def is_for(self, board: str) -> bool:
-        return self.needs in board and not (self.name == "etcd_emptied" and board == "three etcds")
+    def is_for(self, endpoint: str) -> bool:
+        return self.needs in endpoint and not (self.name == "etcd_emptied" and endpoint == "three etcds")
 
 
 LONG_S = LEASE_S + 1.0  # by then a node is missed
@@ -401,7 +401,7 @@ LONG_FAULTS = [
 @contextmanager
 def battlefield(
     launch: Launcher,
-    board: str,
+    endpoint: str,
     folder: Path,
     *,
     max_restarts: int = 100,
@@ -413,7 +413,7 @@ def battlefield(
 
     Args:
         launch: ends what is left of it.
-        board: one of `BOARDS`, or `c10d apart`.
+        endpoint: one of `ENDPOINTS`, or `c10d apart`.
         folder: for what etcd keeps.
         max_restarts: of the job.
         wrapper: of the agents.
@@ -422,27 +422,27 @@ def battlefield(
     """
     with netns.opened() as net, ExitStack() as stack:
         nodes = [net.node(f"node{index}") for index in range(3)]
-        board_node, etcds = nodes[0], list[EtcdServer]()
-        served = nodes if board == "c10d on three" else nodes[:1]
-        meeting = Meeting(board.split(maxsplit=1)[0], ",".join(f"{node.v4()}:{PORT}" for node in served))
-        if "etcd" in board:
-            board_node = net.node("board")
-            etcds = _etcds(board_node, folder, 3 if board == "three etcds" else 1)
+        endpoint_node, etcds = nodes[0], list[EtcdServer]()
+        served = nodes if endpoint == "c10d on three" else nodes[:1]
+        meeting = Meeting(endpoint.split(maxsplit=1)[0], ",".join(f"{node.v4()}:{PORT}" for node in served))
+        if "etcd" in endpoint:
+            endpoint_node = net.node("endpoint")
+            etcds = _etcds(endpoint_node, folder, 3 if endpoint == "three etcds" else 1)
             for server in etcds:
                 stack.callback(server.kill)
                 server.start()
             wait_for("etcd serves", lambda: all(server.health() for server in etcds))
             endpoints = ",".join(server.endpoint for server in etcds)
-            meeting = Meeting("etcd-v2" if board == "etcd-v2" else "etcd-v3", endpoints)
-        elif board == "c10d apart":
-            board_node = net.node("board")
-            meeting = Meeting("c10d", serve_board(net, board_node))
+            meeting = Meeting("etcd-v2" if endpoint == "etcd-v2" else "etcd-v3", endpoints)
+        elif endpoint == "c10d apart":
+            endpoint_node = net.node("endpoint")
+            meeting = Meeting("c10d", serve_endpoint(net, endpoint_node))
         conf = {"lease": LEASE_S, "settle_time": 0.1, "last_call_timeout": 2}
         team = stack.enter_context(
             team_of(
                 launch,
                 meeting,
-                "3" if board == "static" else "2:3",
+                "3" if endpoint == "static" else "2:3",
                 conf=conf,
                 options=("--max-restarts", str(max_restarts), "--log-dir", "logs"),
                 env={"STAR_PORT": str(STAR_PORT), "STAR_TICK_S": str(TICK_S), **env},
@@ -450,7 +450,7 @@ def battlefield(
             )
         )
         imports_s = IMPORTS_S if "STAR_GLOO" in env else 0.0
-        there = Battlefield(board, net, nodes, board_node, team, etcds, imports_s)
+        there = Battlefield(endpoint, net, nodes, endpoint_node, team, etcds, imports_s)
         started = dict[int, Agent]()
         for index in sorted(range(3), key=lambda index: index != coordinator):
             started[index] = there.start(index)
@@ -461,7 +461,7 @@ def battlefield(
         yield there
 
 
-def serve_board(net: Net, node: Node) -> str:
+def serve_endpoint(net: Net, node: Node) -> str:
     """Starts a store on a node; gives its endpoint."""
     popen = net.start(node, sys.executable, "-c", STORE, str(PORT))
     assert popen.stdout is not None and popen.stdout.readline()

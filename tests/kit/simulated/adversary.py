@@ -22,15 +22,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from kit.simulated.agent import Agent
-from kit.simulated.board import BOARD
 from kit.simulated.checks import DeadVotersError, ForgottenError
+from kit.simulated.endpoint import ENDPOINT
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.world import FIN, RST
 from kit.stories.of_a_run import story_of
 
 Kind: TypeAlias = Literal[
     "cut", "cut one way", "isolate", "reset", "break", "freeze", "suspend", "crash", "crash RST", "dark", "leave",
-    "fail", "board down",
+    "fail", "endpoint down",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
 WHILES_S = (0.3, 0.5, 2.0, 7.0, 12.0)
@@ -49,7 +49,7 @@ class Fault:
 
     kind: Kind
     host: str
-    other: str = ""  # the other end of what is cut or reset; with `isolate`, whether the board is cut off, too
+    other: str = ""  # the other end of what is cut or reset; with `isolate`, whether the endpoint is cut off, too
     seconds: float = 0.0  # until it is over, or the host comes again; 0: it does not
 
     def apply(self, job: Simulation) -> None:
@@ -65,8 +65,8 @@ class Fault:
                 job._cut([way for host in others for way in ((self.host, host), (host, self.host))], self.seconds)
             case "reset":
                 job._reject(self.host, self.other, self.seconds)
-            case "board down":
-                job.take_board_down(self.seconds)
+            case "endpoint down":
+                job.take_endpoint_down(self.seconds)
             case _ if agent is not None:
                 self._happen_to(agent, job)
             case _:
@@ -214,21 +214,21 @@ def size_of(dice: random.Random, kind: str) -> Size:
         max_nodes=max(nodes, least),
         max_restarts=dice.choice((0, 1, 3)),
         has_etcd=kind == "etcd",
-        is_board_on_node0=kind == "node0",
+        is_endpoint_on_node0=kind == "node0",
         endpoints=3 if kind == "three endpoints" else 1,
     )
 
 
-BOARDS = ("c10d", "etcd", "node0", "three endpoints")
+ENDPOINTS = ("c10d", "etcd", "node0", "three endpoints")
 
 
 def any_fault(dice: random.Random, hosts: Sequence[str]) -> Fault:
     kind = dice.choice(KINDS)
     host, other = dice.sample([*hosts], 2)
     if kind in {"cut", "cut one way"} and dice.random() < 0.3:
-        host, other = dice.choice([(host, BOARD), (BOARD, host)])
+        host, other = dice.choice([(host, ENDPOINT), (ENDPOINT, host)])
     if kind == "isolate":
-        other = dice.choice(("", BOARD))
+        other = dice.choice(("", ENDPOINT))
     comes_again = kind not in {"crash", "crash RST", "dark", "leave"} or dice.random() < 0.7
     return Fault(kind, host, other, dice.choice(WHILES_S) if comes_again else 0.0)
 
@@ -237,14 +237,14 @@ def _told(path: Path) -> str:
     return f"{path.story}\n\n{path}"
 
 
-def attack(seed: int, board: str) -> Path:
+def attack(seed: int, endpoint: str) -> Path:
     """One run; gives its path.
 
     Raises:
         AssertionError: a promise was broken; the note has the path.
     """
-    dice = random.Random(f"adversary {board} {seed}")  # the world's own chance is not touched
-    path = Path(seed, size_of(dice, board))
+    dice = random.Random(f"adversary {endpoint} {seed}")  # the world's own chance is not touched
+    path = Path(seed, size_of(dice, endpoint))
     at = dice.uniform(0.5, BEGIN_S)
     with closing(begin(path)) as job:
         try:
@@ -300,24 +300,24 @@ def _is_kept(size: Size, steps: int, fault: Fault) -> bool:
 
 def of_two() -> list[Fault]:
     """What may happen to a job of two nodes."""
-    ways = (("node0", "node1"), ("node1", "node0"), ("node1", BOARD))
+    ways = (("node0", "node1"), ("node1", "node0"), ("node1", ENDPOINT))
     kinds: dict[Kind, float] = {"break": 0.0, "fail": 0.0, "freeze": 7.0, "crash": 1.0, "dark": 1.0, "leave": 1.0}
     faults = [Fault(kind, host, "", seconds) for host in ("node0", "node1") for kind, seconds in kinds.items()]
     return faults + [Fault("cut one way", *way, 7.0) for way in ways]
 
 
-def attacks(first: int, seconds: float, boards: Sequence[str] = BOARDS) -> int:
-    """Attacks for so long, each board in its turn; gives how often.
+def attacks(first: int, seconds: float, endpoints: Sequence[str] = ENDPOINTS) -> int:
+    """Attacks for so long, each endpoint in its turn; gives how often.
 
     Raises:
         AssertionError: a promise was broken; the note has the path.
     """
     until, seed = time.monotonic() + seconds, first
     while time.monotonic() < until:
-        for board in boards:
-            attack(seed, board)
+        for endpoint in endpoints:
+            attack(seed, endpoint)
         seed += 1
-    return (seed - first) * len(boards)
+    return (seed - first) * len(endpoints)
 
 
 def main(told: Any) -> None:

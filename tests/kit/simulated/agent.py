@@ -39,7 +39,7 @@ from aelastic.rdzv.protocol.requests import Answer, Cordoned, Notice, Show, Show
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.spec import WorkerSpec
-from kit.simulated.board import Board
+from kit.simulated.endpoint import Endpoint
 from kit.simulated.insight import ObservedLink
 from kit.simulated.process import Clock, SimulatedProcess
 from kit.simulated.training import Holds, Rank, Training
@@ -79,7 +79,7 @@ class Agent(SimulatedProcess):
 
     Args:
         world: where it lives.
-        board: where it looks.
+        endpoint: where it looks.
         watcher: sees what it does.
         settings: as the user gave them.
         max_restarts: of the job.
@@ -94,7 +94,7 @@ class Agent(SimulatedProcess):
     def __init__(
         self,
         world: World,
-        board: Board,
+        endpoint: Endpoint,
         watcher: Checks,
         settings: RendezvousSettings,
         max_restarts: int,
@@ -125,7 +125,7 @@ class Agent(SimulatedProcess):
         self.alive = 0  # the generation of its worker, if that runs
         self.round_of_workers: Assigned | None = None
         self._mailbox: Mailbox[g.Event] = Mailbox()  # of the worker group
-        self._board, self._policy = board, RestartPolicy(max_restarts)
+        self._endpoint, self._policy = endpoint, RestartPolicy(max_restarts)
         self._spawned_at = 0.0  # of the world, the last
         self.world.after(0.0, partial(self.post, self, self._launch))
         if prepares_s:
@@ -144,7 +144,7 @@ class Agent(SimulatedProcess):
         self.loop.start(self._run(), self._over)
 
     async def _run(self) -> None:
-        cell = self._board.reached_by(self)
+        cell = self._endpoint.reached_by(self)
         self.link = link = ObservedLink(cell, self.settings, "job", self.node_id, self._policy)
         link.agent = self
         async with anyio.create_task_group() as tasks:

@@ -23,7 +23,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.agent import Agent
-from kit.simulated.board import BoardFaults
+from kit.simulated.endpoint import EndpointFaults
 from kit.simulated.insight import phase_of
 from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.world import TRACE_MAX
@@ -31,7 +31,7 @@ from kit.simulated.world import TRACE_MAX
 PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.3, 1.0)
 LEAVES_S = 0.02  # chance of a message to be the last
 CALM_S = 8.0
-# A farewell: what is unsent, a lease on the board, and two for those that have not heard how the job ended.
+# A farewell: what is unsent, a lease on the endpoint, and two for those that have not heard how the job ended.
 ENDS_WITHIN_S = 40.0
 
 
@@ -168,7 +168,7 @@ class Babble(Simulation):
         silence: Any = Silence()
         clock = self._clocks[host]
         babbler = Babbler(
-            self.world, self.board, silence, settings, self.size.max_restarts, host, self._number, self.work, clock,
+            self.world, self.endpoint, silence, settings, self.size.max_restarts, host, self._number, self.work, clock,
         )  # fmt: skip
         babbler.submitted = self.submitted
         return babbler
@@ -228,9 +228,9 @@ def babble_of(seed: int) -> Babble:
         freezes=dice.randint(0, 2),
         suspends=dice.randint(0, 1),
         crashes=dice.randint(0, 2),
-        board_downs=dice.randint(0, 2),
+        endpoint_downs=dice.randint(0, 2),
         rejections=dice.randint(0, 2) * several,
-        board=BoardFaults(chance(0.3), chance(0.3), chance(0.2)),
+        endpoint=EndpointFaults(chance(0.3), chance(0.3), chance(0.2)),
         slow=chance(0.5),
         slow_s=dice.choice((0.02, 0.3)),
     )

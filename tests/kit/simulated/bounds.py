@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kit.simulated.board import BOARD
 from kit.simulated.charges import Fault
+from kit.simulated.endpoint import ENDPOINT
 from kit.simulated.world import CONNECT_TIMEOUT_S, RESEND_MAX_S
 
 # Timers that are no leases, the last call of a first round, and messages.
@@ -35,7 +35,7 @@ def noticed_s(fault: Fault, lease_s: float) -> float:
 
 def takes_coordinator(fault: Fault) -> bool:
     """Whether it may end a coordinator's term."""
-    return fault.kind not in {"break", "reset"} or BOARD in {fault.host, fault.to}
+    return fault.kind not in {"break", "reset"} or ENDPOINT in {fault.host, fault.to}
 
 
 def bound_s(
@@ -56,8 +56,8 @@ def bound_s(
         now: when they stop.
         lease_s: of the job.
         is_led: a coordinator lives; else the record of one may have to be silent for a lease, for new agents too.
-        comes_back: a host does, only now: with a board that it serves, or as a newcomer to nodes that wait for it.
-        is_slow: words to the board or between agents were late or lost until now.
+        comes_back: a host does, only now: with a endpoint that it serves, or as a newcomer to nodes that wait for it.
+        is_slow: words to the endpoint or between agents were late or lost until now.
         ignores_term: workers may.
         leaves_something: workers may.
     """

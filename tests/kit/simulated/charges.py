@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kit.faults.charging import EITHER, KILLED_LEAD_S, Loss, legal_charges
-from kit.simulated.board import BOARD
+from kit.simulated.endpoint import ENDPOINT
 from kit.simulated.world import RESEND_MAX_S
 
 # What messages and timers take, where none is late.
@@ -155,7 +155,7 @@ class Charges:
         nodes = {_host(node_id) for node_id in last.heard} | leaders
         if fault.to:
             ends = {fault.host, fault.to}
-            return bool(ends & leaders and ends <= nodes) or (BOARD in ends and last.token != next_.token)
+            return bool(ends & leaders and ends <= nodes) or (ENDPOINT in ends and last.token != next_.token)
         return fault.node_id in last.heard or fault.node_id in {last.leader_id, next_.leader_id}
 
     def _losses(self, fault: Fault, faults: list[Fault], last: Any, next_: Any) -> list[Loss]:
@@ -180,7 +180,7 @@ class Charges:
                 # One that had told of the failure, and is switched off, may be missed when it is written to: long after that.
                 is_late = fault.is_dark and node_id == last.leader_id and last.named is not None
                 is_certain = fault.is_certain and is_noticed and is_heard and is_kept and not is_own and not is_late
-                # One that lived on would have answered the failure: its heir does not know that it was not sure of its term.
+                # One that lived on would have answered the failure: its successor does not know that it was not sure of its term.
                 is_unanswered = node_id == last.leader_id and last.token != next_.token and last.named is None
                 # A coordinator that stands still dates what another node tells it by when it goes on.
                 is_told = node_id != last.leader_id
@@ -198,8 +198,8 @@ class Charges:
                 is_kept = last.token == next_.token
                 # One before the round began may have ended the round before.
                 is_of_round = node_id in last.heard and fault.since >= last.began_at and is_before_end
-                # While the board is silent nothing is decided, and the node may be back before the break counts.
-                is_undecided = any(each.kind == "board" and each.was_at(fault.since) for each in self.faults)
+                # While the endpoint is silent nothing is decided, and the node may be back before the break counts.
+                is_undecided = any(each.kind == "endpoint" and each.was_at(fault.since) for each in self.faults)
                 is_certain = fault.is_certain and is_of_round and not is_late and is_kept and not is_undecided
                 near = Loss(fault.since, fault.since + self.late_s, is_certain, fault.since)
                 return [near, Loss(since, excuses_until=fault.since + self._heartbeat_s)]

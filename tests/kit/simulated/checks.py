@@ -18,8 +18,8 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from kit.faults.charging import EITHER
 from kit.simulated.agent import Agent
-from kit.simulated.board import Board
 from kit.simulated.charges import Charges
+from kit.simulated.endpoint import Endpoint
 from kit.simulated.insight import (
     Coordination,
     connection_of,
@@ -39,7 +39,7 @@ class BrokenPromiseError(AssertionError):
 class ForgottenError(Exception):
     """The job has ended, and nothing that outlives its agents says so: what goes on is another job.
 
-    It comes from a board that could not be told, that was wiped or died with its host, or that keeps what it is told
+    It comes from a endpoint that could not be told, that was wiped or died with its host, or that keeps what it is told
     for a lease only while a node was away for longer.
     """
 
@@ -78,10 +78,10 @@ class Round:
 
 class Checks:
     def __init__(
-        self, world: World, board: Board, lease_s: float, min_nodes: int, max_nodes: int, max_restarts: int
+        self, world: World, endpoint: Endpoint, lease_s: float, min_nodes: int, max_nodes: int, max_restarts: int
     ) -> None:
         self.lease_s = lease_s
-        self._world, self._board = world, board
+        self._world, self._endpoint = world, endpoint
         self._min_nodes, self._max_nodes, self._max_restarts = min_nodes, max_nodes, max_restarts
         self.agents: list[Agent] = []
         self.rounds: dict[int, Round] = {}  # by fence
@@ -328,7 +328,7 @@ class Checks:
 
     @property
     def _is_forgotten(self) -> bool:
-        return self._board.closed_at is None or self._board.has_forgotten
+        return self._endpoint.closed_at is None or self._endpoint.has_forgotten
 
     def _is_connected(self, member: Agent, to: Agent) -> bool:
         return is_member(member) and self._has_connection(member, to)
@@ -425,7 +425,7 @@ class Checks:
             self.verdicts.append(verdict)
         if len(self.verdicts) > 1:
             if self._is_forgotten:
-                self._give_up(ForgottenError(f"{verdict} comes after a verdict that is not on the board"))
+                self._give_up(ForgottenError(f"{verdict} comes after a verdict that is not on the endpoint"))
             self.fail(f"two verdicts: {self.verdicts}")
 
     def look_at_rounds(self, slow_s: float) -> None:
@@ -440,7 +440,7 @@ class Checks:
             del self._beside_since[node_id]
         if newest is None or not beside:
             return
-        board, now = self._board, self._world.now
+        endpoint, now = self._endpoint, self._world.now
         within_s = self.lease_s * 1.02 + 1.0 + 2 * slow_s
         for agent in self.agents:
             if agent.node_id not in beside:
@@ -448,7 +448,7 @@ class Checks:
             round_ = running[agent.node_id]
             # What began anew at an endpoint that has forgotten all is heard of there.  Where the store alone votes, nodes
             # that are all connected to their leader go on without it.
-            goes_on = board.is_deaf(self._host_of_leader(agent) if agent.settings.has_elections else agent.host)
+            goes_on = endpoint.is_deaf(self._host_of_leader(agent) if agent.settings.has_elections else agent.host)
             if agent.is_frozen or goes_on:
                 self._beside_since.pop(agent.node_id, None)
                 continue
@@ -474,7 +474,7 @@ class Checks:
         """What keeps those that live from being in one round, or in a place to wait; empty if nothing."""
         living = [agent for agent in self.agents if agent.is_alive]
         if self.verdicts and living:
-            deaf = not self._board.is_up  # the board has gone with node0, and the verdict with it
+            deaf = not self._endpoint.is_up  # the endpoint has gone with node0, and the verdict with it
             return "" if deaf else f"{living} have not heard the verdict"
         running = [agent for agent in living if agent.group.phase in {"running", "barrier"}]
         waiting = [agent for agent in living if agent.group.phase in {"joining", "preparing", "forming"}]

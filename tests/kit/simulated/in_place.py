@@ -16,8 +16,8 @@ from aelastic.group.in_place import GRACE_S
 from aelastic.rdzv.protocol.requests import Verb
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.agent import Agent
-from kit.simulated.board import BoardFaults
 from kit.simulated.crews import Habits, Place, Process, Workplace
+from kit.simulated.endpoint import EndpointFaults
 from kit.simulated.in_place_agent import InPlaceAgent
 from kit.simulated.in_place_checks import InPlaceChecks
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size
@@ -46,7 +46,7 @@ class InPlaceSimulation(Simulation):
     ) -> None:
         super().__init__(seed, size, faults)
         self.workers, self.worker_faults = workers, worker_faults
-        args = self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts
+        args = self.world, self.endpoint, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts
         self.checks: InPlaceChecks = InPlaceChecks(*args)
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.agents = self.checks.agents
@@ -57,7 +57,7 @@ class InPlaceSimulation(Simulation):
         return InPlaceAgent(
             self.workplace,
             self.world,
-            self.board,
+            self.endpoint,
             self.checks,
             settings,
             self.size.max_restarts,
@@ -151,7 +151,7 @@ def in_place_simulation_of(seed: int) -> InPlaceSimulation:
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((3, 100, 100)),
         has_etcd=has_etcd,
-        is_board_on_node0=not has_etcd and dice.random() < 0.3,
+        is_endpoint_on_node0=not has_etcd and dice.random() < 0.3,
         works_s=dice.choice((None, None, 8.0, 20.0)),
     )
     busy = dice.choice((0.1, 0.3, 0.6))
@@ -173,8 +173,8 @@ def in_place_simulation_of(seed: int) -> InPlaceSimulation:
         crashes=some(5),
         leaves=some(2),
         jumps=some(1),
-        board_downs=some(2),
-        board=BoardFaults(chance(0.2), chance(0.2), chance(0.2)),
+        endpoint_downs=some(2),
+        endpoint=EndpointFaults(chance(0.2), chance(0.2), chance(0.2)),
         slow=chance(0.4),
         slow_s=dice.choice((0.05, 0.5)),
         worker_ignores_term=chance(0.3),

@@ -1,7 +1,7 @@
 # ruff: noqa: T201  a program says what it found
 """The rendezvous, simulated: that of a whole job, as it is, among faults that one seed brings about.
 
-`PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the board, which worker fails when, each delay, and what goes wrong.  At
+`PYTHONPATH=tests python -m kit.simulated.simulation SEED [ENDPOINTS]` replays a seed, and prints what happened.  A seed decides everything: the size of the job, the endpoint, which worker fails when, each delay, and what goes wrong.  At
 `until_s` all faults stop; then all live nodes must come to one round, or to one verdict, within the bound of what
 has happened shortly before (`bounds.py`).
 """
@@ -17,9 +17,9 @@ from typing import Any
 
 from aelastic.rdzv.settings import RendezvousSettings
 from kit.simulated.agent import Agent, Work
-from kit.simulated.board import BOARD, Board, BoardFaults
 from kit.simulated.bounds import bound_s
 from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
+from kit.simulated.endpoint import ENDPOINT, Endpoint, EndpointFaults
 from kit.simulated.insight import connection_of
 from kit.simulated.kernel import replaced_kernel
 from kit.simulated.process import Clock
@@ -30,7 +30,7 @@ from kit.simulated.world import FIN, RST, TRACE_MAX, World
 LEASE_S = 5.0
 END_WITHIN_S = 120.0
 LINES = 200
-NO_BOARD_FAULTS = BoardFaults()
+NO_ENDPOINT_FAULTS = EndpointFaults()
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class Faults:
     """What goes wrong, and how often: numbers are of a whole run, chances between 0 and 1."""
 
     until_s: float = 60.0
-    cuts: int = 0  # between two hosts, or a host and the board
-    isolations: int = 0  # a host from all others, at times from the board too
+    cuts: int = 0  # between two hosts, or a host and the endpoint
+    isolations: int = 0  # a host from all others, at times from the endpoint too
     breaks: int = 0  # of one connection
     freezes: int = 0
     suspends: int = 0  # of a machine with its clock
     crashes: int = 0
     leaves: int = 0
     jumps: int = 0  # of a clock, ahead
-    board_downs: int = 0
-    board_wipes: int = 0
+    endpoint_downs: int = 0
+    endpoint_wipes: int = 0
     rejections: int = 0  # of connections between two hosts, by a middlebox
-    partitions: int = 0  # of the hosts in two; the board is on one side
-    host_freezes: int = 0  # of node0, and of the board if that is there
-    deafenings: int = 0  # of the coordinator's host, to all others, at times to the board too
-    board: BoardFaults = NO_BOARD_FAULTS
+    partitions: int = 0  # of the hosts in two; the endpoint is on one side
+    host_freezes: int = 0  # of node0, and of the endpoint if that is there
+    deafenings: int = 0  # of the coordinator's host, to all others, at times to the endpoint too
+    endpoint: EndpointFaults = NO_ENDPOINT_FAULTS
     slow: float = 0.0  # chance of a message
     slow_s: float = 1.0
     drift: float = 0.01
@@ -70,8 +70,8 @@ class Size:
     min_nodes: int = 1
     max_nodes: int = 3
     max_restarts: int = 3
-    has_etcd: bool = False  # the board is an etcd, so that nodes do not elect
-    is_board_on_node0: bool = False  # and lives and dies with the agent there
+    has_etcd: bool = False  # the endpoint is an etcd, so that nodes do not elect
+    is_endpoint_on_node0: bool = False  # and lives and dies with the agent there
     endpoints: int = 1  # several are on as many of the hosts
     has_ranks: bool = False  # nodes are told their rank, and have the same when they come again
     works_s: float | None = None  # after so long in one round workers succeed
@@ -86,11 +86,11 @@ class Simulation:
         self.world = World(seed, slow=faults.slow, slow_s=faults.slow_s, kernel=replaced_kernel)
         self.random = self.world.random
         if size.endpoints > 1:
-            self.board: Board = Stores(self.world, self.hosts[: size.endpoints])
+            self.endpoint: Endpoint = Stores(self.world, self.hosts[: size.endpoints])
         else:
-            hosts = ["node0"] if size.is_board_on_node0 else []
-            self.board = OneStore(self.world, hosts, is_etcd=size.has_etcd)
-        self.checks = Checks(self.world, self.board, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
+            hosts = ["node0"] if size.is_endpoint_on_node0 else []
+            self.endpoint = OneStore(self.world, hosts, is_etcd=size.has_etcd)
+        self.checks = Checks(self.world, self.endpoint, LEASE_S, size.min_nodes, size.max_nodes, size.max_restarts)
         self.agents = self.checks.agents
         self.checks.charges.late_s = faults.slow_s if faults.slow else 0.0
         self.is_calm, self.is_work_done = False, False
@@ -137,7 +137,7 @@ class Simulation:
         )
         self._number += 1
         self.world.note(f"{host}#{self._number}", "starts")
-        self.board.on_host_up(host)
+        self.endpoint.on_host_up(host)
         agent = self.agent_on(host, settings)
         self.agents.append(agent)
         return agent
@@ -146,7 +146,7 @@ class Simulation:
         """An agent that starts there."""
         return Agent(
             self.world,
-            self.board,
+            self.endpoint,
             self.checks,
             settings,
             self.size.max_restarts,
@@ -174,8 +174,8 @@ class Simulation:
         return self.random.choice((0.5, 3.0, 30.0)) if is_warm else 0.0
 
     def gone(self, host: str) -> None:
-        if self.board.is_served_by(host):
-            self.board.on_host_gone(host)
+        if self.endpoint.is_served_by(host):
+            self.endpoint.on_host_gone(host)
 
     # Faults.
 
@@ -193,8 +193,8 @@ class Simulation:
             (self.faults.crashes, self.on_some(self.crash)),
             (self.faults.leaves, self.on_some(self.leave)),
             (self.faults.jumps, self.on_some(self.jump)),
-            (self.faults.board_downs, self.take_board_down),
-            (self.faults.board_wipes, self.wipe_board),
+            (self.faults.endpoint_downs, self.take_endpoint_down),
+            (self.faults.endpoint_wipes, self.wipe_endpoint),
             (self.faults.rejections, self.reject),
             (self.faults.partitions, self.part),
             (self.faults.host_freezes, self.freeze_host),
@@ -203,7 +203,7 @@ class Simulation:
         for count, do in kinds:
             for _ in range(count):
                 self.world.at(self.random.uniform(0, until_s), do)
-        self.board.faults = self.faults.board
+        self.endpoint.faults = self.faults.endpoint
 
     def a_while(self) -> float:
         """Some faults are over at once, some outlast every lease."""
@@ -223,27 +223,27 @@ class Simulation:
         return strike
 
     def cut(self) -> None:
-        one, other = self.random.sample([*self.hosts, BOARD], 2)
+        one, other = self.random.sample([*self.hosts, ENDPOINT], 2)
         ways = [(one, other), (other, one)]
         self._cut(ways if self.random.random() < 0.6 else ways[:1])
 
     def isolate(self) -> None:
         host = self.random.choice(self.hosts)
-        others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
+        others = [other for other in self.hosts if other != host] + ([ENDPOINT] if self.random.random() < 0.5 else [])
         self._cut([way for other in others for way in ((host, other), (other, host))])
 
     def deafen(self) -> None:
         host = next((agent.host for agent in self.living if agent.coordinates), self.hosts[0])
-        others = [other for other in self.hosts if other != host] + ([BOARD] if self.random.random() < 0.5 else [])
+        others = [other for other in self.hosts if other != host] + ([ENDPOINT] if self.random.random() < 0.5 else [])
         ways = [(other, host) for other in others]
-        self._cut(ways + [(host, other) for other in others if other != BOARD] * (self.random.random() < 0.5))
+        self._cut(ways + [(host, other) for other in others if other != ENDPOINT] * (self.random.random() < 0.5))
 
     def part(self) -> None:
         hosts = self.random.sample(self.hosts, len(self.hosts))
         one = hosts[: self.random.randint(1, len(hosts) - 1)]
         other = [host for host in hosts if host not in one]
-        near = "node0" if self.size.is_board_on_node0 else hosts[0]
-        (one if near in one else other).append(BOARD)
+        near = "node0" if self.size.is_endpoint_on_node0 else hosts[0]
+        (one if near in one else other).append(ENDPOINT)
         self._cut([way for a in one for b in other for way in ((a, b), (b, a))])
 
     def freeze_host(self) -> None:
@@ -253,18 +253,18 @@ class Simulation:
             self._hold_machine(agent)
 
     def suspend(self, agent: Agent, seconds: float | None = None) -> None:
-        """A machine, its clock, and the board that is on it."""
+        """A machine, its clock, and the endpoint that is on it."""
         agent.suspend()
         self._hold_machine(agent, seconds)
 
     def _hold_machine(self, agent: Agent, seconds: float | None = None) -> None:
         host = agent.host
-        self.board.on_host_frozen(host)
+        self.endpoint.on_host_frozen(host)
 
         def thaw() -> None:
             agent.thaw()
-            if host in self.board.hosts:
-                self.take_board_up()
+            if host in self.endpoint.hosts:
+                self.take_endpoint_up()
 
         self._after(seconds, thaw)
 
@@ -288,10 +288,10 @@ class Simulation:
         self._after(seconds, heal)
 
     def _of_machines(self, ways: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """With those of what is on the same machine, as the board on node0 is."""
-        if not self.size.is_board_on_node0:
+        """With those of what is on the same machine, as the endpoint on node0 is."""
+        if not self.size.is_endpoint_on_node0:
             return ways
-        beside = {"node0": BOARD, BOARD: "node0"}
+        beside = {"node0": ENDPOINT, ENDPOINT: "node0"}
         twins = [(beside.get(a, a), beside.get(b, b)) for a, b in ways]
         return list(dict.fromkeys((a, b) for a, b in [*ways, *twins] if beside.get(a) != b))
 
@@ -362,21 +362,21 @@ class Simulation:
     def jump(self, agent: Agent) -> None:
         agent.jump(self.random.choice((0.5, 3.0, 8.0)))
 
-    def take_board_down(self, seconds: float | None = None) -> None:
-        self.world.note(BOARD, "is down")
-        self.checks.charges.add("board", self.world.now, BOARD)
-        self.board.go_down()
-        self._after(seconds, self.take_board_up)
+    def take_endpoint_down(self, seconds: float | None = None) -> None:
+        self.world.note(ENDPOINT, "is down")
+        self.checks.charges.add("endpoint", self.world.now, ENDPOINT)
+        self.endpoint.go_down()
+        self._after(seconds, self.take_endpoint_up)
 
-    def take_board_up(self) -> None:
-        self.world.note(BOARD, "is up again")
-        self.checks.charges.is_over("board", self.world.now, BOARD)
-        self.board.come_up()
+    def take_endpoint_up(self) -> None:
+        self.world.note(ENDPOINT, "is up again")
+        self.checks.charges.is_over("endpoint", self.world.now, ENDPOINT)
+        self.endpoint.come_up()
 
-    def wipe_board(self) -> None:
-        self.world.note(BOARD, "is wiped")
-        self.checks.charges.add("board", self.world.now, BOARD, until=self.world.now)
-        self.board.wipe()
+    def wipe_endpoint(self) -> None:
+        self.world.note(ENDPOINT, "is wiped")
+        self.checks.charges.add("endpoint", self.world.now, ENDPOINT, until=self.world.now)
+        self.endpoint.wipe()
 
     @property
     def bound_s(self) -> float:
@@ -389,7 +389,7 @@ class Simulation:
             LEASE_S,
             is_led=any(agent.coordinates for agent in self.living),
             comes_back=bool(self._coming) or store_comes_back or any(self.on(host) is None for host in self._lacking),
-            is_slow=bool(faults.slow) or faults.board != NO_BOARD_FAULTS,
+            is_slow=bool(faults.slow) or faults.endpoint != NO_ENDPOINT_FAULTS,
             ignores_term=bool(faults.worker_ignores_term),
             leaves_something=bool(faults.leaves_something),
         )
@@ -399,14 +399,14 @@ class Simulation:
         self.world.note("CALM", "all faults stop")
         self.agree_within_s = self.bound_s
         self.is_calm = True
-        self.board.faults = NO_BOARD_FAULTS
+        self.endpoint.faults = NO_ENDPOINT_FAULTS
         self.world.slow = 0.0
         for way in sorted(self.world.cut):
             self.heal(*way)
         for agent in self.living:
             agent.thaw()
         self.world.rejecting.clear()
-        self.take_board_up()
+        self.take_endpoint_up()
         for host in sorted(self._coming):
             self.restart(host)
         self._coming.clear()
@@ -426,7 +426,7 @@ class Simulation:
     def _lacking(self) -> list[str]:
         """Hosts without which the job cannot go on; if any will do, all."""
         staying = [agent for agent in self.living if not agent.is_leaving]
-        return self.hosts if len(staying) < self.size.min_nodes else [*self.board.needed_hosts]
+        return self.hosts if len(staying) < self.size.min_nodes else [*self.endpoint.needed_hosts]
 
     # The run.
 
@@ -459,13 +459,13 @@ class Simulation:
         self.world.close()
 
     def watch_ends(self) -> None:
-        """An agent that leaves takes the board of its host along."""
-        if not self.board.hosts:
+        """An agent that leaves takes the endpoint of its host along."""
+        if not self.endpoint.hosts:
             return
 
         def look() -> None:
-            for host in self.board.hosts:
-                if self.on(host) is None and self.board.is_served_by(host) and self._number:
+            for host in self.endpoint.hosts:
+                if self.on(host) is None and self.endpoint.is_served_by(host) and self._number:
                     self.gone(host)
             self.world.after(0.2, look)
 
@@ -541,7 +541,7 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         max_nodes=dice.randint(min_nodes, nodes),
         max_restarts=dice.choice((1, 3, 100)),
         has_etcd=has_etcd,
-        is_board_on_node0=not has_etcd and dice.random() < 0.4 and endpoints == 1,
+        is_endpoint_on_node0=not has_etcd and dice.random() < 0.4 and endpoints == 1,
         endpoints=endpoints,
         has_ranks=dice.random() < 0.4,
         works_s=dice.choice((None, None, None, 8.0, 25.0)),
@@ -565,9 +565,9 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
         crashes=some(6),
         leaves=some(3),
         jumps=some(2),
-        board_downs=some(2),
-        board_wipes=some(1) if not has_etcd else 0,
-        board=BoardFaults(chance(0.3), chance(0.3), chance(0.2)),
+        endpoint_downs=some(2),
+        endpoint_wipes=some(1) if not has_etcd else 0,
+        endpoint=EndpointFaults(chance(0.3), chance(0.3), chance(0.2)),
         slow=chance(0.5),
         slow_s=dice.choice((0.05, 0.5, 2.0)),
         worker_fails=chance(0.4),
@@ -583,9 +583,9 @@ def simulation_of(seed: int, endpoints: int = 1) -> Simulation:
             faults,
             freezes=faults.freezes + dice.randint(1, 3),
             isolations=faults.isolations + dice.randint(1, 3),
-            board_downs=faults.board_downs + dice.randint(0, 2),
-            board_wipes=dice.randint(0, 5),
-            board=BoardFaults(*(chance(0.1) for _ in range(3))),
+            endpoint_downs=faults.endpoint_downs + dice.randint(0, 2),
+            endpoint_wipes=dice.randint(0, 5),
+            endpoint=EndpointFaults(*(chance(0.1) for _ in range(3))),
         )
     return Simulation(seed, size, faults)
 

@@ -1,4 +1,4 @@
-"""Stores, simulated, under the real board of each agent: one, or several under its real `QuorumStore`.
+"""Stores, simulated, under the real endpoint of each agent: one, or several under its real `QuorumStore`.
 
 A store on an agent's host comes and goes with that agent, and forgets then.  It may freeze, be cut off, answer late or
 never, and a request may reach it in a later life.  Of several stores a majority is always up, and remembers.
@@ -24,7 +24,7 @@ from aelastic.rdzv.stores.quorum import QuorumStore
 from aelastic.rdzv.stores.store import Store as RealStore
 from aelastic.rdzv.stores.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
 from kit.simulated import quorum
-from kit.simulated.board import BOARD, Board, Question
+from kit.simulated.endpoint import ENDPOINT, Endpoint, Question
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World, address_of
 
@@ -55,7 +55,7 @@ class Store(quorum.Store):
         self._text, self.cell = text, cell_from_bytes(text)[0] if is_cell else None
 
 
-class OneStore(Board):
+class OneStore(Endpoint):
     """One store, on a host of agents or elsewhere.
 
     Args:
@@ -66,7 +66,7 @@ class OneStore(Board):
 
     def __init__(self, world: World, hosts: Sequence[str] = (), *, is_etcd: bool = False) -> None:
         super().__init__(world, hosts)
-        self.store, self._is_etcd = Store(hosts[0] if hosts else BOARD), is_etcd
+        self.store, self._is_etcd = Store(hosts[0] if hosts else ENDPOINT), is_etcd
         self.store.is_down = bool(hosts)
 
     def reached_by(self, process: SimulatedProcess) -> EndpointCell:
@@ -103,7 +103,7 @@ class OneStore(Board):
         self.is_up |= host in self.hosts
 
     def on_host_gone(self, host: str) -> None:
-        self._world.note(BOARD, f"is gone with {host}")
+        self._world.note(ENDPOINT, f"is gone with {host}")
         self.is_up = False
         self.wipe()
 
@@ -127,7 +127,7 @@ class OneStore(Board):
         self.note(self.store.text)
 
 
-class Stores(Board):
+class Stores(Endpoint):
     """What a majority of the stores says.
 
     Args:
@@ -227,8 +227,8 @@ class Part(RealStore):
 
     name = "the store"
 
-    def __init__(self, board: Board, where: Store, process: SimulatedProcess) -> None:
-        self._board, self._store, self._process, self._world = board, where, process, process.world
+    def __init__(self, endpoint: Endpoint, where: Store, process: SimulatedProcess) -> None:
+        self._endpoint, self._store, self._process, self._world = endpoint, where, process, process.world
 
     async def open(self) -> None:
         await anyio.lowlevel.checkpoint()
@@ -251,12 +251,12 @@ class Part(RealStore):
         return await self._ask("read", lambda: self._store.text)
 
     async def compare_set_once(self, expected: bytes, new: bytes) -> bytes:
-        self._board.on_write(self._process)
+        self._endpoint.on_write(self._process)
 
         def do() -> bytes:
             if self._store.text == expected:
                 self._store.text = new
-                self._board.look()
+                self._endpoint.look()
             return self._store.text
 
         return await self._ask("write", do)
@@ -287,7 +287,7 @@ class Part(RealStore):
         return text
 
     def _send(self, question: Question) -> None:
-        world, faults = self._world, self._board.faults
+        world, faults = self._world, self._endpoint.faults
         chance, delay_s = world.random.random(), world.delay()
         if chance < faults.request_lost + faults.late:
             world.after(world.random.uniform(0, 0.5), partial(self._answer, question, _broken()))
@@ -303,7 +303,7 @@ class Part(RealStore):
         elif store.host not in world.dark:
             refused = RefusedError("the store is down", reason=REFUSED)
             result: Any = refused if store.is_down else question.do()
-            is_lost = world.random.random() < self._board.faults.answer_lost
+            is_lost = world.random.random() < self._endpoint.faults.answer_lost
             self._answer(question, _broken() if is_lost else result)
 
     def _answer(self, question: Question, result: Any) -> None:

@@ -31,7 +31,7 @@ SIGNALS = {"TERM": 15, "KILL": 9, "USR1": 10, "INT": 2}
 NAMES = {number: name for name, number in SIGNALS.items()}
 # What an observer is told of, of the kinds that a story's `tells` has.
 EVENTS = {
-    "RunBegan": "told that the run begins: {0.local_world_size} workers, {0.max_restarts} restarts, board {0.rdzv_backend!r}",
+    "RunBegan": "told that the run begins: {0.local_world_size} workers, {0.max_restarts} restarts, endpoint {0.rdzv_backend!r}",
     "RoundFormed": "told of round {0.round}, generation {0.generation}",
     "PhaseTook": "told that {0.name} took {0.duration_s:g} s",
     "Noticed": "told of {0.local_rank} by {0.by}: {0.reason}, is stopped: {0.is_stopped}",

@@ -18,11 +18,11 @@ from aelastic.rdzv.protocol.messages import StoredCell
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World
 
-BOARD = "board"  # its host
+ENDPOINT = "endpoint"  # its host
 
 
-class BoardFaults(Record):
-    """How often an operation on the board goes wrong."""
+class EndpointFaults(Record):
+    """How often an operation on the endpoint goes wrong."""
 
     request_lost: float = 0.0
     answer_lost: float = 0.0
@@ -33,8 +33,8 @@ class BoardFaults(Record):
         return bool(self.request_lost or self.answer_lost or self.late)
 
 
-class Board:
-    """What the board says of the one run id there is.
+class Endpoint:
+    """What the endpoint says of the one run id there is.
 
     Args:
         world: where it stands.
@@ -47,7 +47,7 @@ class Board:
 
     def __init__(self, world: World, hosts: Sequence[str] = ()) -> None:
         self._world, self.hosts = world, hosts
-        self.faults = BoardFaults()
+        self.faults = EndpointFaults()
         self.on_write: Callable[[SimulatedProcess], None] = lambda _: None  # called when one begins
         self.wiped_at = -1.0
         self.elections: list[tuple[float, StoredCell]] = []  # the first cell of each leader, and when it was written
@@ -67,7 +67,7 @@ class Board:
         return self.hosts
 
     def reached_by(self, process: SimulatedProcess) -> EndpointCell:
-        """The board, as one process has it."""
+        """The endpoint, as one process has it."""
         raise NotImplementedError
 
     def look(self) -> None:
