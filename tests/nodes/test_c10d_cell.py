@@ -236,9 +236,8 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
     )
 
     text = (
-        '["StoredCell",{"cell":{"incarnation":"1f","log":null,"term":1,"leader":"token-of-a","renewals":1,'
-        '"committed":null,"accepted":null},"leader":{"node_id":"a","name":"a","addresses":["10.0.0.1"],'
-        '"port":29500,"token":"token-of-a"}}]'
+        '["StoredCell",{"cell":{"incarnation":"1f","log":null,"term":1,"leader":"token-of-a","renewals":1},'
+        '"leader":{"node_id":"a","name":"a","addresses":["10.0.0.1"],"port":29500,"token":"token-of-a"}}]'
     )
     assert done.stdout.splitlines() == ["a%20job%2F1", text, "2"], "two keys, and nothing else"
 

@@ -78,7 +78,7 @@ def test_a_round_goes_on_untouched_if_its_coordinator_is_a_spare_that_sleeps_and
         sleeper.stop()
         wait_for("another coordinates", lambda: any(agent.has_said(COORDINATES) for agent in agents))
         sleeper.signal(signal.SIGCONT)
-        sleeper.wait_said("no longer leads the job")  # its lease is answered for later than its search finds another
+        sleeper.wait_said("no longer leads the job|lost all other nodes at once")  # as it reads first
         sleeper.wait_said(IS_SPARE, 2)
         assert team.coordinator is not sleeper
         team.assert_untouched(round_)

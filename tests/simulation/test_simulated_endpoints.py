@@ -31,7 +31,7 @@ def _simulate_all(seeds: range) -> None:
         simulate(seed, endpoints=3)
 
 
-class _Heir(Simulation):
+class _Claim(Simulation):
     """The coordinator falls silent, and the host of the agent that claims its place goes when some of its writes have begun.
 
     Args:
@@ -96,7 +96,7 @@ def test_the_others_wait_for_a_lease_when_the_next_leader_goes_in_the_middle_of_
     fault: str, begun: int, endpoints: int
 ) -> None:
     for seed in range(CLAIM_SEEDS):
-        story = _Heir(seed, endpoints, fault, begun)
+        story = _Claim(seed, endpoints, fault, begun)
         assert isinstance(story.endpoint, Stores)
         story.endpoint.on_write = story.note_write  # type: ignore[assignment]
         story.first.freeze()

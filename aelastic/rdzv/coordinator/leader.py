@@ -462,7 +462,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._version = NOT_PROPOSED
         term = leading.next_term(max(highest, self.term))
         self.log = leading.campaign_again(self.log, term, has_listened=has_listened or self.log.has_listened)
-        self._seeks_since = now
+        if self.phase is Phase.LEADING:  # a candidate's time is not extended: two could outbid each other forever
+            self._seeks_since = now
         self.coordinator.roster.begin_term(self.term)
         self.sessions.begin_term(self.term)
         self.followers.keep(self.log.followers.keys())
