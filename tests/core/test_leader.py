@@ -565,6 +565,17 @@ def test_nodes_read_whose_votes_the_next_round_waits_for() -> None:
     }
 
 
+def test_a_leader_that_could_only_recover_by_now_steps_down() -> None:
+    """The story behind it: it had a quorum as it began, and could never commit anything with what was left of that."""
+    term = running("ab", do_nodes_vote=True)
+    node = term.leader.log.node
+    term.leader.log = term.leader.log.replace(node=node.replace(replaces=("b",)))
+    term.close("b", Close.ABORTED)
+    term.close("a")
+    term.live_until(term.now + 2 * LEASE_S)
+    assert has_stepped_down(term)
+
+
 def test_a_candidate_whose_endpoint_falls_silent_lacks_no_quorum() -> None:
     """It knows of no voters: what is missing is the endpoint, as the agent says."""
     term = Term(is_begun=False)

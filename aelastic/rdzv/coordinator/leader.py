@@ -668,7 +668,10 @@ class Leader(Machine[ev.Event, ev.Action]):
         ended = frozenset(each.name for each in node.ended_followers), frozenset(each.name for each in node.ended)
         endpoints = int(self._has_cell(committed, now))
         found = Votes(frozenset({*heard, self.name}), *ended, leading.replaced(self.log), endpoints)
-        return votes.mandate(committed.configuration, found) is not Mandate.NONE
+        now_has = votes.mandate(committed.configuration, found)
+        if not self.log.mandate:
+            return now_has is not Mandate.NONE
+        return votes.is_within(now_has, self.log.mandate)  # else nothing more can be committed on this mandate
 
     @property
     def _are_all_here(self) -> bool:
