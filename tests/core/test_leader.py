@@ -430,6 +430,19 @@ def test_an_endpoint_that_has_forgotten_all_gets_another_incarnation(make: Calla
     assert committed(term).incarnations == (cell(term).incarnation,), "and an entry names it"
 
 
+def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
+    """The story behind it: the founder was suspended, and committed it into a memory that another founder had begun."""
+    term = Term((1, 3), last_call_timeout_s=0.01)
+    term.join("a")
+    term.is_cell_silent = True
+    term.live_until(START + 0.1)
+    assert proposal(term) is not None
+    term.stored = None
+    term.break_silence()
+    term.live_until(term.now + LEASE_S)
+    assert committed(term).incarnations == (cell(term).incarnation,) and committed(term).log == cell(term).incarnation
+
+
 def another_cell(term: Term, *, renewals: int = 0, number: int = TERM + 5) -> m.StoredCell:
     """Another agent has locked the cell."""
     assert term.stored is not None

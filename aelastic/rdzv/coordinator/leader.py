@@ -588,7 +588,10 @@ class Leader(Machine[ev.Event, ev.Action]):
         cell = self._cell_of_this_job
         is_others = cell is not None and cell.leader not in {"", self.at.token} and cell.leader not in self.gone
         if cell is None or not is_others or self._is_leader_gone(cell, now):  # it is locked again
-            if cell is not None and cell.term >= self.term:
+            forgets_founding = cell is None and self.log.node.committed is None and self.log.proposal is not None
+            if forgets_founding:  # the first entry is named after what the endpoint has forgotten
+                self._campaign_again(self.term, now)
+            elif cell is not None and cell.term >= self.term:
                 self._campaign_again(cell.term, now)
             return []
         is_renewed = self.cell.seen.since == now
