@@ -177,9 +177,14 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def _missing_hosts(self) -> list[str]:
         """Hosts of voters that have not answered, and may live."""
-        committed, found = self.log.node.committed, leading.phase_1_votes(self.log)
-        voters = voters_in(committed) if isinstance(committed, Entry) else ()
-        return [each.host for each in voters if each.name not in found.known | found.replaced]
+        found = leading.phase_1_votes(self.log)
+        return [each.host for each in self._deciding if each.name not in found.known | found.replaced]
+
+    @property
+    def _deciding(self) -> tuple[Participant, ...]:
+        """The voters that decide on the next entry; none if this agent does not know the last one whole."""
+        committed = self.log.node.committed
+        return voters_in(committed) if isinstance(committed, Entry) else ()
 
     def _why_lost(self) -> str:
         committed = self.log.node.committed
@@ -642,9 +647,8 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _tell_undecided(self, proposal: Entry, now: float) -> None:
         """All nodes read which vote the next entry waits for."""
-        committed, known = self.log.node.committed, leading.phase_2_votes(self.log, proposal).known
-        voters = voters_in(committed) if isinstance(committed, Entry) else ()
-        missing = [each.host for each in voters if each.name not in known]
+        known = leading.phase_2_votes(self.log, proposal).known
+        missing = [each.host for each in self._deciding if each.name not in known]
         text = votes_text(missing) if missing else silent_text(self.cell.silent_s(now))
         self.sessions.decide_for_all(m.Waiting(text), now)
 
