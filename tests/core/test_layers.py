@@ -29,7 +29,7 @@ FLOORS = (
     ("logs_specs",),
     ("training",),
     ("rdzv.protocol", "rdzv.seen", "workers.numa", "notice"),
-    ("rdzv.requests",),
+    ("rdzv.requests", "rdzv.cell_events"),
     ("rdzv.coordinator", "rdzv.quorum"),
     ("rdzv.member", "group", "forkserver.command"),
     ("observe",),
@@ -55,7 +55,7 @@ FLOOR_OF = {place: floor for floor, places in enumerate(FLOORS) for place in pla
 CORES = (
     "core", "decisions", "rdzv.protocol", "rdzv.coordinator", "rdzv.member", "rdzv.quorum",
     "rdzv.log", "rdzv.requests",
-    "rdzv.ledger", "rdzv.seen", "rdzv.restart_policy", "rdzv.restart_rules", "rdzv.single_node",
+    "rdzv.cell_events", "rdzv.ledger", "rdzv.seen", "rdzv.restart_policy", "rdzv.restart_rules", "rdzv.single_node",
     "rdzv.secret.handshake", "rdzv.secret.keys", "rdzv.secret.seals", "group.events", "group.in_place", "group.phases", "group.restart_grace", "group.worker_env",
     "group.worker_group", "workers.numa", "forkserver.command", "forkserver.preload", "hangs.timer_rules", "hangs.hang_rules", "failures.exit_reason", "failures.root_cause",
     "logs.lines", "logs.live_lines", "logs.expected_output", "stacks.format", "observe.metrics", "observe.prometheus",

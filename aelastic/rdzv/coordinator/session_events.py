@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
+from aelastic.rdzv.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
+from aelastic.rdzv.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 from aelastic.rdzv.coordinator.job_state import Participant
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.protocol import messages as m
@@ -53,18 +55,6 @@ class Flushed(Record):
 
     conn: int
     serial: int
-
-
-class CellSaid(Record):
-    """Answers `ReadCell` and `WriteCell` with the present content of the cell; `None` if it is empty."""
-
-    stored: m.StoredCell | None
-
-
-class CellFailed(Record):
-    """Answers `ReadCell` and `WriteCell`: the endpoint does not answer now."""
-
-    reason: str
 
 
 class Campaigned(Record):

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
+from aelastic.rdzv.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
+from aelastic.rdzv.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
@@ -34,18 +36,6 @@ class Submitted(Record):
     """The supervisor has a message for the coordinator."""
 
     message: NodeMessage
-
-
-class CellSaid(Record):
-    """Answers `ReadCell` with the present content of the cell; `None` if it is empty."""
-
-    stored: m.StoredCell | None
-
-
-class CellFailed(Record):
-    """Answers `ReadCell`: the endpoint does not answer."""
-
-    reason: str
 
 
 class Campaigned(Record):
