@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from aelastic.health_check_server import HealthCheckServer, HealthCheckServerFactory
     from aelastic.observe.exposition import Exposition
     from aelastic.observe.torch_events import TorchEvents
-    from aelastic.rdzv.torch_handler.lent import LentHandler
+    from aelastic.rdzv.lent_handler import LentHandler
     from aelastic.result import RunResult
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Supervisor:
                 env.pop(name, None)
         self._lent: LentHandler | None = None
         if spec.rdzv_handler is not None:
-            from aelastic.rdzv.torch_handler.lent import lent
+            from aelastic.rdzv.lent_handler import lent
 
             self._lent = lent(spec.rdzv_handler)
             spec = replace(spec, rdzv_handler=self._lent)

@@ -37,8 +37,8 @@ from aelastic.rdzv.protocol.messages import (
     Node,
     Ready,
 )
+from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

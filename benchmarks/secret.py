@@ -26,7 +26,7 @@ from pathlib import Path
 from jobs import Job, open_job
 from one_node import Launcher
 
-from aelastic.rdzv.secret.handshake import Tagger
+from aelastic.rdzv.protocol.handshake import Tagger
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from kit.ports import listening

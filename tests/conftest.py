@@ -31,7 +31,7 @@ from kit.slots import slot
 from kit.warm.interpreters import Warm
 
 from aelastic.core.machine import check_invariants
-from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd_v3 import EtcdV3
 from aelastic.tcpstore import child
 

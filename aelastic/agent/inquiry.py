@@ -1,7 +1,7 @@
 """This node's part in an inquiry: it asks what all workers of the job do, and answers for its own.
 
 A worker hangs where it is looked for, or says that a collective timed out: then mostly it is a victim, and what it
-waits for is elsewhere.  So all nodes are asked before anything is stopped (`coordinator/inquiry.py` compares), within
+waits for is elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/inquiry.py` compares), within
 `ANSWER_S`.  The ranks that are odd fail, each on its own node, and the others are stopped as after any failure; where
 none is, or no answer comes, the worker that was found first has failed, as without an inquiry.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
-from aelastic.rdzv.secret.secret_file import default_path
+from aelastic.rdzv.protocol.secret_file import default_path
 from aelastic.rdzv.settings import BACKENDS, RendezvousSettings, split_endpoint, split_endpoints
 
 _log = logging.getLogger(__name__)

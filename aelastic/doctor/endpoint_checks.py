@@ -15,9 +15,9 @@ from aelastic.doctor.finding import Finding
 from aelastic.doctor.secret_checks import check_access, secret_of
 from aelastic.errors import AelasticError, RendezvousConnectionError
 from aelastic.host.sockets import is_loopback, listen
-from aelastic.rdzv.quorum.cells import MARK, cell_from_bytes
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, addresses_of, endpoints_of, local_address_of, probe
+from aelastic.rdzv.stores.register_cells import MARK, cell_from_bytes
 from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 
 # How long what accepts a connection may take to say that it is a TCPStore.
@@ -127,10 +127,10 @@ async def _ask_store(store: TcpStore, subject: str, where: str) -> Finding:
 
 
 async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterator[Finding]:
-    from aelastic.rdzv.endpoint_cell import EndpointCell
+    from aelastic.rdzv.protocol.writing import NotTrustedError
+    from aelastic.rdzv.stores.endpoint_cell import EndpointCell
     from aelastic.rdzv.stores.etcd import etcd_store
     from aelastic.rdzv.stores.etcd_settings import etcd_settings
-    from aelastic.rdzv.writing import NotTrustedError
 
     for each in etcd_settings(settings).endpoints:
         endpoint = Endpoint(each.host, each.port)

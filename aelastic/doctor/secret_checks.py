@@ -10,16 +10,16 @@ from aelastic.doctor.finding import Finding
 from aelastic.host import names
 from aelastic.host.sockets import is_loopback
 from aelastic.rdzv.protocol.codec import WireError, from_text
+from aelastic.rdzv.protocol.handshake import UNPROVED_BYTES_MAX, ProofError
+from aelastic.rdzv.protocol.keys import shown
+from aelastic.rdzv.protocol.listening import outward_addresses
 from aelastic.rdzv.protocol.messages import LeaderAt, StoredCell
-from aelastic.rdzv.secret.handshake import UNPROVED_BYTES_MAX, ProofError
-from aelastic.rdzv.secret.keys import shown
-from aelastic.rdzv.secret.seals import ForeignError, claimed, verify
-from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.protocol.proofs import MEMBER, Proofs
+from aelastic.rdzv.protocol.seals import ForeignError, claimed, verify
+from aelastic.rdzv.protocol.secret_file import SecretFile
+from aelastic.rdzv.protocol.stream import PROOF_TIMEOUT_S
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoints import Endpoint
-from aelastic.rdzv.wire.listening import outward_addresses
-from aelastic.rdzv.wire.proofs import MEMBER, Proofs
-from aelastic.rdzv.wire.stream import PROOF_TIMEOUT_S
 
 _PAGE = "docs/how-to/secret.md"
 

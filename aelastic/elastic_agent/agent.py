@@ -27,7 +27,7 @@ from aelastic.launcher.blocking import BlockingRun
 from aelastic.launcher.elastic_launch import loop_of
 from aelastic.launcher.errors import SignalException, catchable_as_torchs
 from aelastic.launcher.launch_config import SIGNALS_VARIABLE, as_text, check_entrypoint, numa_fields, signals_in
-from aelastic.rdzv.torch_handler.lent import lent
+from aelastic.rdzv.lent_handler import lent
 from aelastic.result import RunResult
 from aelastic.settings import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from aelastic.spec import WorkerSpec

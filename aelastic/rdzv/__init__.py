@@ -1,21 +1,28 @@
 """Rendezvous: the agents of a job agree on the next round, and on the agent that leads.
 
-`registry` opens the link of a job: the in-process one, an `agent_link` over a store, or torch's handler.
-`log/` has the rules by which agents agree; `docs/explanation/rendezvous.md` tells them.  The cores are in `member/`
-(each node's side) and `coordinator/` (the leader's, which `coordinator_server` puts on the wire; of one node:
-`single_node`).  `endpoint_cell` is the text at the endpoint, as one agent reads and writes it; `stores/` keep it,
-`writing` proves it, and `seen` is what an agent saw there last.  `campaigns` asks other nodes for their votes.
+`docs/explanation/rendezvous.md` tells how.  `registry` opens the link of a job: `agent_link` to the leader,
+`single_node` in a job of one node, or `torch_handler_link`.  The cores decide, and do nothing else:
+
+- `log/`: the rules by which agents agree
+- `leader/`: rounds, restarts and the verdict; `leader_server` puts it on the wire
+- `member/`: each node's side; `agent_link` puts it on the wire, `campaigns` asks other nodes for their votes
+
+Both speak through
+
+- `protocol/`: messages, their bytes, the connections that carry them, and what a secret proves
+- `stores/`: the endpoint's cell, in a TCPStore, in several, or in etcd
+
 `restart_policy` says what follows from the end of a round, by the rules of `--restart-policy` (`restart_rules`) and
-what is remembered from one end to the next (`ledger`).  `protocol/` has the messages, `wire/` the connections that
-carry them, `secret/` what these prove.
+what is remembered from one end to the next (`ledger`).
 """
 
 __all__ = [
-    "endpoint_cell",
     "ledger",
+    "lent_handler",
     "registry",
     "restart_policy",
     "restart_rules",
     "settings",
-    "writing",
+    "single_node",
+    "torch_handler_link",
 ]

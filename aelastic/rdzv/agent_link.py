@@ -23,26 +23,26 @@ from aelastic.errors import (
     RendezvousTimeoutError,
 )
 from aelastic.host.sockets import LOOPBACKS, HeldPort
-from aelastic.rdzv.agreed import Agreed, agreed
 from aelastic.rdzv.campaigns import Campaigns
-from aelastic.rdzv.coordinator.connections import Connections
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.job_state import Participant, check_entries, voters_in
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leader_cell import LeaderCell
-from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.coordinator.session_events import StepDown
-from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.leader.connections import Connections
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.job_state import Participant, check_entries, voters_in
+from aelastic.rdzv.leader.leader import Leader
+from aelastic.rdzv.leader.leader_cell import LeaderCell
+from aelastic.rdzv.leader.leader_events import StepDown
+from aelastic.rdzv.leader.roster import RoundRules
+from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log.entries import Entry, EntryRef, id_of
 from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.member import member_events as ev
+from aelastic.rdzv.member.agreed import Agreed, agreed
 from aelastic.rdzv.member.member import Member
 from aelastic.rdzv.member.member_events import Phase
 from aelastic.rdzv.member.search import Search
-from aelastic.rdzv.other_secret import OtherSecret
 from aelastic.rdzv.protocol.codec import DOWNWARD, WireError, encode
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.listening import addresses_beside, listen_for_members, local_addresses, own_addresses
 from aelastic.rdzv.protocol.messages import (
     Campaign,
     CoordinatorMessage,
@@ -53,17 +53,17 @@ from aelastic.rdzv.protocol.messages import (
     Ready,
     Terms,
 )
+from aelastic.rdzv.protocol.other_secret import OtherSecret
+from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.secret_file import SecretFile
+from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.writing import NotTrustedError
 from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.secret.handshake import ProofError
-from aelastic.rdzv.secret.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import look_up_limit_s
-from aelastic.rdzv.wire.listening import addresses_beside, listen_for_members, local_addresses, own_addresses
-from aelastic.rdzv.wire.proofs import MEMBER as DOOR
-from aelastic.rdzv.wire.proofs import Proofs
-from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
-from aelastic.rdzv.writing import NotTrustedError
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class AgentLink:
         self._port: HeldPort | None = None  # the one that our next candidacy names
         self._other_secret = OtherSecret()
         self._local_addresses: list[str] = []  # of the name that others are given
-        self._server: CoordinatorServer | None = None
+        self._server: LeaderServer | None = None
         self._stream: Stream | None = None
         self._connecting = anyio.CancelScope()
         self._campaigns: Campaigns | None = None  # where nodes vote
@@ -329,7 +329,7 @@ class AgentLink:
         )
         port, self._port = self._port, None
         assert port is not None
-        self._server = CoordinatorServer(
+        self._server = LeaderServer(
             leader,
             self._cell,
             self._turn,

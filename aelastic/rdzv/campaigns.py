@@ -16,17 +16,17 @@ from anyio.abc import TaskGroup
 from aelastic import aio
 from aelastic.aio import described
 from aelastic.host.sockets import HeldPort, is_address
-from aelastic.rdzv.coordinator.job_state import Participant
+from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.protocol.codec import CAMPAIGN, WireError, encode
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.incoming import Incoming
+from aelastic.rdzv.protocol.listening import local_addresses_told
 from aelastic.rdzv.protocol.messages import Campaign, Declined
-from aelastic.rdzv.secret.handshake import ProofError
+from aelastic.rdzv.protocol.proofs import CAMPAIGN as DOOR
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 from aelastic.rdzv.stores.endpoints import look_up_limit_s
-from aelastic.rdzv.wire.incoming import Incoming
-from aelastic.rdzv.wire.listening import local_addresses_told
-from aelastic.rdzv.wire.proofs import CAMPAIGN as DOOR
-from aelastic.rdzv.wire.proofs import Proofs
-from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
 
 _log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Between the supervisor and the job's coordinator: what a rendezvous must do, and rendezvous back ends by name.
 
 A job of one node needs no connection: its coordinator is in the agent's own process.  All others go through
-`agent_link.py` or `torch_handler/handler_link.py`.  `open_link` chooses.
+`agent_link.py` or `torch_handler_link.py`.  `open_link` chooses.
 
 Your own store gets a name through `register`, and `RendezvousSettings.backend` selects it.  Names that are neither here
 nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selects one
@@ -23,7 +23,7 @@ from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
 if TYPE_CHECKING:
-    from aelastic.rdzv.agreed import Agreed
+    from aelastic.rdzv.member.agreed import Agreed
     from aelastic.rdzv.settings import RendezvousSettings
     from aelastic.rdzv.stores.store import Store
     from aelastic.spec import WorkerSpec
@@ -171,8 +171,8 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         return InProcessLink(SingleNode(policy_of(spec), aio.wall_ms()))
     if settings is not None and settings.backend in _FACTORIES:
         from aelastic.rdzv.agent_link import AgentLink
-        from aelastic.rdzv.endpoint_cell import EndpointCell
-        from aelastic.rdzv.secret.secret_file import SecretFile
+        from aelastic.rdzv.protocol.secret_file import SecretFile
+        from aelastic.rdzv.stores.endpoint_cell import EndpointCell
         from aelastic.workers.requirements import files_for_connections
 
         path = settings.secret_path
@@ -180,8 +180,8 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
         cell = EndpointCell(_FACTORIES[settings.backend](settings, around), secret, settings.lease_s)
         policy, files_max = policy_of(spec), files_for_connections(spec)
         return AgentLink(cell, settings, around.run_id, node_id, policy, files_max, secret)
-    from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
-    from aelastic.rdzv.torch_handler.lent import lent
+    from aelastic.rdzv.lent_handler import lent
+    from aelastic.rdzv.torch_handler_link import TorchHandlerLink, handler_opener
 
     if spec.rdzv_handler is not None:
         return TorchHandlerLink(lent(spec.rdzv_handler).borrowed, spec, policy_of(spec))

@@ -186,7 +186,7 @@ class RendezvousSettings(Record):
         self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
         _ = self.join_timeout_s, self.lease_s, self.guard_timeout_s
         if (path := self.secret_path) is not None:
-            from aelastic.rdzv.secret.secret_file import SecretFile
+            from aelastic.rdzv.protocol.secret_file import SecretFile
 
             if self.backend.startswith("torch:"):
                 raise InputError(

@@ -20,7 +20,7 @@ from aelastic.rdzv.protocol.ranks import assign_ranks
 from aelastic.rdzv.restart_policy import End, RestartPolicy, cause_of
 
 if TYPE_CHECKING:
-    from aelastic.rdzv.requests.drain import Drain
+    from aelastic.rdzv.leader.drain import Drain
 
 SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(CauseKind.ALL_SUCCEEDED)))
 
@@ -145,7 +145,7 @@ class SingleNode:
 
     def _on_request(self, request: r.Request | None, now: float) -> list[m.CoordinatorMessage]:
         """The node asks for a drain, or says how far it is with it; once that is over, or no round runs, it leaves."""
-        from aelastic.rdzv.requests.drain import Crew, Drain
+        from aelastic.rdzv.leader.drain import Crew, Drain
 
         if request is not None:
             self._node_id = request.node_id  # it may ask before it is ready for its first round
@@ -182,6 +182,6 @@ class SingleNode:
         question, self._question = self._question, None
         if question is None or self._assigned is None:
             return []
-        from aelastic.rdzv.coordinator.inquiry import compared, filled
+        from aelastic.rdzv.leader.inquiry import compared, filled
 
         return [compared(question, filled(places, self._host, self._assigned))]

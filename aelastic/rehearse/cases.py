@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from aelastic.errors import EXIT_TRY_AGAIN
-from aelastic.rdzv.requests.drain import MARGIN_S
+from aelastic.rdzv.leader.drain import MARGIN_S
 from aelastic.rehearse.files import Files, by_kind, kind_of, overwritten
 from aelastic.rehearse.in_place import InPlace
 from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbed

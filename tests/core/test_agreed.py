@@ -6,10 +6,10 @@ import pytest
 
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import Decision, DecisionKind
-from aelastic.rdzv.agreed import Agreed, agreed
-from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
+from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of
 from aelastic.rdzv.log.entries import Entry, first_entry, next_entry
 from aelastic.rdzv.log.node import Node
+from aelastic.rdzv.member.agreed import Agreed, agreed
 from aelastic.rdzv.protocol import messages as m
 
 SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(CauseKind.ALL_SUCCEEDED)))

@@ -22,7 +22,7 @@ from aelastic.decisions.decision import next_round
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
 from aelastic.failures.places import Place
-from aelastic.rdzv.coordinator.job_state import JobState
+from aelastic.rdzv.leader.job_state import JobState
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Payload, first_entry, next_entry

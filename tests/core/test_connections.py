@@ -26,9 +26,9 @@ from kit.stories.leader_terms import (
 )
 
 from aelastic.core.machine import check_invariants
-from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.absent import RETURN_S
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
+from aelastic.rdzv.leader import leader_events as ev
+from aelastic.rdzv.leader.absent import RETURN_S
+from aelastic.rdzv.leader.first_cause import GRACE_S
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

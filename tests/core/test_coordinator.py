@@ -10,10 +10,10 @@ from kit.reports import Job
 from kit.stories.coordinator import failure, node
 
 from aelastic.decisions.cause import SaveOutcome
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import CutOff, DeadlinePassed, Lost, Phase, Reported
-from aelastic.rdzv.coordinator.job_state import payload_of, state_in, voters_in
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import CutOff, DeadlinePassed, Lost, Phase, Reported
+from aelastic.rdzv.leader.job_state import payload_of, state_in, voters_in
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

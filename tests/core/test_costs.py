@@ -25,19 +25,19 @@ from aelastic.group import restart_grace
 from aelastic.group.restart_grace import RestartGrace
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs import hang_rules, timer_rules
-from aelastic.rdzv.coordinator import coordinator_events, session_events
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.leader import coordinator_events, leader_events
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.member import member_events
 from aelastic.rdzv.member.member import Member
-from aelastic.rdzv.quorum.register import Register
+from aelastic.rdzv.stores.register import Register
 
 SMALL, LARGE = AGENTS
 # Tables are of powers of two, and a number of more digits is read in more steps.
 STEPS, HELD_BYTES = 15, 1200
 
 EVENTS: dict[type, Any] = {
-    Leader: session_events.Event,
+    Leader: leader_events.Event,
     Coordinator: coordinator_events.Event,
     Member: member_events.Event,
     WorkerGroup: group_events.Event,

@@ -7,11 +7,11 @@ from kit import decided
 from kit.stories.drains import Told
 
 from aelastic.decisions.decision import DecisionKind
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader import drain as d
+from aelastic.rdzv.leader.drain import Crew
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Answer, Ask, Stage, Verb
-from aelastic.rdzv.requests import drain as d
-from aelastic.rdzv.requests.drain import Crew
 
 
 @pytest.mark.parametrize("line", ["a asks drain", "a asks stop"])

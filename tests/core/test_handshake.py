@@ -10,7 +10,7 @@ import pytest
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, UPWARD, Decoder, OtherProtocolError, encode
-from aelastic.rdzv.secret.handshake import (
+from aelastic.rdzv.protocol.handshake import (
     NONCE_BYTES,
     UNPROVED_BYTES_MAX,
     Handshake,
@@ -18,8 +18,8 @@ from aelastic.rdzv.secret.handshake import (
     ProofError,
     Tags,
 )
-from aelastic.rdzv.secret.keys import Key
-from aelastic.rdzv.secret.seals import ForeignError, claimed, sign, verify
+from aelastic.rdzv.protocol.keys import Key
+from aelastic.rdzv.protocol.seals import ForeignError, claimed, sign, verify
 
 OLD, NEW, OTHER = (Key(word * 32, "run") for word in (b"o", b"n", b"x"))
 NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)

@@ -35,11 +35,11 @@ from kit.stories.leader_terms import (
 from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import next_round
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator_events import Phase as CoordinatorPhase
-from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of, state_in
-from aelastic.rdzv.coordinator.leader import CANDIDACY_S, SILENT_CELL_S, Phase
-from aelastic.rdzv.coordinator.leader_cell import READ_AGAIN_S, LeaderCell
+from aelastic.rdzv.leader import leader_events as ev
+from aelastic.rdzv.leader.coordinator_events import Phase as CoordinatorPhase
+from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of, state_in
+from aelastic.rdzv.leader.leader import CANDIDACY_S, SILENT_CELL_S, Phase
+from aelastic.rdzv.leader.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, first_entry, id_of, next_entry
 from aelastic.rdzv.log.node import Close, EndedFollower, Node, Status, status_of

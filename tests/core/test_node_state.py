@@ -9,7 +9,7 @@ from kit import decided
 from kit.stories.coordinator import failure
 
 from aelastic.decisions.cause import Cause, CauseKind
-from aelastic.rdzv.coordinator.plans import changed
+from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.member.node_state import ASKED_MAX, EARLIER_S, NodeState

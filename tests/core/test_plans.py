@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kit import decided
 
-from aelastic.rdzv.coordinator.plans import ANSWERS_MAX, Plans, changed
+from aelastic.rdzv.leader.plans import ANSWERS_MAX, Plans, changed
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.ranks import assign_ranks

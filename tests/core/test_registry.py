@@ -13,7 +13,7 @@ from aelastic.rdzv import registry
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.registry import InProcessLink
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
+from aelastic.rdzv.torch_handler_link import TorchHandlerLink
 from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
 from aelastic.tcpstore.template import StoreTemplate

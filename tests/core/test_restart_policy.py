@@ -18,9 +18,9 @@ from aelastic.decisions.cause import Cause, CauseKind, Innocence
 from aelastic.decisions.decision import Decision, DecisionKind
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.root_cause import root_of
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import DeadlinePassed
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import NONE, UNKNOWN, Blamed, Ledger, Reached, Spent, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

@@ -12,14 +12,14 @@ from kit.stories.member import stored as stored_cell
 from aelastic.core.record import Record
 from aelastic.errors import ProcessFailure
 from aelastic.failures.failure import SHARED_FIELDS
-from aelastic.rdzv.coordinator.connections import Connections
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.job_state import JobState, Participant, Round
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leader_cell import LeaderCell
-from aelastic.rdzv.coordinator.plans import changed
-from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.coordinator.session_events import CellSaid, DeadlinePassed, Opened, Received, WriteCell
+from aelastic.rdzv.leader.connections import Connections
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.job_state import JobState, Participant, Round
+from aelastic.rdzv.leader.leader import Leader
+from aelastic.rdzv.leader.leader_cell import LeaderCell
+from aelastic.rdzv.leader.leader_events import CellSaid, DeadlinePassed, Opened, Received, WriteCell
+from aelastic.rdzv.leader.plans import changed
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import Excluded, Ledger, Spent
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import node as log

@@ -6,8 +6,8 @@ from typing import Any
 
 from kit.stories.coordinator import failure, node
 
-from aelastic.rdzv.coordinator.coordinator_events import Broken, Lost, Reported
-from aelastic.rdzv.coordinator.unheard import Event, Unheard
+from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
+from aelastic.rdzv.leader.unheard import Event, Unheard
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aelastic.decisions.cause import NAMES_MAX
-from aelastic.rdzv.coordinator.roster import some_of
-from aelastic.rdzv.coordinator.waiting_text import forming_text
+from aelastic.rdzv.leader.roster import some_of
+from aelastic.rdzv.leader.waiting_text import forming_text
 from aelastic.rdzv.protocol.messages import Node
 
 

@@ -80,7 +80,7 @@ AgentLink._connect = connect_late
 
 # Agents whose newcomers do not wait for long where nodes come and go all the time.
 HASTY = """
-from aelastic.rdzv.coordinator import forming
+from aelastic.rdzv.leader import forming
 
 forming.YOUNG_S = 1.0
 """

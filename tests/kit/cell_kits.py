@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from aelastic.rdzv.endpoint_cell import EndpointCell
-from aelastic.rdzv.secret.keys import Key
-from aelastic.rdzv.secret.secret_file import SecretFile
+from aelastic.rdzv.protocol.keys import Key
+from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.c10d import C10dStore
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd import etcd_store
 from kit.agents import LONG_LEASE_S
 from kit.ports import quiet_port

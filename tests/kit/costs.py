@@ -14,10 +14,10 @@ from aelastic.group import events as g
 from aelastic.group.restart_grace import Looked, RestartGrace, Sample
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.hangs import hang_rules, timer_rules
-from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.coordinator_events import CutOff, Phase
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
+from aelastic.rdzv.leader import leader_events as ev
+from aelastic.rdzv.leader.coordinator_events import CutOff, Phase
+from aelastic.rdzv.leader.first_cause import GRACE_S
+from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Entry, first_entry, id_of
 from aelastic.rdzv.log.node import Close, Node

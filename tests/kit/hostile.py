@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, encode
-from aelastic.rdzv.secret.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Handshake, ProofError
-from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.protocol.handshake import NONCE_BYTES, UNPROVED_BYTES_MAX, Handshake, ProofError
+from aelastic.rdzv.protocol.keys import Key
 from kit.waiting import DEADLINE_S
 
 # A stranger waits no longer: agents close at once, and after 5 s in the end; a store says nothing to it, ever.

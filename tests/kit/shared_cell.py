@@ -5,8 +5,8 @@ from __future__ import annotations
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.settings import LEASE_S
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.store import Store
 
 

@@ -29,12 +29,12 @@ import pathlib
 
 import anyio
 
-from aelastic.rdzv.coordinator.leader import Phase
-from aelastic.rdzv.coordinator_server import CoordinatorServer
-from aelastic.rdzv.quorum.register_events import Write
+from aelastic.rdzv.leader.leader import Phase
+from aelastic.rdzv.leader_server import LeaderServer
+from aelastic.rdzv.stores.register_events import Write
 from aelastic.rdzv.stores.quorum import QuorumStore
 
-replace, carry_out, hold = CoordinatorServer._replace_cell, QuorumStore._carry_out, pathlib.Path(os.environ["HOLD"])
+replace, carry_out, hold = LeaderServer._replace_cell, QuorumStore._carry_out, pathlib.Path(os.environ["HOLD"])
 writes = []
 
 
@@ -57,7 +57,7 @@ async def carry_out_held(self, request):
     return await carry_out(self, request)
 
 
-CoordinatorServer._replace_cell, QuorumStore._carry_out = replace_noted, carry_out_held
+LeaderServer._replace_cell, QuorumStore._carry_out = replace_noted, carry_out_held
 """
 
 

@@ -38,7 +38,7 @@ def error_of(agent: Agent) -> str:
 JOIN_TIMEOUT_S = DEADLINE_S / 6
 # In an agent: what is waited for is said well before it is given up.
 TELLS_OFTEN = """
-from aelastic.rdzv.coordinator import leader
+from aelastic.rdzv.leader import leader
 from aelastic.rdzv.member import search
 
 leader.WAITING_TEXT_INTERVAL_S = search.NOTE_INTERVAL_S = 1.0

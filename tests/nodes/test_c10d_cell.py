@@ -29,11 +29,11 @@ from kit.waiting import wait_for
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.settings import READ_TIMEOUT_S, RendezvousSettings
 from aelastic.rdzv.stores import endpoints, tcp_store
 from aelastic.rdzv.stores.c10d import C10dStore
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, local_address_of
 from aelastic.rdzv.stores.static import static_store
 from aelastic.tcpstore.child import StoreProcess

@@ -14,11 +14,11 @@ from kit.servers.etcd_servers import EtcdServers
 from kit.shared_cell import InProcessCell, SharedWorld
 
 from aelastic.errors import RendezvousStateError
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload, first_entry, next_entry
 from aelastic.rdzv.protocol.codec import FRAME_MAX, PAYLOAD_MAX
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.stores import etcd_http
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 pytestmark = pytest.mark.usefixtures("kind_to_etcd", "warm_stores")
 

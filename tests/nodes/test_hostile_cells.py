@@ -23,12 +23,12 @@ from kit.servers.etcd_values import PUT
 from kit.servers.stores import external_store
 
 from aelastic.errors import InputError, RendezvousError
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log.entries import Accepted, first_entry, next_entry
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.c10d import C10dStore
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 pytestmark = [
     pytest.mark.usefixtures("warm_stores"),

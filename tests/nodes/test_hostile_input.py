@@ -38,9 +38,9 @@ pytestmark = [
 # In an agent: the test knows what its leader has told the others by the cell, and where it is asked for its vote.
 TELLS = """
 import json, os
-from aelastic.rdzv import campaigns, coordinator_server
+from aelastic.rdzv import campaigns, leader_server
 
-init, open_campaigns = coordinator_server.CoordinatorServer.__init__, campaigns.Campaigns.__init__
+init, open_campaigns = leader_server.LeaderServer.__init__, campaigns.Campaigns.__init__
 
 
 def write(name, said):
@@ -60,7 +60,7 @@ def tell_campaigns(self, port, *others):
     write("votes", port.number)
 
 
-coordinator_server.CoordinatorServer.__init__ = tell
+leader_server.LeaderServer.__init__ = tell
 campaigns.Campaigns.__init__ = tell_campaigns
 """
 STRANGER = m.LeaderAt("stranger", "stranger", ("10.0.0.1", "node1"), 4711, "t0k3n")

@@ -123,7 +123,7 @@ def test_a_node_whose_fork_server_imports_joins_when_it_has_imported(launch: Lau
 
 # On a busy machine a spare needs more than a second to find the next coordinator.
 PATIENT = """
-from aelastic.rdzv.coordinator import forming
+from aelastic.rdzv.leader import forming
 
 forming.SPARES_TIMEOUT_S = 10.0
 """

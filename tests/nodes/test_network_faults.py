@@ -263,7 +263,7 @@ def test_new_agents_with_the_endpoint_begin_no_round_beside_the_one_that_is_cut_
     """The endpoint is no agent's: it goes on naming a coordinator that is silent, and the round that this one began."""
     endpoint = v4.node("endpoint")
     at_work, new = ([v4.node(f"node{i}") for i in each] for each in (range(3), range(3, 5)))
-    often = "from aelastic.rdzv.coordinator import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
+    often = "from aelastic.rdzv.leader import leader\nleader.WAITING_TEXT_INTERVAL_S = 2.0\n"
     with team_on(launch, serve_endpoint(v4, endpoint), "2:5", lease_s=LEASE_S, wrapper=often) as team:
         round_ = wait_reached(team, start_on(team, at_work))
         undos = [v4.isolate(node, [endpoint, *new]) for node in at_work]

@@ -49,7 +49,7 @@ PORT = 29400
 ALL = (0, 1, 2)
 # On a busy machine a node needs more than 0.3 s to find the next leader, and a node that is missed excuses a failure.
 PATIENT = """
-from aelastic.rdzv.coordinator import coordinator
+from aelastic.rdzv.leader import coordinator
 
 coordinator.GRACE_S = 10.0
 """

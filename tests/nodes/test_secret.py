@@ -22,8 +22,8 @@ from kit.ports import quiet_port
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.errors import EXIT_INPUT
-from aelastic.rdzv.secret.handshake import ProofError
-from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
@@ -131,7 +131,7 @@ def test_agents_with_one_secret_meet_in_stores_of_their_own(launch: Launcher, se
 # In an agent: what is waited for is said soon.
 TELLS_OFTEN = "from aelastic.rdzv.member import search\nsearch.NOTE_INTERVAL_S = 1.0\n"
 # As above: what may be changing is not waited for.
-WITHOUT_PATIENCE = "from aelastic.rdzv import other_secret\nother_secret.SECRET_CHANGE_S = 0.5\n"
+WITHOUT_PATIENCE = "from aelastic.rdzv.protocol import other_secret\nother_secret.SECRET_CHANGE_S = 0.5\n"
 
 
 def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_goes_on(
@@ -187,7 +187,7 @@ async def findings(settings: RendezvousSettings, run_id: str) -> list[Finding]:
 
 # Agents that have a file's new lines long before the test takes the next step, for which all are to have them.
 WATCHFUL = """
-from aelastic.rdzv.secret import secret_file
+from aelastic.rdzv.protocol import secret_file
 
 secret_file.LOOK_INTERVAL_S = 0.1
 """

@@ -13,13 +13,13 @@ from kit.servers.etcd_servers import EtcdServers
 
 from aelastic import aio
 from aelastic.errors import InputError
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log.entries import first_entry
 from aelastic.rdzv.protocol.codec import to_text
 from aelastic.rdzv.protocol.messages import StoredCell
-from aelastic.rdzv.secret.seals import claimed
-from aelastic.rdzv.secret.secret_file import SecretFile
-from aelastic.rdzv.writing import NotTrustedError
+from aelastic.rdzv.protocol.seals import claimed
+from aelastic.rdzv.protocol.secret_file import SecretFile
+from aelastic.rdzv.protocol.writing import NotTrustedError
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 OTHER_WORDS = b"another secret of the tests"
 

@@ -21,7 +21,7 @@ from kit.waiting import wait_for
 from kit.warm.interpreters import Warm
 
 from aelastic import Supervisor, WorkerSpec, WorkerState
-from aelastic.rdzv.wire.listening import outward_addresses
+from aelastic.rdzv.protocol.listening import outward_addresses
 from aelastic.result import RunResult
 from aelastic.tcpstore.host import HEAD_START_S
 

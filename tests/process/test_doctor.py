@@ -24,7 +24,7 @@ from aelastic.doctor import host_checks
 from aelastic.doctor.endpoint_checks import check_endpoints
 from aelastic.doctor.finding import Finding
 from aelastic.errors import EXIT_FAILURE, EXIT_INPUT
-from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.protocol.keys import Key
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.stacks.memory import Unreadable
 

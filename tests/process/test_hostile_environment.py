@@ -25,7 +25,7 @@ from aelastic.hangs.activity import rules_of
 from aelastic.hangs.file_timer import TIMER_FILE_VARIABLE
 from aelastic.host.sockets import doors_folder
 from aelastic.launcher.elastic_launch import loop_of
-from aelastic.rdzv.secret.secret_file import default_path
+from aelastic.rdzv.protocol.secret_file import default_path
 from aelastic.stacks.collectives import RAS_VARIABLE, ras_line
 
 pytestmark = [pytest.mark.timeout(7200), pytest.mark.filterwarnings(LONG_EXAMPLES)]

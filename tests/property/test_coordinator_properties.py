@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kit.effort import examples
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Reported, Send
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import DeadlinePassed, Event, Lost, Reported, Send
+from aelastic.rdzv.leader.first_cause import GRACE_S
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.restart_policy import RestartPolicy

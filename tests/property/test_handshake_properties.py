@@ -12,9 +12,9 @@ from kit.effort import examples
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL, UPWARD, Decoder, WireError, encode
-from aelastic.rdzv.secret.handshake import NONCE_BYTES, Handshake, ProofError
-from aelastic.rdzv.secret.keys import Key
-from aelastic.rdzv.secret.seals import ForeignError, sign, verify
+from aelastic.rdzv.protocol.handshake import NONCE_BYTES, Handshake, ProofError
+from aelastic.rdzv.protocol.keys import Key
+from aelastic.rdzv.protocol.seals import ForeignError, sign, verify
 
 KEY, OTHER = Key(b"k" * 32, "run"), Key(b"o" * 32, "run")
 GREETING = Handshake([KEY], PROTOCOL, "member", b"g" * NONCE_BYTES, is_client=True).begin()

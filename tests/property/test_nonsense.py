@@ -30,9 +30,9 @@ from kit.stories.member import (
     stored,
 )
 
-from aelastic.rdzv.coordinator import session_events as sev
-from aelastic.rdzv.coordinator.plans import changed
-from aelastic.rdzv.coordinator.session_events import DeadlinePassed
+from aelastic.rdzv.leader import leader_events as sev
+from aelastic.rdzv.leader.leader_events import DeadlinePassed
+from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.entries import Accepted
 from aelastic.rdzv.log.node import Close, Node

@@ -11,9 +11,9 @@ from kit.reports import Job
 
 from aelastic.failures.failure import ProcessFailure
 from aelastic.failures.places import Place
-from aelastic.rdzv.coordinator import coordinator_events as c
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader import coordinator_events as c
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

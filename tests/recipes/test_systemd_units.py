@@ -16,7 +16,7 @@ from kit.servers.recipes import ROOT
 from kit.servers.systemd import Systemd, systemd
 from kit.waiting import wait_for
 
-from aelastic.rdzv.secret.keys import Key
+from aelastic.rdzv.protocol.keys import Key
 
 UNITS = ROOT / "deploy" / "systemd"
 UNIT = "training@demo"

@@ -20,18 +20,18 @@ from aelastic.errors import (
     RendezvousTimeoutError,
 )
 from aelastic.host.sockets import HeldPort
-from aelastic.rdzv import agent_link, coordinator_server
+from aelastic.rdzv import agent_link, leader_server
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.codec import DOWNWARD
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.stream import Stream
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.wire.proofs import Proofs
-from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import Stream
 
 
 def link(world: SharedWorld | None = None, **settings: Any) -> AgentLink:
@@ -94,14 +94,14 @@ async def test_an_endpoint_that_is_away_is_asked_again() -> None:
 async def test_agents_that_have_yet_to_hear_of_the_end_are_named_and_waited_for_until_it_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(coordinator_server, "FAREWELL_S", 0.01)
+    monkeypatch.setattr(leader_server, "FAREWELL_S", 0.01)
     mine, term = link(), running("ab", max_restarts=0)
     term.fail("a")
     assert term.leader.is_over
     term.close("a")
     strangers, cell = Strangers(2, math.inf), InProcessCell("job", SharedWorld())
     with closing(HeldPort()) as port:
-        server = CoordinatorServer(
+        server = LeaderServer(
             term.leader,
             cell,
             mine._turn,

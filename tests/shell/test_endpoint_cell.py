@@ -9,14 +9,14 @@ from kit.shared_cell import InProcessStore, SharedWorld
 
 from aelastic import aio
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload, first_entry
 from aelastic.rdzv.protocol.codec import FRAME_MAX, to_text
 from aelastic.rdzv.protocol.messages import StoredCell
+from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.protocol.sense import TERM_MAX
-from aelastic.rdzv.secret.secret_file import SecretFile
-from aelastic.rdzv.writing import NotTrustedError
+from aelastic.rdzv.protocol.writing import NotTrustedError
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 LEASE_S = 5.0
 KEY = "job"

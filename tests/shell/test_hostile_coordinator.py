@@ -18,9 +18,8 @@ from kit.waiting import DEADLINE_S
 
 from aelastic.errors import InputError, RendezvousError
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.coordinator.job_state import JobState, Participant, Round, payload_of
-from aelastic.rdzv.coordinator.plans import changed
-from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.leader.job_state import JobState, Participant, Round, payload_of
+from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload
 from aelastic.rdzv.log.node import Plan
@@ -30,6 +29,7 @@ from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import UPWARD, Decoder, encode
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 
 pytestmark = [pytest.mark.timeout(3600), pytest.mark.filterwarnings(LONG_EXAMPLES)]
 

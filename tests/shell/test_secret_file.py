@@ -12,9 +12,9 @@ import pytest
 from kit.waiting import DEADLINE_S
 
 from aelastic.errors import InputError
-from aelastic.rdzv.secret import secret_file
-from aelastic.rdzv.secret.keys import Key
-from aelastic.rdzv.secret.secret_file import FILE_BYTES_MAX, SecretFile, default_path
+from aelastic.rdzv.protocol import secret_file
+from aelastic.rdzv.protocol.keys import Key
+from aelastic.rdzv.protocol.secret_file import FILE_BYTES_MAX, SecretFile, default_path
 from aelastic.rdzv.settings import RendezvousSettings
 
 NOBODY = 0xFFFFFFFF  # an entry of an access list that names no one

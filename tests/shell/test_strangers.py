@@ -20,26 +20,26 @@ from kit.waiting import DEADLINE_S
 
 from aelastic import aio
 from aelastic.host.sockets import HeldPort
-from aelastic.rdzv.coordinator.connections import Connections
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leader_cell import LeaderCell
-from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader.connections import Connections
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.leader import Leader
+from aelastic.rdzv.leader.leader_cell import LeaderCell
+from aelastic.rdzv.leader.roster import RoundRules
+from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log.leader import campaign
 from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import strangers as strangers_module
 from aelastic.rdzv.protocol.codec import DOWNWARD, FRAME_MAX, PROTOCOL, UPWARD, encode, to_text
-from aelastic.rdzv.restart_policy import RestartPolicy
-from aelastic.rdzv.wire import strangers as strangers_module
-from aelastic.rdzv.wire.proofs import Proofs
-from aelastic.rdzv.wire.strangers import (
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.strangers import (
     PER_ADDRESS_MIN,
     STRANGERS_MIN,
     UNFINISHED_BYTES_MAX,
     Strangers,
 )
-from aelastic.rdzv.wire.stream import UNHANDLED_MAX, Stream, connect
+from aelastic.rdzv.protocol.stream import UNHANDLED_MAX, Stream, connect
+from aelastic.rdzv.restart_policy import RestartPolicy
 
 TERMS = m.Terms("run", 1, 2, 0, 300.0)
 HELLO = m.Hello(
@@ -169,7 +169,7 @@ LEASE_S = 0.3
 ENOUGH = 5
 
 
-def coordinator_server(lease_s: float) -> tuple[CoordinatorServer, int, SharedWorld]:
+def leader_server(lease_s: float) -> tuple[LeaderServer, int, SharedWorld]:
     """A server that leads as soon as it runs; its port, and where its cell is."""
     port, world = HeldPort(), SharedWorld()
     port.listen_at(["127.0.0.1"])
@@ -178,7 +178,7 @@ def coordinator_server(lease_s: float) -> tuple[CoordinatorServer, int, SharedWo
     candidate = campaign(Node("node"), 1, 1, has_listened=True)
     leader = Leader(core, sessions, candidate, at, "host", False, LeaderCell("1f", lease_s), anyio.current_time())
     cell, strangers = InProcessCell("run", world), Strangers(2)
-    server = CoordinatorServer(
+    server = LeaderServer(
         leader, cell, anyio.Lock(), port, None, lambda: None, lambda *_: None, lambda *_: None, strangers, Proofs(None)
     )
     return server, port.number, world
@@ -225,7 +225,7 @@ def test_a_client_that_connects_as_the_server_ends_is_disconnected(loop: str, en
 
     async def main() -> None:
         crowd = Crowd()
-        server, port, world = coordinator_server(LEASE_S if end == "displaced" else DEADLINE_S)
+        server, port, world = leader_server(LEASE_S if end == "displaced" else DEADLINE_S)
 
         async def end_it(scope: anyio.CancelScope) -> None:
             await crowd.is_met.wait()
@@ -259,7 +259,7 @@ def test_more_agents_than_descriptors_come_in_as_soon_as_there_are_some(
     monkeypatch.setattr(strangers_module, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def main() -> None:
-        server, port, _ = coordinator_server(DEADLINE_S)
+        server, port, _ = leader_server(DEADLINE_S)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -283,7 +283,7 @@ def test_what_fails_where_the_loop_calls_ends_its_connection_and_no_other(
         raise LookupError(broken)
 
     async def main() -> None:
-        server, port, _ = coordinator_server(TERMS.lease_s)
+        server, port, _ = leader_server(TERMS.lease_s)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(server.run)
             with monkeypatch.context() as patched:
@@ -319,7 +319,7 @@ def test_an_agent_is_welcomed_among_connections_that_say_nothing(loop: str, half
     count = 20 if half else STRANGERS_MIN + 20
 
     async def main() -> None:
-        server, port, _ = coordinator_server(300.0)
+        server, port, _ = leader_server(300.0)
         ended = 0
 
         async def stranger() -> None:

@@ -15,15 +15,15 @@ from kit.waiting import DEADLINE_S
 from aelastic.aio import described
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol import proofs as proofs_module
 from aelastic.rdzv.protocol import requests as r
+from aelastic.rdzv.protocol import stream as stream_module
 from aelastic.rdzv.protocol.codec import DOWNWARD, UPWARD, encode
-from aelastic.rdzv.secret.handshake import ProofError
-from aelastic.rdzv.secret.secret_file import SecretFile
-from aelastic.rdzv.wire import proofs as proofs_module
-from aelastic.rdzv.wire import stream as stream_module
-from aelastic.rdzv.wire.proofs import MEMBER, Proofs
-from aelastic.rdzv.wire.strangers import Strangers
-from aelastic.rdzv.wire.stream import NoConnectionError, Stream, connect
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.proofs import MEMBER, Proofs
+from aelastic.rdzv.protocol.secret_file import SecretFile
+from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.stream import NoConnectionError, Stream, connect
 
 
 def numbered(number: int) -> r.Fetched:

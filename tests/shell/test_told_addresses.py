@@ -12,13 +12,13 @@ from kit.shared_cell import InProcessCell, SharedWorld
 from aelastic.host import names
 from aelastic.host.sockets import HeldPort
 from aelastic.rdzv.campaigns import Campaigns
-from aelastic.rdzv.coordinator.job_state import Participant
+from aelastic.rdzv.leader.job_state import Participant
+from aelastic.rdzv.protocol import listening
+from aelastic.rdzv.protocol.listening import addresses_beside, own_addresses
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.strangers import Strangers
 from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores import endpoints
-from aelastic.rdzv.wire import listening
-from aelastic.rdzv.wire.listening import addresses_beside, own_addresses
-from aelastic.rdzv.wire.proofs import Proofs
-from aelastic.rdzv.wire.strangers import Strangers
 
 OWN = "127.0.0.5"
 

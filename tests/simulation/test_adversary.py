@@ -13,7 +13,7 @@ from kit.simulated.simulation import Size
 from kit.stories.coordinator import told
 from kit.stories.files import Story, read
 
-from aelastic.rdzv.coordinator.forming import Forming
+from aelastic.rdzv.leader.forming import Forming
 
 pytestmark = pytest.mark.timeout(60.0 + 5 * ATTACKS + 200 * EVERYWHERE_S)
 

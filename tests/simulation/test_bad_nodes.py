@@ -17,9 +17,9 @@ from kit.reports import Reports
 from kit.stories.coordinator import failure, node
 
 from aelastic.failures.failure import ProcessFailure
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import DeadlinePassed, Event, Lost, Phase
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import DeadlinePassed, Event, Lost, Phase
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.ledger import BLAME_WINDOW_S, Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import SEATS_PER_ABSENT, RestartPolicy

@@ -11,7 +11,7 @@ from kit.effort import QUORUM_SEEDS
 from kit.simulated.linearizability import Op, is_linearizable
 from kit.simulated.quorum import BrokenPromiseError, simulate
 
-from aelastic.rdzv.quorum.attempt import Attempt, Basis
+from aelastic.rdzv.stores.register_attempt import Attempt, Basis
 
 SEEDS_IN_A_TEST = 25
 

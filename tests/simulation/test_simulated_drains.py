@@ -14,9 +14,9 @@ from kit.simulated.simulation import Faults, Simulation, Size
 from kit.simulated.training import Training
 from kit.simulated.world import FIN
 
+from aelastic.rdzv.leader.drain import MARGIN_S
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.rdzv.protocol.requests import Verb
-from aelastic.rdzv.requests.drain import MARGIN_S
 
 DEADLINE_S = 15.0
 SEEDS_IN_A_TEST = 20

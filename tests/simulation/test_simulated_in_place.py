@@ -20,7 +20,7 @@ from aelastic.group import events as ev
 from aelastic.group.in_place import InPlace, WorkerStage
 from aelastic.group.phases import Exits
 from aelastic.group.worker_group import WorkerGroup
-from aelastic.rdzv.coordinator.roster import Roster
+from aelastic.rdzv.leader.roster import Roster
 
 SEEDS_IN_A_TEST = 20
 

@@ -22,8 +22,8 @@ from kit.simulated.insight import connection_of, is_member, phase_of, term_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
 from kit.simulated.world import FIN
 
-from aelastic.rdzv.coordinator.absent import RETURN_S
-from aelastic.rdzv.coordinator.leader import STAND_BACK_LEASES, STAND_BACK_S
+from aelastic.rdzv.leader.absent import RETURN_S
+from aelastic.rdzv.leader.leader import STAND_BACK_LEASES, STAND_BACK_S
 from aelastic.rdzv.protocol.messages import Outcome
 from aelastic.result import result_of
 

@@ -15,7 +15,7 @@ from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import FIN, RST, World, address_of
 
 from aelastic import aio
-from aelastic.rdzv.wire.stream import LINGER_0
+from aelastic.rdzv.protocol.stream import LINGER_0
 
 PORT = 7000
 

@@ -16,7 +16,7 @@ import asyncio, sys
 from aelastic import Supervisor, WorkerSpec
 from aelastic.observe.torch_events import check_event_log_handler
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler.handler_link import handler_opener
+from aelastic.rdzv.torch_handler_link import handler_opener
 
 for name in ("console", "dynamic_rendezvous", "null"):
     check_event_log_handler(name)

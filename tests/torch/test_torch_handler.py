@@ -29,11 +29,11 @@ from aelastic.errors import (
     RendezvousError,
     RendezvousStateError,
 )
+from aelastic.rdzv import torch_handler_thread
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.settings import RendezvousSettings
-from aelastic.rdzv.torch_handler import handler_thread
-from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink, handler_opener
+from aelastic.rdzv.torch_handler_link import TorchHandlerLink, handler_opener
 from aelastic.spec import WorkerSpec
 
 torch_rdzv: Any = pytest.importorskip("torch.distributed.elastic.rendezvous")
@@ -403,7 +403,7 @@ async def test_an_error_of_torchs_is_one_of_ours(theirs: Exception, ours: type[E
 @pytest.mark.parametrize("theirs", [SystemExit(3), KeyboardInterrupt()])
 async def test_a_handler_that_asks_to_exit_ends_the_agent(theirs: BaseException) -> None:
     error = await error_of(Handler(theirs))
-    assert type(error) is handler_thread.HandlerExit
+    assert type(error) is torch_handler_thread.HandlerExit
     assert str(error) == f"torch's rendezvous cannot be joined: its handler raised {theirs!r}"
 
 
@@ -422,7 +422,7 @@ async def test_a_handler_that_cannot_be_made_is_the_users_to_mend() -> None:
 
 
 async def test_a_torch_without_the_private_parts_we_need_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler_thread, "_ENTER_BARRIER", "torch.distributed.elastic.utils.store:_no_more")
+    monkeypatch.setattr(torch_handler_thread, "_ENTER_BARRIER", "torch.distributed.elastic.utils.store:_no_more")
     error = await error_of(Handler())
     assert isinstance(error, InputError)
     assert "has no torch.distributed.elastic.utils.store:_no_more" in str(error)
@@ -449,7 +449,7 @@ def test_a_program_ends_though_its_handler_blocks_for_ever() -> None:
     code = """
         import anyio, sys, time
         from aelastic.rdzv.protocol.messages import Node, Ready
-        from aelastic.rdzv.torch_handler.handler_link import TorchHandlerLink
+        from aelastic.rdzv.torch_handler_link import TorchHandlerLink
         from aelastic.spec import WorkerSpec
 
         class Handler:
@@ -552,8 +552,8 @@ async def test_a_call_that_ends_as_it_is_given_up_ends_the_thread_in_order(monke
         given_up.set()
 
     monkeypatch.setattr(ctypes.pythonapi, "PyThreadState_SetAsyncExc", give_up)
-    monkeypatch.setattr(handler_thread, "END_TIMEOUT_S", DEADLINE_S)  # it does not block
-    thread = handler_thread.CallThread(close)
+    monkeypatch.setattr(torch_handler_thread, "END_TIMEOUT_S", DEADLINE_S)  # it does not block
+    thread = torch_handler_thread.CallThread(close)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(thread.call, call)
         await wait_for(begun.is_set)

@@ -1,6 +1,6 @@
 """What this node does about an interruption that is announced: it holds its ranks, lets them save, and leaves.
 
-The coordinator decides (`rdzv/requests/drain.py`); this carries its notices out, the newest only, on the pages that
+The coordinator decides (`rdzv/leader/drain.py`); this carries its notices out, the newest only, on the pages that
 workers share with their agent.
 """
 

@@ -10,12 +10,12 @@ from typing import TypeAlias
 
 from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
 from aelastic.core.record import Record
-from aelastic.rdzv.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
-from aelastic.rdzv.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 from aelastic.rdzv.log.node import Close, Node
+from aelastic.rdzv.log.seen import Seen
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
-from aelastic.rdzv.seen import Seen
+from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
+from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
 # How many leaders that ended or said goodbye are remembered: the last ones.
 GONE_MAX = 16

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aelastic.rdzv.log.seen import NOTHING_SEEN, Seen
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.seen import NOTHING_SEEN, Seen
 
 
 @dataclass(slots=True)

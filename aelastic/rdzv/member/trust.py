@@ -8,7 +8,7 @@ and no round may begin.  So a coordinator that contradicts this agent is not fol
 
 from __future__ import annotations
 
-from aelastic.rdzv.coordinator.job_state import state_in
+from aelastic.rdzv.leader.job_state import state_in
 from aelastic.rdzv.log.entries import Entry
 from aelastic.rdzv.member import member_events as ev
 from aelastic.rdzv.member.node_state import NodeState

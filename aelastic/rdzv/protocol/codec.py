@@ -1,7 +1,7 @@
 """Messages between agent and coordinator as bytes.
 
 A frame is its length in four bytes, then JSON: `["Status", {…}]`, mostly without the fields that have their default.
-If the job has a secret, a tag of 16 bytes comes between them, which the length does not count (`secret/handshake.py`).
+If the job has a secret, a tag of 16 bytes comes between them, which the length does not count (`handshake.py`).
 
 Data that comes in is checked against the types of `messages.py`, field by field, and for sense (`sense.py`), before
 anything else reads it.  None of it is ever executed.  Frames have a limit, so neither garbage nor a hostile peer can
@@ -24,8 +24,8 @@ from aelastic.core.record import Record
 from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol import messages as m
+from aelastic.rdzv.protocol.handshake import TAG_BYTES, ProofError, Tagger
 from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
-from aelastic.rdzv.secret.handshake import TAG_BYTES, ProofError, Tagger
 
 # Rises whenever a message changes its form; agents of different versions do not form a job.
 PROTOCOL = 18
@@ -187,7 +187,7 @@ class Decoder:
                     f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
                     "install the same version of aelastic on all nodes"
                 )
-            if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `secret/handshake.py`
+            if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `handshake.py`
                 raise OtherProtocolError(SECRET_HERE)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # JSON could nest this, but `repr` could not

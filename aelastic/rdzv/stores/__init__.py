@@ -1,11 +1,17 @@
 """Stores: a cell with compare-and-set on one TCPStore, on several, on etcd, or in node 0.
 
-`store.py` is the interface.  `c10d` and `static` use torch's TCPStore (`tcp_store`, `endpoints`), and so does `quorum`,
-on several endpoints.  `etcd` is `etcd_v3` or `etcd_v2`, which share `etcd_http` and `etcd_settings`.
+`endpoint_cell` is the cell as one agent reads and writes it, `cell_events` are the answers, and `store` is the
+interface of what keeps it.  `c10d` and `static` use torch's TCPStore (`tcp_store`, `endpoints`).  `etcd` is `etcd_v3`
+or `etcd_v2`, which share `etcd_http` and `etcd_settings`.
+
+`quorum` keeps the cell on several endpoints and holds while a majority of them answers: `register` is its core,
+`register_attempt` one attempt of it, `register_events` its events and actions, `register_cells` what each store keeps.
 """
 
 __all__ = [
     "c10d",
+    "cell_events",
+    "endpoint_cell",
     "endpoints",
     "etcd",
     "etcd_http",
@@ -13,6 +19,9 @@ __all__ = [
     "etcd_v2",
     "etcd_v3",
     "quorum",
+    "register",
+    "register_cells",
+    "register_events",
     "static",
     "store",
     "tcp_store",

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from aelastic.errors import InputError, RendezvousConnectionError
 from aelastic.host.sockets import LOOPBACKS, is_at_all, is_loopback, listen, listen_at, loopback_address
-from aelastic.rdzv.quorum.cells import cell_from_bytes
 from aelastic.rdzv.settings import C10D_PORT, RendezvousSettings, split_endpoint
 from aelastic.rdzv.stores.endpoints import (
     Endpoint,
@@ -26,6 +25,7 @@ from aelastic.rdzv.stores.endpoints import (
     told_elsewhere,
     useful_elsewhere,
 )
+from aelastic.rdzv.stores.register_cells import cell_from_bytes
 from aelastic.rdzv.stores.store import Store
 from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 from aelastic.tcpstore.child import Fork

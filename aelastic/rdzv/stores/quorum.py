@@ -2,7 +2,7 @@
 
 Each agent serves at most one of the endpoints, if it is on the host of one that is free, and is a client of all others.
 The endpoints are asked side by side, each by its own task (`run`), which stays with one that hangs while the operation
-has long had its answer from the others.  `rdzv/quorum/register.py` decides; the order of the list does not matter.
+has long had its answer from the others.  `rdzv/stores/register.py` decides; the order of the list does not matter.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import anyio
 from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
-from aelastic.rdzv.quorum import register_events as ev
-from aelastic.rdzv.quorum.cells import MARK, Cell, cell_from_bytes, cell_to_bytes
-from aelastic.rdzv.quorum.register import LIMIT_S, Register
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.c10d import C10dStore, other_list
 from aelastic.rdzv.stores.endpoints import Endpoint, endpoints_of, look_up_limit_s
+from aelastic.rdzv.stores.register import LIMIT_S, Register
+from aelastic.rdzv.stores.register_cells import MARK, Cell, cell_from_bytes, cell_to_bytes
 from aelastic.rdzv.stores.store import Store
 from aelastic.tcpstore.template import StoreTemplate
 

@@ -9,7 +9,7 @@
             notice.saved()
 
 The agents hold all ranks at their next call, take the largest count, name a call that no rank has come to, and let them
-go on (`rdzv/requests/drain.py`).  Under torchrun, or plain Python, `due()` is False.
+go on (`rdzv/leader/drain.py`).  Under torchrun, or plain Python, `due()` is False.
 """
 
 from __future__ import annotations

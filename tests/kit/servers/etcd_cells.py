@@ -11,12 +11,12 @@ import anyio
 import pytest
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.coordinator.job_state import JobState, Participant, Round, payload_of
-from aelastic.rdzv.endpoint_cell import EndpointCell
+from aelastic.rdzv.leader.job_state import JobState, Participant, Round, payload_of
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol.messages import LeaderAt, StoredCell
 from aelastic.rdzv.settings import RendezvousSettings
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.etcd import etcd_store
 from kit.waiting import DEADLINE_S
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aelastic.core.record import Record
-from aelastic.rdzv.endpoint_cell import EndpointCell
 from aelastic.rdzv.protocol.codec import from_text
 from aelastic.rdzv.protocol.messages import StoredCell
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from kit.simulated.process import SimulatedProcess
 from kit.simulated.world import World
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from aelastic.aio import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
-from aelastic.rdzv.coordinator import session_events as c
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator_server import CoordinatorServer
+from aelastic.rdzv.leader import leader_events as c
+from aelastic.rdzv.leader.leader import Leader
+from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
 from aelastic.rdzv.log.entries import Entry, log_of
@@ -28,7 +28,7 @@ from aelastic.rdzv.protocol.messages import (
     Status,
     Succeeded,
 )
-from aelastic.rdzv.wire.stream import Stream
+from aelastic.rdzv.protocol.stream import Stream
 from kit.reports import news
 from kit.simulated.world import End
 
@@ -116,7 +116,7 @@ class ObservedLink(AgentLink):
         super()._carry_out(action, *args)
 
 
-class ObservedServer(CoordinatorServer):
+class ObservedServer(LeaderServer):
     """Tells its agent what the leader says."""
 
     def __init__(self, *args: Any) -> None:

@@ -16,10 +16,10 @@ from aelastic import aio
 from aelastic.core.machine import Machine
 from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv import agent_link
-from aelastic.rdzv.coordinator.leader import Leader
+from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.member.member import Member
-from aelastic.rdzv.quorum.register import Register
-from aelastic.rdzv.wire import stream
+from aelastic.rdzv.protocol import stream
+from aelastic.rdzv.stores.register import Register
 from kit.simulated.insight import ObservedServer
 from kit.simulated.sockets import SimulatedPort
 from kit.simulated.world import LOOPBACK, World, address_of
@@ -33,7 +33,7 @@ def replaced_kernel(world: World) -> Iterator[None]:
     """Inside, simulated processes may run."""
     replaced: list[tuple[Any, str, Any]] = [
         (agent_link, "HeldPort", SimulatedPort),
-        (agent_link, "CoordinatorServer", ObservedServer),
+        (agent_link, "LeaderServer", ObservedServer),
         (stream, "_is_own", _is_own),
         (aio, "wall_ms", _wall_ms),
         (os, "urandom", world.urandom),

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aelastic.rdzv.quorum import register_events as ev
-from aelastic.rdzv.quorum.cells import Cell, Vote
-from aelastic.rdzv.quorum.register import Register
+from aelastic.rdzv.stores import register_events as ev
+from aelastic.rdzv.stores.register import Register
+from aelastic.rdzv.stores.register_cells import Cell, Vote
 from kit.simulated import world
 from kit.simulated.linearizability import Op, is_linearizable
 

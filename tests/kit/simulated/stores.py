@@ -15,12 +15,12 @@ import anyio
 import anyio.lowlevel
 
 from aelastic.errors import RendezvousConnectionError
-from aelastic.rdzv.endpoint_cell import EndpointCell
-from aelastic.rdzv.quorum.cells import MARK, Vote, cell_from_bytes
-from aelastic.rdzv.quorum.register import LIMIT_S
 from aelastic.rdzv.settings import LEASE_S
+from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import REFUSED, RefusedError
 from aelastic.rdzv.stores.quorum import QuorumStore
+from aelastic.rdzv.stores.register import LIMIT_S
+from aelastic.rdzv.stores.register_cells import MARK, Vote, cell_from_bytes
 from aelastic.rdzv.stores.store import Store as RealStore
 from aelastic.rdzv.stores.tcp_store import ANSWER_TIMEOUT_S, DEATH_S, LostError
 from kit.simulated import quorum

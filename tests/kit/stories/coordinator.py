@@ -21,11 +21,11 @@ from typing import Any
 from aelastic.decisions import wording
 from aelastic.errors import ProcessFailure
 from aelastic.failures.places import Place
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Broken, DeadlinePassed, Event, Lost, Phase, Send
-from aelastic.rdzv.coordinator.job_state import JobState, round_of
-from aelastic.rdzv.coordinator.roster import RoundRules
-from aelastic.rdzv.coordinator.waiting_text import waiting_texts
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import Broken, DeadlinePassed, Event, Lost, Phase, Send
+from aelastic.rdzv.leader.job_state import JobState, round_of
+from aelastic.rdzv.leader.roster import RoundRules
+from aelastic.rdzv.leader.waiting_text import waiting_texts
 from aelastic.rdzv.ledger import Reached
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r

@@ -11,8 +11,8 @@ from itertools import count
 from typing import Any
 
 from aelastic.decisions import wording
+from aelastic.rdzv.leader.drain import Crew, Drain
 from aelastic.rdzv.protocol.requests import Answer, Ask, Frozen, Notice, Saved, Verb
-from aelastic.rdzv.requests.drain import Crew, Drain
 from kit.stories import files, texts
 from kit.stories.files import Story, options_of
 

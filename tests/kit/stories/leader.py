@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from aelastic.rdzv.coordinator import session_events as ev
+from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.log.entries import id_of
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol import messages as m

@@ -6,15 +6,15 @@ from collections import deque
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator import session_events as ev
-from aelastic.rdzv.coordinator.connections import Connections
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.coordinator_events import Phase
-from aelastic.rdzv.coordinator.first_cause import GRACE_S
-from aelastic.rdzv.coordinator.job_state import JobState, payload_of, round_of
-from aelastic.rdzv.coordinator.leader import Leader
-from aelastic.rdzv.coordinator.leader_cell import LeaderCell
-from aelastic.rdzv.coordinator.roster import RoundRules
+from aelastic.rdzv.leader import leader_events as ev
+from aelastic.rdzv.leader.connections import Connections
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.coordinator_events import Phase
+from aelastic.rdzv.leader.first_cause import GRACE_S
+from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of
+from aelastic.rdzv.leader.leader import Leader
+from aelastic.rdzv.leader.leader_cell import LeaderCell
+from aelastic.rdzv.leader.roster import RoundRules
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.cell import Cell

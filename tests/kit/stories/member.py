@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator.job_state import JobState, payload_of
-from aelastic.rdzv.coordinator.plans import changed
+from aelastic.rdzv.leader.job_state import JobState, payload_of
+from aelastic.rdzv.leader.plans import changed
 from aelastic.rdzv.log import node as log
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryRef, Payload, first_entry, next_entry

@@ -12,9 +12,9 @@ from math import ceil
 from string import ascii_lowercase
 
 from aelastic.errors import ProcessFailure
-from aelastic.rdzv.coordinator import coordinator_events as ev
-from aelastic.rdzv.coordinator.coordinator import Coordinator
-from aelastic.rdzv.coordinator.job_state import JobState
+from aelastic.rdzv.leader import coordinator_events as ev
+from aelastic.rdzv.leader.coordinator import Coordinator
+from aelastic.rdzv.leader.job_state import JobState
 from aelastic.rdzv.protocol import messages as m
 from kit.stories.coordinator import told
 from kit.stories.files import FOLDER, Story

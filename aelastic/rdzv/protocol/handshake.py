@@ -1,0 +1,224 @@
+"""The proof at the beginning of a connection between two agents, and of each frame after it, as a pure core.
+
+    client                                   server
+    Hello {protocol, run, keys, nonce}  ->
+                                        <-   Hello {protocol, run, keys, nonce}, Proof
+    Proof                               ->
+
+Each proof is over both greetings and the port that was meant, and each side has its own: what was recorded proves
+nothing in another connection, nor to the one that said it.  Both are greeted by before either is trusted, so each can
+say what differs.  Then each direction has a key of its own, and each frame a tag over its number, which is not sent:
+none can be left out, added, changed, repeated or moved.
+
+The greeting has the form of a `Hello` that older agents answer with what they think of its `protocol`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from hmac import compare_digest
+from typing import NamedTuple
+
+from aelastic.rdzv.protocol.keys import Key, shown
+
+NONCE_BYTES = 32
+TAG_BYTES = 16
+# Of one end, before it has proved itself.
+UNPROVED_BYTES_MAX = 256
+_HEAD = 4
+# JSON, as older agents read it; written and read as bytes here, since each connection of thousands has two.
+_GREETING = b'["Hello",{"nonce":"%s","protocol":%d,"run":"%s","keys":["%s"]}]'
+_IS_GREETING = re.compile(
+    rb'\["Hello",\{"nonce":"[0-9a-f]{64}","protocol":([0-9]{1,9}),"run":"([0-9a-f]{8})",'
+    rb'"keys":\["([0-9a-f]{16}(?:","[0-9a-f]{16})?)"\]\}\]'
+)
+# The first words of an agent that proves nothing.
+_PLAIN_HELLO = re.compile(rb'\["Hello",\{"protocol":([0-9]{1,9})[,}]')
+_PLAIN_HELLO_BYTES = 40
+
+
+class ProofError(Exception):
+    """The other end is no agent of this job, or something between changes what it says; tells what differs.
+
+    Attributes:
+        answer: what it is told.
+    """
+
+    def __init__(self, words: str, answer: bytes = b"") -> None:
+        self.answer = answer
+        super().__init__(words)
+
+
+class OtherSecretError(ProofError):
+    """The other end has another secret.
+
+    Attributes:
+        keys: the beginnings of their hashes, and where ours are from.
+        may_be_changed: an end has two of them, so they are being changed on the nodes of the job, one after the other.
+    """
+
+    def __init__(self, theirs: tuple[str, ...], ours: tuple[str, ...], source: str, answer: bytes) -> None:
+        self.keys = f"key {shown(theirs)} there, {shown(ours)} here{source}"
+        self.may_be_changed = len(theirs) > 1 or len(ours) > 1
+        super().__init__(f"it has a different secret ({self.keys})", answer)
+
+
+class Tagger:
+    """Tags of the frames in one direction, in their order."""
+
+    __slots__ = ("_keyed", "_number")
+
+    def __init__(self, key: bytes) -> None:
+        self._keyed = blake2b(key=key, digest_size=TAG_BYTES)
+        self._number = 0
+
+    def tag(self, body: bytes) -> bytes:
+        """Of the next frame."""
+        mac = self._keyed.copy()
+        mac.update(self._number.to_bytes(8, "big"))
+        mac.update(body)
+        self._number += 1
+        return mac.digest()
+
+
+class Tags(NamedTuple):
+    """Of a connection whose ends are proved."""
+
+    sent: Tagger
+    received: Tagger
+
+
+class _Greeting(NamedTuple):
+    protocol: int
+    run: bytes
+    keys: tuple[str, ...]
+
+
+class Handshake:
+    """One end of a connection, until the other has proved itself.
+
+    Args:
+        keys: of the job; the first is used, each is accepted.
+        protocol: of this agent.
+        door: what the connection is for.
+        nonce: of `NONCE_BYTES`, used once.
+        is_client: whether this end has connected.
+        source: where the keys are from, for messages.
+
+    Attributes:
+        other_keys: identifiers of those that the other end has, once it has greeted.
+        tags: once it is over.
+        rest: what came after it.
+    """
+
+    def __init__(
+        self, keys: Sequence[Key], protocol: int, door: str, nonce: bytes, *, is_client: bool, source: str = ""
+    ) -> None:
+        self._keys, self._door, self._is_client = keys, door.encode(), is_client
+        self._source = f" in {source}" if source else ""
+        self._own = own = _Greeting(protocol, keys[0].run.encode(), tuple(each.id for each in keys))
+        self._said = _GREETING % (nonce.hex().encode(), own.protocol, own.run, '","'.join(own.keys).encode())
+        self._heard = b""  # the other end's greeting
+        self._key: Key | None = None  # that both have
+        self.other_keys: tuple[str, ...] = ()
+        self._buffer = b""
+        self.tags: Tags | None = None
+        self.rest = b""
+
+    def begin(self) -> bytes:
+        """What this end says first: a server waits to be greeted."""
+        return _frame(self._said) if self._is_client else b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Takes what came in; gives what to say.
+
+        Raises:
+            ProofError: the other end is not trusted.
+        """
+        self._buffer += data
+        answer = b""
+        while self.tags is None and (body := self._next_body()) is not None:
+            answer += self._on_proof(body) if self._heard else self._on_greeting(body)
+        if self.tags is not None:
+            self.rest, self._buffer = self._buffer, b""
+        return answer
+
+    def _next_body(self) -> bytes | None:
+        size = int.from_bytes(self._buffer[:_HEAD], "big")
+        if len(self._buffer) < _HEAD:
+            return None
+        if size > UNPROVED_BYTES_MAX - _HEAD:
+            begun, words = self._buffer[_HEAD:], b'["Hello",{'
+            if len(begun) < _PLAIN_HELLO_BYTES and (begun.startswith(words) or words.startswith(begun)):
+                return None
+            raise self._plain(begun)
+        if len(self._buffer) < _HEAD + size:
+            return None
+        body, self._buffer = self._buffer[_HEAD : _HEAD + size], self._buffer[_HEAD + size :]
+        return body
+
+    def _plain(self, body: bytes) -> ProofError:
+        """Why what begins so is no greeting."""
+        found = _PLAIN_HELLO.match(body)
+        if found is None or self._heard:
+            return ProofError(f"it is not an aelastic agent, and proved nothing ({body[:16]!r})")
+        if int(found[1]) == self._own.protocol:
+            words = "it has no secret and the job has one: use the same --secret-file on every node"
+        else:
+            words = _other_protocol(int(found[1]), self._own.protocol)
+        told = words.replace("it ", "this agent ", 1).replace("and this agent", "and the job")
+        refused = json.dumps(["Refused", {"reason": told, "is_final": True}])  # the same in each version
+        return ProofError(words, _frame(refused.encode()))
+
+    def _on_greeting(self, body: bytes) -> bytes:
+        theirs = self._read_greeting(body)
+        self._heard, self.other_keys = body, theirs.keys
+        offered, had = (self._own, theirs) if self._is_client else (theirs, self._own)
+        common = next((each for each in offered.keys if each in had.keys), None)
+        answer = b"" if self._is_client else _frame(self._said)
+        if theirs.protocol != self._own.protocol:
+            raise ProofError(_other_protocol(theirs.protocol, self._own.protocol), answer)
+        if common is None:
+            raise OtherSecretError(theirs.keys, self._own.keys, self._source, answer)
+        if theirs.run != self._own.run:
+            raise ProofError("it has another run id: use the same --rdzv-id on all nodes", answer)
+        self._key = next(each for each in self._keys if each.id == common)
+        return answer if self._is_client else answer + _frame(self._key.made_of(b"aelastic proof", self._both)[1])
+
+    def _read_greeting(self, body: bytes) -> _Greeting:
+        if found := _IS_GREETING.fullmatch(body):
+            return _Greeting(int(found[1]), found[2], tuple(found[3].decode().split('","')))
+        try:
+            name, fields = json.loads(body)
+            reason = str(fields["reason"])[:UNPROVED_BYTES_MAX] if name == "Refused" else ""
+            refusal = "".join(each if each.isprintable() else "?" for each in reason)
+        except (ValueError, LookupError, TypeError, RecursionError):
+            refusal = ""
+        raise ProofError(f"it refuses: {refusal}") if refusal else self._plain(body)
+
+    def _on_proof(self, body: bytes) -> bytes:
+        assert self._key is not None
+        client, server = self._key.made_of(b"aelastic proof", self._both)
+        if not compare_digest(body, server if self._is_client else client):
+            raise ProofError(f"its proof is wrong (key {shown([self._key.id])})")
+        up, down = map(Tagger, self._key.made_of(b"aelastic frames", self._both))
+        self.tags = Tags(up, down) if self._is_client else Tags(down, up)
+        return _frame(client) if self._is_client else b""
+
+    @cached_property
+    def _both(self) -> bytes:
+        """What was said so far; each part begins with its length."""
+        greetings = (self._said, self._heard) if self._is_client else (self._heard, self._said)
+        return b"".join(map(_frame, (self._door, *greetings)))
+
+
+def _other_protocol(theirs: int, ours: int) -> str:
+    return f"it speaks protocol {theirs}, and this agent {ours}: install the same version of aelastic on all nodes"
+
+
+def _frame(body: bytes) -> bytes:
+    return len(body).to_bytes(_HEAD, "big") + body

@@ -1,0 +1,67 @@
+"""The connections that come in at a port of an agent, by number, until each has closed.
+
+What they bring goes to the mailbox of the core that the port is for; what is no message of an agent of this job is told
+by `strangers`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from typing import Any, Generic, TypeVar
+
+from aelastic import aio
+from aelastic.aio import Mailbox
+from aelastic.host.sockets import HeldPort
+from aelastic.rdzv.protocol.codec import WireError
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.proofs import Proofs
+from aelastic.rdzv.protocol.strangers import Strangers
+from aelastic.rdzv.protocol.stream import Stream
+
+EventT = TypeVar("EventT")
+
+
+class Incoming(ABC, Generic[EventT]):
+    """The base of what listens at a port; called by the loop (`stream.Listener`).
+
+    Args:
+        port: where connections come in.
+        strangers: of this agent.
+        proofs: of this agent.
+    """
+
+    def __init__(self, port: HeldPort, strangers: Strangers, proofs: Proofs) -> None:
+        self._port, self._strangers, self._proofs = port, strangers, proofs
+        self._mailbox: Mailbox[EventT] = Mailbox()
+        self._streams: dict[int, Stream] = {}
+        self._numbers = itertools.count(1)
+
+    def _on_open(self, stream: Stream) -> None:
+        stream.conn = next(self._numbers)
+        self._streams[stream.conn] = stream
+        self._strangers.add(stream, aio.now())
+
+    @abstractmethod
+    def on_message(self, stream: Stream, message: Any) -> None:
+        """An agent says something."""
+
+    def on_unfinished(self, stream: Stream) -> None:
+        self._strangers.note(stream, aio.now())
+
+    def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
+        if isinstance(error, ProofError):
+            self._strangers.refuse(stream, error)
+        else:
+            self._on_garbled(stream, error)
+
+    @abstractmethod
+    def _on_garbled(self, stream: Stream, error: WireError) -> None:
+        """What came in is no message; nothing more comes."""
+
+    def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
+        del self._streams[stream.conn]
+        self._strangers.forget(stream)
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        self._strangers.on_failure(stream, error)

@@ -1,0 +1,46 @@
+"""What the connections of an agent have to prove; nothing where the job has no secret."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from aelastic.host.sockets import is_loopback
+from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.protocol.codec import PROTOCOL
+from aelastic.rdzv.protocol.handshake import NONCE_BYTES, Handshake
+from aelastic.rdzv.protocol.secret_file import SecretFile
+
+_log = logging.getLogger(__name__)
+
+# What a connection is for: a proof for one port is none for another.
+MEMBER, CAMPAIGN = "member", "campaign"
+OPEN = (
+    "agents talk over %s without a secret: anyone who reaches this port can join, restart or end the job, and read its "
+    "state; use --secret-file"
+)
+
+
+class Proofs:
+    """Makes the handshakes of one agent.
+
+    Args:
+        secret: of the job, if it has one.
+    """
+
+    def __init__(self, secret: SecretFile | None) -> None:
+        self._secret = secret
+        self._has_warned = False
+
+    def make(self, door: str, *, is_client: bool) -> Handshake | None:
+        """For a new connection."""
+        if (secret := self._secret) is None:
+            return None
+        nonce, source = os.urandom(NONCE_BYTES), secret.path
+        return Handshake(secret.keys, PROTOCOL, door, nonce, is_client=is_client, source=source)
+
+    def warn_if_open(self, peer: str) -> None:
+        """Says once that another host is talked to, and nothing is proved."""
+        if self._secret is None and not self._has_warned and peer and not is_loopback(plain_address(peer)):
+            self._has_warned = True
+            _log.warning(OPEN, plain_address(peer), extra={"topic": "the-job-has-no-secret"})

@@ -1,0 +1,127 @@
+"""Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
+
+Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents identify
+themselves at once; so of the others those go first that have said nothing for the longest time, of the address that has
+most of them, or hold the most.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import socket
+from collections.abc import Callable
+
+import anyio
+
+from aelastic import aio
+from aelastic.aio import OUT_OF_FILES_PAUSE_S, RareWarnings, attach, described, next_connection
+from aelastic.rdzv.protocol.addresses import plain_address
+from aelastic.rdzv.protocol.handshake import ProofError
+from aelastic.rdzv.protocol.stream import Stream
+
+_log = logging.getLogger(__name__)
+
+# All agents of a job may connect at the same moment, and again before their old connections are seen to be broken.
+STRANGERS_MIN = 256
+PER_NODE = 2
+# Of one address, from which all nodes of a job may come.
+PER_ADDRESS_MIN = 64
+# Of messages that are not complete, in all.
+UNFINISHED_BYTES_MAX = 4 << 20
+# So many connections are taken before the messages of those that are open are read.
+ACCEPTS_AT_ONCE = 128
+
+
+class Strangers:
+    """The connections that have not identified themselves, of all ports of an agent: they share its descriptors.
+
+    Args:
+        max_nodes: of the job.
+        files_max: the descriptors that connections may take; what is above is for the workers.
+    """
+
+    def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
+        self._files_max = files_max
+        self._count_max = max(STRANGERS_MIN, PER_NODE * max_nodes)
+        self._of_address_max = max(PER_ADDRESS_MIN, PER_NODE * max_nodes)
+        self._room: float = math.inf  # for strangers, once the descriptors were used up
+        self._streams: dict[Stream, str] = {}  # and their addresses; the oldest first
+        self._of_address: dict[str, dict[Stream, None]] = {}
+        self._unfinished: dict[Stream, int] = {}  # bytes
+        self._unfinished_sum = 0
+        self.warnings = RareWarnings(_log)
+
+    async def accept(self, listener: socket.socket, make_stream: Callable[[], Stream]) -> None:
+        """Makes streams of the connections that come in at a port.  Runs until cancelled."""
+        listener.setblocking(False)
+        while True:
+            await aio.wait_readable(listener)
+            conns: list[socket.socket] = []
+            failure: OSError | None = None
+            try:
+                while len(conns) < ACCEPTS_AT_ONCE and (conn := next_connection(listener)) is not None:
+                    conns.append(conn)
+                    if conn.fileno() >= self._files_max:
+                        break  # one for each that is dropped
+            except OSError as error:
+                failure = error
+            await attach(conns, make_stream)
+            if failure is not None:
+                self.warnings.warn("cannot accept connections: %s", failure.strerror, now=aio.now())
+                await anyio.sleep(OUT_OF_FILES_PAUSE_S)
+
+    def add(self, stream: Stream, now: float) -> None:
+        """A connection came in; another one is dropped for it where there are too many."""
+        peer = self._streams[stream] = plain_address(stream.peer)
+        of_peer = self._of_address.setdefault(peer, {})
+        of_peer[stream] = None
+        if len(of_peer) > self._of_address_max:
+            self._drop(
+                next(iter(of_peer)), now, f"{len(of_peer)} connections from there have not identified themselves"
+            )
+        elif len(self._streams) > self._count_max:
+            self._drop(self._oldest_of_most(), now, f"{len(self._streams)} connections have not identified themselves")
+        elif stream.fileno >= self._files_max or len(self._streams) > self._room:
+            self._room = max(len(self._streams) - 1, 1)  # the next one gets the number of the one that is dropped
+            self._drop(self._oldest_of_most(), now, "too few files may be opened for more (ulimit -n)")
+
+    def _oldest_of_most(self) -> Stream:
+        most = max(self._of_address, key=lambda peer: len(self._of_address[peer]))
+        return next(iter(self._of_address[most]))
+
+    def note(self, stream: Stream, now: float) -> None:
+        """It has sent a part of a message."""
+        if stream not in self._streams:
+            return
+        self._unfinished_sum += stream.unfinished_bytes - self._unfinished.get(stream, 0)
+        self._unfinished[stream] = stream.unfinished_bytes
+        if self._unfinished_sum > UNFINISHED_BYTES_MAX:
+            largest = max(self._unfinished, key=self._unfinished.__getitem__)
+            self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
+
+    def forget(self, stream: Stream) -> bool:
+        """It has identified itself, or has gone; gives whether it was one of these until now."""
+        peer = self._streams.pop(stream, None)
+        if peer is not None:
+            del self._of_address[peer][stream]
+            if not self._of_address[peer]:
+                del self._of_address[peer]
+        if not self._streams:
+            self._room = math.inf
+        self._unfinished_sum -= self._unfinished.pop(stream, 0)
+        return peer is not None
+
+    def refuse(self, stream: Stream, error: ProofError) -> None:
+        """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
+        self.warnings.warn("refused %s: %s", plain_address(stream.peer), error, now=aio.now())
+
+    def on_failure(self, stream: Stream, error: Exception) -> None:
+        """Nobody expected what it has sent, or what came of it: its connection is aborted."""
+        peer = plain_address(stream.peer)
+        self.warnings.warn("aborted the connection with %s: %s", peer, described(error), now=aio.now())
+
+    def _drop(self, stream: Stream, now: float, why: str) -> None:
+        self.forget(stream)
+        self.warnings.warn("dropped a connection from %s: %s", plain_address(stream.peer), why, now=now)
+        stream.abort()

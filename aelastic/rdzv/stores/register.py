@@ -1,0 +1,264 @@
+"""A register with compare-and-set, kept in N stores that can each do that on one cell of their own.
+
+An operation is a row of tries, each with a ballot of its own, in three steps over the stores in parallel:
+
+1. **Look** at the cells.  The newest vote whose members are a majority of what was seen is the basis.
+2. **Lock** each cell that was seen: compare-and-set from just what was seen, to the same with our promise.
+3. **Write** the new vote: compare-and-set from just what was locked.  Written in a majority, it holds.
+
+A step begins when the one before has ended, and no cell that failed one is asked again in the same try.  So at the
+moment between looking and locking all locked cells were what was seen, at once, and between locking and writing all
+were locked at once.  Two tries have a store in common, and one of them came first there: the later one has seen the
+vote of the earlier, or the earlier one has failed.  That is CASPaxos with a snapshot; ADR 21 has the proof.
+
+**Stores that forget.**  A vote names the lives of its members.  A store that came back empty, or with a cell of an
+earlier life, is none, and no majority counts it.  A try that finds one locks it under a new life, and names that life
+in its vote, which needs a majority of the members before it.  So what is known of the time before the loss came from
+a majority that had not lost it.
+
+**The first vote** needs a majority that has none.  A store may have forgotten one: so a register that has known a vote
+never takes that for the beginning, nor does another where some stores are locked and some are empty.  When a majority
+has forgotten, only all stores together can begin again, from the newest vote that any of them still has.
+
+**That there is none** is told only when two looks in a row have found a majority without one, and all stores begin
+again only then.  The answers to one look come at different moments: a store that had forgotten may have been taken in
+before another forgets, and a client that was stopped reads at last what was so long ago.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+from typing import assert_never
+from zlib import crc32
+
+from aelastic.core.machine import Machine, Story
+from aelastic.rdzv.stores import register_events as ev
+from aelastic.rdzv.stores.register_attempt import Attempt, Basis
+from aelastic.rdzv.stores.register_cells import Ballot
+
+# A majority has answered: the others have as long as it took, within these limits, or are left out.
+PATIENCE_MIN_S, PATIENCE_MAX_S = 0.005, 0.05
+# A first vote waits for stores that may know of another.
+FIRST_PATIENCE_S = 0.25
+# Another try came between.
+PAUSE_MIN_S, PAUSE_MAX_S = 0.004, 0.25
+# Answers of a majority come in milliseconds or, where a connection is made anew, in tenths of seconds.
+LIMIT_S = 2.0
+# A step has so long for its majority; in each further try twice as long.  A store may have gone just now, and another
+# that was away may be back.
+STEP_S = 0.25
+CAME_BETWEEN = "another agent wrote at the same time"
+
+
+class Phase(StrEnum):
+    IDLE = auto()  # no operation
+    LOOKING = auto()  # what do the cells say?
+    LOCKING = auto()  # those that were seen get our promise
+    WRITING = auto()  # those that are locked get our vote
+    PAUSING = auto()  # a try has failed; the next is due soon
+
+
+@dataclass(slots=True)
+class Register(Machine[ev.Event, ev.Action]):
+    """The register as one client sees it; one operation at a time.
+
+    Args:
+        size: how many stores there are.
+        name: of this client; no other has it.
+        limit_s: of an operation.
+    """
+
+    size: int
+    name: str
+    limit_s: float = LIMIT_S
+
+    phase: Phase = Phase.IDLE
+    deadline: float | None = None
+    is_known: bool = False  # a vote was seen or written, at any time
+    highest: int = 0  # the number of any ballot that was seen
+    _story: Story = field(default_factory=Story)
+    _asked: ev.Asked = field(default_factory=ev.Asked)
+    _until: float = 0.0  # the limit of the operation
+    _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
+    _failed: int = 0  # tries of this one that have failed
+    _late: int = 0  # of those, the tries that waited in vain for a majority
+    _try: Attempt = field(init=False)  # the last
+
+    def __post_init__(self) -> None:
+        self._try = Attempt(self.size)
+
+    @property
+    def majority(self) -> int:
+        return self.size // 2 + 1
+
+    def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901  one case for each event
+        match event:
+            case ev.Asked() if self.phase is Phase.IDLE:  # the first try
+                self._asked, self._until, self._failed, self._late = event, now + self.limit_s, 0, 0
+                return self._look(now)
+            case ev.Asked():
+                raise self._impossible(event)
+            case ev.Dropped() if self.phase is Phase.IDLE:
+                return []  # the answer was on its way
+            case ev.Dropped():  # what is on its way may yet be done
+                self.phase, self.deadline = Phase.IDLE, None
+                return []
+            case ev.Looked():
+                return self._on_looked(event, now)
+            case ev.Written():
+                return self._on_written(event, now)
+            case ev.Unanswered(step, store) if step != self._step or self._try.has_heard_of(store):
+                return []  # of an earlier step, or told twice
+            case ev.Unanswered() if self.phase in {Phase.IDLE, Phase.PAUSING}:
+                return []  # too late for its try
+            case ev.Unanswered(_, store, reason):  # the try goes on without that store
+                self._try.leave_out(store, reason)
+                return self._go_on(now)
+            case ev.DeadlinePassed():
+                return self._on_deadline_passed(now)
+            case _:
+                assert_never(event)
+
+    def _on_looked(self, event: ev.Looked, now: float) -> list[ev.Action]:
+        if event.cell is not None:
+            self.highest = max(self.highest, event.cell.promised.number)
+            self.is_known |= event.cell.vote is not None
+        if self.phase is not Phase.LOOKING or event.step != self._step:
+            return []  # too late for its try: what was seen is being locked
+        self._try.seen.setdefault(event.store, event.cell)
+        return self._go_on(now)
+
+    def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
+        attempt, store = self._try, event.store
+        if self.phase not in {Phase.LOCKING, Phase.WRITING}:
+            return []  # too late for its try
+        if event.step != self._step or attempt.has_heard_of(store):
+            return []  # of an earlier step, or told twice
+        if not event.is_done:
+            attempt.leave_out(store, CAME_BETWEEN)
+        elif self.phase is Phase.LOCKING:
+            attempt.locked[store] = attempt.lock_of(store)
+        else:
+            attempt.written.add(store)
+        return self._go_on(now)  # which may have to wait for more
+
+    def _on_deadline_passed(self, now: float) -> list[ev.Action]:
+        if self.phase is Phase.IDLE or self.deadline is None or now < self.deadline:
+            return []  # disarmed or moved while the event was on its way
+        if now >= self._until:
+            return self._give_up()
+        if self.phase is Phase.PAUSING:
+            return self._look(now)
+        return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
+
+    # The steps.
+
+    def _go_on(self, now: float) -> list[ev.Action]:
+        """An answer has come, or the time for more of them is over: ends the step if that can be."""
+        attempt = self._try
+        match self.phase:
+            case Phase.LOOKING:
+                basis = attempt.find_basis(self.name, is_known=self.is_known)
+                if basis is not None:
+                    is_first = basis.is_first and not attempt.empty_before
+                    return self._when_seen(basis, now) if self._is_patient(now, is_first=is_first) else []
+                if not self.is_known and attempt.may_have_begun(self.name):  # the first vote may be on its way
+                    return self._fail(now) if self._is_patient(now, is_first=True) else []
+                return self._give_up() if attempt.is_heard_of_all else self._wait_for_majority(now)
+            case Phase.LOCKING | Phase.WRITING if attempt.is_hopeless:
+                return self._fail(now)
+            case Phase.LOCKING | Phase.WRITING if not attempt.has_majority:
+                return self._wait_for_majority(now)
+            case Phase.LOCKING:
+                return self._write(now) if self._is_patient(now) else []
+            case Phase.WRITING:
+                return self._finish(attempt.text)
+            case Phase.IDLE | Phase.PAUSING:
+                raise AssertionError("no step is under way")
+            case _:
+                assert_never(self.phase)
+
+    @property
+    def _step_until(self) -> float:
+        """When a step that has no majority fails; the last one of an operation has the rest of its time."""
+        until = self._try.began + STEP_S * 2**self._late
+        return until if until <= self._until - STEP_S else self._until
+
+    def _wait_for_majority(self, now: float) -> list[ev.Action]:
+        if now < self._step_until:
+            return self._wait(self._step_until)
+        self._late += 1
+        return self._fail(now)
+
+    def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
+        """Whether the stores beyond a majority had their time to answer."""
+        attempt = self._try
+        if attempt.patient_until is None:
+            patience_s = min(max(now - attempt.began, PATIENCE_MIN_S), PATIENCE_MAX_S)
+            attempt.patient_until = now + (FIRST_PATIENCE_S if is_first else patience_s)
+        if attempt.is_heard_of_all or now >= attempt.patient_until:
+            return True
+        self._wait(attempt.patient_until)
+        return False
+
+    def _look(self, now: float, empty_before: frozenset[int] = frozenset()) -> list[ev.Action]:
+        self.phase, self._step = Phase.LOOKING, self._step + 1
+        self._try = Attempt(self.size, now, empty_before)
+        self._wait(self._step_until)
+        return [ev.Look(self._step, store) for store in range(self.size)]
+
+    def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
+        attempt, asked = self._try, self._asked
+        if basis.is_first and basis.vote is not None and not attempt.empty_before:
+            return self._look(now, basis.voters)  # one of the answers may have been on its way for long
+        text = asked.new if asked.new is not None and basis.text == asked.expected else basis.text
+        if text == basis.text:
+            if attempt.holds(basis):
+                return self._finish(text)
+            if basis.vote is None:
+                return self._look(now, basis.voters)
+            if not self._failed and len(basis.voters) == len(attempt.seen):
+                return self._fail(now)  # a write is on its way: it has a moment to end before it is disturbed
+        self.phase, self._step, self.highest = Phase.LOCKING, self._step + 1, self.highest + 1
+        attempt.begin_step(now)
+        attempt.basis, attempt.text, attempt.ballot = basis, text, Ballot(self.highest, self.name)
+        self._wait(self._step_until)
+        return [ev.Write(self._step, store, cell, attempt.lock_of(store)) for store, cell in attempt.seen.items()]
+
+    def _write(self, now: float) -> list[ev.Action]:
+        attempt = self._try
+        self.phase, self._step = Phase.WRITING, self._step + 1
+        attempt.begin_step(now)
+        vote = attempt.vote = attempt.next_vote()
+        self.is_known = True
+        self._wait(self._step_until)
+        return [ev.Write(self._step, store, cell, cell.replace(vote=vote)) for store, cell in attempt.locked.items()]
+
+    def _finish(self, text: bytes) -> list[ev.Action]:
+        self.phase, self.deadline = Phase.IDLE, None
+        return [ev.Done(text)]
+
+    def _give_up(self) -> list[ev.Action]:
+        attempt = self._try
+        self.phase, self.deadline = Phase.IDLE, None
+        missing = {store: attempt.missing.get(store, "") for store in range(self.size) if store not in attempt.seen}
+        empty = tuple(store for store, cell in attempt.seen.items() if cell is None)
+        return [ev.NoMajority(missing, empty if self.is_known else ())]
+
+    def _fail(self, now: float) -> list[ev.Action]:
+        """Lets some time pass, another for each client, and tries again."""
+        self._failed += 1
+        share = crc32(f"{self.name} {self._step}".encode()) % 1000 / 1000
+        pause_s = min(PAUSE_MIN_S * 2**self._failed, PAUSE_MAX_S) * (0.5 + share)
+        self.phase = Phase.PAUSING
+        return self._wait(now + pause_s)
+
+    def _wait(self, until: float) -> list[ev.Action]:
+        self.deadline = min(until, self._until)
+        return []
+
+    def validate(self) -> None:
+        assert (self.phase is Phase.IDLE) == (self.deadline is None), "an operation has a limit, and nothing else"
+        assert self._try.locked.keys() <= self._try.seen.keys(), "what is locked was seen"
+        assert self._try.written <= self._try.locked.keys(), "what is written was locked"
