@@ -100,7 +100,7 @@ class Mailbox(Generic[T]):
         return self._items.popleft() if self._items else None
 
     async def _arrival(self, deadline: float | None) -> None:
-        # A coordinator of many nodes waits here often: a cancel scope and an event would cost three times as much.
+        # A leader of many nodes waits here often: a cancel scope and an event would cost three times as much.
         loop = asyncio.get_running_loop()
         self._arrived = loop.create_future()
         timer = None if deadline is None else loop.call_at(deadline, self._wake_up)

@@ -30,10 +30,10 @@ from aelastic.errors import ProcessFailure
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.protocol.messages import (
     Assigned,
-    CoordinatorMessage,
     Ended,
     Failed,
     Interrupted,
+    LeaderMessage,
     Node,
     Ready,
 )
@@ -137,8 +137,8 @@ class Agents:
         await self._all_told.wait()
         return Instant.since(began)
 
-    def _listener_of(self, link: AgentLink, node: Node) -> Callable[[CoordinatorMessage], None]:
-        def deliver(message: CoordinatorMessage) -> None:
+    def _listener_of(self, link: AgentLink, node: Node) -> Callable[[LeaderMessage], None]:
+        def deliver(message: LeaderMessage) -> None:
             match message:
                 case Assigned():
                     self._told, self._round = self._told + 1, message.round

@@ -1,6 +1,6 @@
 """Which rules of `--restart-policy` a failure matches by their `error` patterns: found out on its own node.
 
-The coordinator gets the places of the rules, and searches for nothing: it is a core, and has other nodes to serve.
+The leader gets the places of the rules, and searches for nothing: it is a core, and has other nodes to serve.
 """
 
 from __future__ import annotations

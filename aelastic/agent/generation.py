@@ -408,7 +408,7 @@ class Generation:
     async def _give_way(self) -> None:
         """A worker that blames a lost peer fails after that peer, which may be of this node and be seen a moment later.
 
-        The coordinator waits for as long before it names such a failure.
+        The leader waits for as long before it names such a failure.
         """
         with anyio.move_on_after(GIVES_WAY_S):
             while self._group.phase is Phase.RUNNING and self._group.exits.alive - self._context.ended:

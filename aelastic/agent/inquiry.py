@@ -26,7 +26,7 @@ from aelastic.rdzv.protocol import messages as m
 
 # So long nodes are waited for; what came by then is used.
 ANSWER_S = 3.0
-# The comparison follows at once, unless the coordinator is gone.
+# The comparison follows at once, unless the leader is gone.
 COMPARED_S = 1.0
 # So long the node of the odd rank has to tell of its failure, before a victim tells of its own.
 TOLD_S = 2.0
@@ -126,7 +126,7 @@ class Inquiries:
             await self._wait(lambda: self.round != round_, TOLD_S)
 
     async def on_told(self, message: m.Look | m.Compared) -> None:
-        """The coordinator asks, or says what it has found."""
+        """The leader asks, or says what it has found."""
         if message.round != self.round:
             return
         match message:

@@ -356,7 +356,7 @@ class Run:
         self._given_up_for = error
         self._mailbox.post(ev.StopRequested(reason=str(error)))
 
-    def _deliver(self, message: m.CoordinatorMessage) -> None:  # noqa: C901, PLR0912  one case for each message
+    def _deliver(self, message: m.LeaderMessage) -> None:  # noqa: C901, PLR0912  one case for each message
         if isinstance(message, m.Waiting):
             missing = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
             self._tell(Waited(message.text + missing, message.missing))

@@ -172,7 +172,7 @@ def _run_command(
 def collect_rarely() -> None:
     """Makes the garbage collector run rarely: an agent's objects are freed by their reference counts.
 
-    A coordinator of thousands of nodes makes hundreds of objects for each in a round; with the usual threshold of 700
+    A leader of thousands of nodes makes hundreds of objects for each in a round; with the usual threshold of 700
     the collector walks through all of them again and again, and takes a third of the round.
     """
     import gc

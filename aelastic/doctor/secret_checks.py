@@ -85,7 +85,7 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
 
 
 async def _greet(leader: LeaderAt, secret: SecretFile) -> tuple[bool, str]:
-    """Whether a coordinator is trusted, and which keys it has, or why not."""
+    """Whether a leader is trusted, and which keys it has, or why not."""
     proof = Proofs(secret).make(MEMBER, is_client=True)
     assert proof is not None
     for address in leader.addresses:

@@ -58,7 +58,7 @@ class Rejoin(Record):
 
 
 class Await(Record):
-    """Once the workers are gone: do what the coordinator will say."""
+    """Once the workers are gone: do what the leader will say."""
 
     signum = signal.SIGTERM
 

@@ -6,7 +6,7 @@ in the order this module asks for it.
 - The phase is a fact; what to do once the workers are gone (`_wish`) is a wish.  Events of the rendezvous and requests
   to stop change the wish, exits change the fact.
 - A failure is told to the rendezvous first and the workers are stopped second, so that all nodes stop at the same time.
-  Whether to restart is not decided here: the coordinator answers.
+  Whether to restart is not decided here: the leader answers.
 - Workers exist from `Spawned` to their `Cleared`; only then can they be signalled.  A stop that comes while they
   are being started cancels the start, and waits for the answer in a phase of its own.
 - Where all workers of the job have opted in to recovery in place, a round ends without their processes: they leave it,
@@ -85,7 +85,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert not (is_clean and ends), "the first worker to fail, or to be stopped, ends the others"
         assert phase is not Phase.AWAITING or isinstance(self._wish, Await), "only a wish to wait leads to waiting"
         has_asked = exits.failed or exits.is_draining
-        assert has_asked or not isinstance(self._wish, Await), "the coordinator is asked after a failure, or in a drain"
+        assert has_asked or not isinstance(self._wish, Await), "the leader is asked after a failure, or in a drain"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
         is_bounded |= phase is Phase.PREPARING and not self.in_place.are_all(WorkerStage.READY)
@@ -336,7 +336,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case Phase.LEAVING if isinstance(self._wish, Rejoin):  # nothing is left of a lost worker
                 return self._replace(event.local_rank)
             case Phase.LEAVING:
-                return []  # it is replaced if the coordinator says so
+                return []  # it is replaced if the leader says so
             case Phase.RUNNING:  # all have succeeded
                 assert self.assigned is not None
                 self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
@@ -628,7 +628,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return self._stop_rest(now)
 
     def _let_save(self, drained: ev.Drained) -> list[ev.Action]:
-        """Workers may end, once they have saved; those that handle no signal run on until the coordinator ends all."""
+        """Workers may end, once they have saved; those that handle no signal run on until the leader ends all."""
         self.phase, self._wish, self.deadline = Phase.STOPPING, Await(), drained.until
         self.exits.drain(drained.local_ranks)
         return [ev.Stop(self.generation, ranks, self.spec.drain_signal)] if (ranks := drained.local_ranks) else []

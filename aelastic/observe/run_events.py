@@ -26,7 +26,7 @@ from aelastic.rdzv.protocol.messages import Outcome
 # What a run spends its time on.
 #   rendezvous: ready for a round, until it is complete          spawn: from there until all workers are started
 #   run: workers run                                             detect: a worker has ended, until the agent knows why
-#   stop: workers are asked to end, until nothing of them lives  await: all are gone, until the coordinator decides
+#   stop: workers are asked to end, until nothing of them lives  await: all are gone, until the leader decides
 #   barrier: ours have succeeded, until those of other nodes have
 PhaseName: TypeAlias = Literal["rendezvous", "spawn", "run", "detect", "stop", "await", "barrier"]
 PHASES: tuple[PhaseName, ...] = ("rendezvous", "spawn", "run", "detect", "stop", "await", "barrier")

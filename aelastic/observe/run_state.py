@@ -5,7 +5,7 @@ happened comes first, then how long what was before it took, then where the agen
 
 - `PhaseTook` comes when a phase is over.  From the start to the end of a run there is always exactly one of them, but
   for `detect`, which lies at the end of `run` or in `stop`: the durations of the others add up to that of the run.
-- `Restarting` comes once on each node that takes part in the restart: when the coordinator announces it, whatever this
+- `Restarting` comes once on each node that takes part in the restart: when the leader announces it, whatever this
   node does at that moment.  A node that leaves meanwhile has none.
 
 `RunState` is folded once, for all who show it: log lines, the status line, the status page, metrics, systemd and

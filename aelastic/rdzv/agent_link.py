@@ -45,10 +45,10 @@ from aelastic.rdzv.protocol.handshake import ProofError
 from aelastic.rdzv.protocol.listening import addresses_beside, listen_for_members, local_addresses, own_addresses
 from aelastic.rdzv.protocol.messages import (
     Campaign,
-    CoordinatorMessage,
     Declined,
     HungUp,
     LeaderAt,
+    LeaderMessage,
     NodeMessage,
     Ready,
     Terms,
@@ -132,7 +132,7 @@ class AgentLink:
             message = message.replace(node=message.node.replace(vote_port=port))
         self._mailbox.post(ev.Submitted(message))
 
-    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:
         try:
             async with anyio.create_task_group() as tasks:
                 await self._begin(tasks)
@@ -190,7 +190,7 @@ class AgentLink:
 
     async def finish(self) -> None:
         await anyio.lowlevel.checkpoint()  # the last messages are still in the mailbox
-        if self._stream is not None:  # first: the coordinator, here or elsewhere, must learn that this node leaves
+        if self._stream is not None:  # first: the leader, here or elsewhere, must learn that this node leaves
             self._stream.hang_up()
             with anyio.move_on_after(FAREWELL_S):
                 await self._stream.closed.wait()
@@ -209,7 +209,7 @@ class AgentLink:
         self._patience.cancel()
 
     def _carry_out(  # noqa: C901, PLR0912  one case for each action
-        self, action: ev.Action, deliver: Callable[[CoordinatorMessage], None], tasks: TaskGroup
+        self, action: ev.Action, deliver: Callable[[LeaderMessage], None], tasks: TaskGroup
     ) -> None:
         match action:
             case ev.ReadCell():
@@ -404,7 +404,7 @@ class AgentLink:
         self._mailbox.post(ev.Received(stream.conn, message))
 
     def on_unfinished(self, stream: Stream) -> None:
-        pass  # the coordinator's messages come whole, sooner or later
+        pass  # the leader's messages come whole, sooner or later
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         if isinstance(error, ProofError):

@@ -121,7 +121,7 @@ class LeaderServer(Incoming[ev.Event]):
                 await self._changed.wait()
 
     async def finish(self) -> None:
-        """Steps down: all members learn that they need another coordinator, or already have the verdict."""
+        """Steps down: all members learn that they need another leader, or already have the verdict."""
         with anyio.move_on_after(FAREWELL_S):
             # Until our own node has sent its last message, and all have received the verdict, if there is one.
             while self.leader.has_own_node or (self.leader.coordinator.is_closed and not self.leader.sessions.is_empty):

@@ -1,6 +1,6 @@
 """What is remembered of how rounds have ended: how far workers came, what ended them, what restarts were spent.
 
-The coordinator writes it when a round's end is settled, and hands it to each node with the next round; a coordinator
+The leader writes it when a round's end is settled, and hands it to each node with the next round; a leader
 that takes over has it from them.
 """
 
@@ -35,7 +35,7 @@ class Spent(Record):
     """A restart that a rule has a budget of its own for."""
 
     rule: int  # its place, from 0
-    at: float  # on the coordinator's clock; how long ago, on the wire
+    at: float  # on the leader's clock; how long ago, on the wire
 
 
 class Excluded(Record):

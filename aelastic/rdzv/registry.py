@@ -1,6 +1,6 @@
-"""Between the supervisor and the job's coordinator: what a rendezvous must do, and rendezvous back ends by name.
+"""Between the supervisor and the job's leader: what a rendezvous must do, and rendezvous back ends by name.
 
-A job of one node needs no connection: its coordinator is in the agent's own process.  All others go through
+A job of one node needs no connection: its leader is in the agent's own process.  All others go through
 `agent_link.py` or `torch_handler_link.py`.  `open_link` chooses.
 
 Your own store gets a name through `register`, and `RendezvousSettings.backend` selects it.  Names that are neither here
@@ -18,7 +18,7 @@ from aelastic import aio
 from aelastic.aio import Mailbox
 from aelastic.core.record import Record
 from aelastic.errors import InputError
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, NodeMessage
+from aelastic.rdzv.protocol.messages import LeaderMessage, NodeMessage
 from aelastic.rdzv.restart_policy import RestartPolicy
 from aelastic.rdzv.single_node import SingleNode
 
@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 
 
 class Link(Protocol):
-    """This node's link to the job's coordinator, wherever that runs."""
+    """This node's link to the job's leader, wherever that runs."""
 
     @property
     def coordinates(self) -> bool:
-        """Whether the job's coordinator is in this agent now."""
+        """Whether the job's leader is in this agent now."""
 
     @property
     def agreed(self) -> Agreed | None:
@@ -45,12 +45,12 @@ class Link(Protocol):
     def tell(self, message: NodeMessage) -> None:
         """Passes a message on, in order.  Never blocks."""
 
-    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
-        """Delivers the coordinator's messages, in order.  Runs until cancelled, and then leaves nothing behind.
+    async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:
+        """Delivers the leader's messages, in order.  Runs until cancelled, and then leaves nothing behind.
 
         Raises:
             InputError: the job refuses this agent, for the reason given.
-            RendezvousError: no coordinator could be reached for too long, or the server there is not a rendezvous
+            RendezvousError: no leader could be reached for too long, or the server there is not a rendezvous
                 store.
         """
 
@@ -62,7 +62,7 @@ class Link(Protocol):
 
 
 class InProcessLink:
-    """A coordinator in this process, for the one node of its job."""
+    """A leader in this process, for the one node of its job."""
 
     coordinates, agreed = True, None
 
@@ -73,7 +73,7 @@ class InProcessLink:
     def tell(self, message: NodeMessage) -> None:
         self._mailbox.post(message)
 
-    async def run(self, deliver: Callable[[CoordinatorMessage], None]) -> None:
+    async def run(self, deliver: Callable[[LeaderMessage], None]) -> None:
         while True:
             message, now = await self._mailbox.next(self._coordinator.deadline), aio.now()
             core = self._coordinator
@@ -160,7 +160,7 @@ def names() -> list[str]:
 
 
 def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
-    """Returns this agent's link to the coordinator of its job, according to the spec.
+    """Returns this agent's link to the leader of its job, according to the spec.
 
     Raises:
         InputError: there is no such back end.
@@ -185,7 +185,7 @@ def open_link(spec: WorkerSpec, node_id: str, around: AgentContext) -> Link:
 
     if spec.rdzv_handler is not None:
         return TorchHandlerLink(lent(spec.rdzv_handler).borrowed, spec, policy_of(spec))
-    assert settings is not None  # or there would be an in-process coordinator
+    assert settings is not None  # or there would be an in-process leader
     opener = handler_opener(settings.backend, settings, around.run_id)
     return TorchHandlerLink(opener, spec, policy_of(spec), local_addr=settings.local_addr)
 

@@ -1,4 +1,4 @@
-"""The coordinator of a job of one node: all that `coordinator` decides about other nodes falls away.
+"""The leader of a job of one node: all that `coordinator` decides about other nodes falls away.
 
 What is left are the restart policy and the numbers of rounds.  It says the same, word for word, as `Coordinator` would
 of a job for one node: a test holds the two side by side.
@@ -48,7 +48,7 @@ class SingleNode:
     _ended_at: float = 0.0
     _waiting: m.Ready | None = None  # for the moment at which workers may start again
     _begins_at: float = 0.0
-    _drain: Drain[m.CoordinatorMessage] | None = None  # made by the first request
+    _drain: Drain[m.LeaderMessage] | None = None  # made by the first request
     _opted_in: int = 0  # the last round that all workers can leave in place
 
     @property
@@ -56,7 +56,7 @@ class SingleNode:
         drains_at = None if self._drain is None else self._drain.deadline
         return drains_at if self._waiting is None else min(self._begins_at, drains_at or self._begins_at)
 
-    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.CoordinatorMessage]:  # noqa: C901, PLR0912  one case for each
+    def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.LeaderMessage]:  # noqa: C901, PLR0912  one case for each
         """What the node hears of what it says.  A message about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
@@ -94,7 +94,7 @@ class SingleNode:
     def _runs(self, round_: int) -> bool:
         return self._is_running and self._assigned is not None and round_ == self._assigned.round
 
-    def _begin(self, now: float) -> list[m.CoordinatorMessage]:
+    def _begin(self, now: float) -> list[m.LeaderMessage]:
         if self._waiting is None:
             return []
         if self._ended is not None:
@@ -143,13 +143,13 @@ class SingleNode:
         self._waiting, self.verdict = None, m.Ended(m.Outcome.FAILED, decision, end.failure)
         return self.verdict
 
-    def _on_request(self, request: r.Request | None, now: float) -> list[m.CoordinatorMessage]:
+    def _on_request(self, request: r.Request | None, now: float) -> list[m.LeaderMessage]:
         """The node asks for a drain, or says how far it is with it; once that is over, or no round runs, it leaves."""
         from aelastic.rdzv.leader.drain import Crew, Drain
 
         if request is not None:
             self._node_id = request.node_id  # it may ask before it is ready for its first round
-        drain = self._drain = self._drain or Drain[m.CoordinatorMessage](lambda _, message: message)
+        drain = self._drain = self._drain or Drain[m.LeaderMessage](lambda _, message: message)
         if self.verdict is not None or (request is None and not self._is_running):
             drain.on_round_over()
         hosts = {} if self.verdict else {self._node_id: self._host}
@@ -171,13 +171,13 @@ class SingleNode:
                 told.append(m.Interrupted(round_, next_round(drain.outcome), self.restart_count))
         return told
 
-    def on_deadline_passed(self, now: float) -> list[m.CoordinatorMessage]:
+    def on_deadline_passed(self, now: float) -> list[m.LeaderMessage]:
         if self.deadline is None or now < self.deadline:
             return []
         is_due = self._waiting is not None and now >= self._begins_at
         return self._begin(now) if is_due else self._on_request(None, now)
 
-    def _compare(self, places: Sequence[Place]) -> list[m.CoordinatorMessage]:
+    def _compare(self, places: Sequence[Place]) -> list[m.LeaderMessage]:
         """What the workers do, once that is known, or is waited for no longer."""
         question, self._question = self._question, None
         if question is None or self._assigned is None:

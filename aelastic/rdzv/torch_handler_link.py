@@ -142,7 +142,7 @@ class TorchHandlerLink:
     def tell(self, message: m.NodeMessage) -> None:
         self._mailbox.post(message)
 
-    async def run(self, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
+    async def run(self, deliver: Callable[[m.LeaderMessage], None]) -> None:
         """Does what torchelastic's agent would.  Cancelled, it leaves a call that blocks to its thread.
 
         Raises:
@@ -158,7 +158,7 @@ class TorchHandlerLink:
                 await self.aclose()
 
     def _on_told(
-        self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.CoordinatorMessage], None]
+        self, message: m.NodeMessage | None, tasks: TaskGroup, deliver: Callable[[m.LeaderMessage], None]
     ) -> None:
         match message:
             case m.Ready(node) if not node.unfit:
@@ -220,7 +220,7 @@ class TorchHandlerLink:
     def _is_current(self, round_: int) -> bool:
         return self._is_on and round_ == self._round
 
-    async def _take_part(self, node: m.Node, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
+    async def _take_part(self, node: m.Node, deliver: Callable[[m.LeaderMessage], None]) -> None:
         """Joins the next round, then watches until it is over."""
         self._is_on = False
         await anyio.sleep_until(self._joins_at)
@@ -255,7 +255,7 @@ class TorchHandlerLink:
             case _:
                 raise error
 
-    def _on_failed(self, failed: m.Failed, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
+    def _on_failed(self, failed: m.Failed, deliver: Callable[[m.LeaderMessage], None]) -> None:
         self._is_on, self._why_over = False, failed
         self._activity.cancel()
         cause, reached = cause_of(failed.failure), most_of(failed.reached)
@@ -270,7 +270,7 @@ class TorchHandlerLink:
         self._joins_at = aio.now() + decision.delay_s
         deliver(m.Interrupted(self._round, decision, self._restart_count))
 
-    async def _interrupts(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> bool:
+    async def _interrupts(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> bool:
         """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
         try:
             count = await self._thread.call(self._calls.num_nodes_waiting)
@@ -289,7 +289,7 @@ class TorchHandlerLink:
             deliver(m.Interrupted(round_, next_round(cause), self._restart_count))
         return not self._is_current(round_)
 
-    async def _wait_for_others(self, round_: int, deliver: Callable[[m.CoordinatorMessage], None]) -> None:
+    async def _wait_for_others(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> None:
         """torch's exit barrier, while newcomers are still watched for."""
         timeout_s = self._spec.exit_barrier_timeout_s
         reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"

@@ -145,7 +145,7 @@ def check_open_files(spec: WorkerSpec) -> None:
 
 
 def files_needed(spec: WorkerSpec) -> int:
-    """Descriptors of an agent with all its workers; the connections of a coordinator come on top."""
+    """Descriptors of an agent with all its workers; the connections of a leader come on top."""
     each, shown = FILES_PER_EXIT, FILES_PER_OUTPUT
     if not isinstance(spec.entrypoint, str):
         each += 2  # what `multiprocessing` keeps of a child
@@ -163,7 +163,7 @@ def files_needed(spec: WorkerSpec) -> int:
 
 
 def files_for_connections(spec: WorkerSpec) -> float:
-    """The descriptors that a coordinator's connections may take: the others are for workers, also after a failure."""
+    """The descriptors that a leader's connections may take: the others are for workers, also after a failure."""
     limit = open_files_max()
     return math.inf if limit is None else max(limit - files_needed(spec), 0) + FILES_AT_FIRST + FILES_OF_PORTS
 

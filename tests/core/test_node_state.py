@@ -33,7 +33,7 @@ def ready(**others: Any) -> NodeState:
     return state
 
 
-def plan(*decisions: m.CoordinatorMessage, term: int = 4) -> m.Plan:
+def plan(*decisions: m.LeaderMessage, term: int = 4) -> m.Plan:
     """The plan of a node about which this is decided."""
     found = m.Plan(term, 5.0)
     for each in decisions:
@@ -67,7 +67,7 @@ STOPPED = m.Interrupted(1, decided.lost("n2", "silent for 5 s"), 0)
 NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
 DRAIN = r.Ask("me", "me-1", r.Verb.DRAIN, "", 60.0, "spot")
 # Each decision, and the node that it is about.
-DECISIONS: list[tuple[Any, m.CoordinatorMessage]] = [
+DECISIONS: list[tuple[Any, m.LeaderMessage]] = [
     (ready, assigned()),
     (ready, m.Waiting("1 of 2 nodes are ready")),
     (ready, m.StartAhead(1)),
@@ -87,7 +87,7 @@ def test_each_field_of_a_plan_that_a_supervisor_is_told_of_has_an_example_here()
 
 
 @pytest.mark.parametrize("make, decision", DECISIONS, ids=lambda each: type(each).__name__)
-def test_a_decision_is_delivered_once_however_often_its_plan_comes(make: Any, decision: m.CoordinatorMessage) -> None:
+def test_a_decision_is_delivered_once_however_often_its_plan_comes(make: Any, decision: m.LeaderMessage) -> None:
     state = make()
     now = changed(state.plan or EMPTY, decision)
     assert state.follow(now, 1.0) == [decision]
@@ -96,7 +96,7 @@ def test_a_decision_is_delivered_once_however_often_its_plan_comes(make: Any, de
 
 
 @pytest.mark.parametrize("make, decision", DECISIONS, ids=lambda each: type(each).__name__)
-def test_a_plan_that_comes_again_changes_nothing_in_the_status(make: Any, decision: m.CoordinatorMessage) -> None:
+def test_a_plan_that_comes_again_changes_nothing_in_the_status(make: Any, decision: m.LeaderMessage) -> None:
     state = make()
     now = changed(state.plan or EMPTY, decision)
     state.follow(now, 1.0)

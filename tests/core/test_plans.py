@@ -21,7 +21,7 @@ NOTICE = r.Notice(4001, 1, r.Stage.FREEZE, kill_s=60.0)
 CORDON = r.Cordoned("row 3", 3600.0, 1)
 ANSWER = r.Answer("a-1", True, "cordoned")
 # Each decision, and what it makes of a plan that is empty.
-DECISIONS: list[tuple[m.CoordinatorMessage, dict[str, Any]]] = [
+DECISIONS: list[tuple[m.LeaderMessage, dict[str, Any]]] = [
     (ASSIGNED, {"assigned": ASSIGNED}),
     (STOPPED, {"interrupted": STOPPED}),
     (m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED), {"ended": m.Ended(m.Outcome.SUCCEEDED, decided.SUCCEEDED)}),
@@ -46,7 +46,7 @@ def test_each_field_of_a_plan_has_a_decision_here() -> None:
 
 
 @pytest.mark.parametrize("decision, made", DECISIONS, ids=lambda each: type(each).__name__)
-def test_a_decision_is_part_of_the_plan_from_then_on(decision: m.CoordinatorMessage, made: dict[str, Any]) -> None:
+def test_a_decision_is_part_of_the_plan_from_then_on(decision: m.LeaderMessage, made: dict[str, Any]) -> None:
     assert changed(EMPTY, decision) == EMPTY.replace(**made)
     assert changed(changed(EMPTY, decision), decision) == EMPTY.replace(**made), "twice is once"
 
@@ -56,7 +56,7 @@ def test_a_decision_is_part_of_the_plan_from_then_on(decision: m.CoordinatorMess
     [each for each, _ in DECISIONS if not isinstance(each, m.Assigned | m.Interrupted | m.Compared)],
     ids=lambda each: type(each).__name__,
 )
-def test_a_decision_leaves_alone_what_else_was_decided(decision: m.CoordinatorMessage) -> None:
+def test_a_decision_leaves_alone_what_else_was_decided(decision: m.LeaderMessage) -> None:
     assert changed(WHOLE, decision) == WHOLE
 
 

@@ -62,7 +62,7 @@ PARTICIPANT = Participant("a", "a", "host-a", "default", 1, "10.0.0.1", 4712)
 ROUND = Round(1, 4, (PARTICIPANT,), "10.0.0.1", 29500)
 
 
-def planned(decision: m.CoordinatorMessage) -> m.Plan:
+def planned(decision: m.LeaderMessage) -> m.Plan:
     """The plan of a node about which one thing is decided."""
     return changed(PLAN, decision)
 

@@ -59,7 +59,7 @@ class FakeNode:
     is_known: bool = False  # it has said something
     told_count: int = 0  # of restarts, when it heard of its round's end
     up: deque[Event] = field(default_factory=deque)
-    down: deque[m.CoordinatorMessage] = field(default_factory=deque)
+    down: deque[m.LeaderMessage] = field(default_factory=deque)
 
     def say_ready(self) -> None:
         self.phase = "ready"
@@ -106,7 +106,7 @@ class FakeNode:
     def has_workers(self) -> bool:
         return self.phase in {"busy", "failed", "stopping"}
 
-    def hear(self, message: m.CoordinatorMessage) -> None:
+    def hear(self, message: m.LeaderMessage) -> None:
         if self.phase == "away" or (self.phase == "ended" and self.is_given_up):  # its Ready crossed the verdict
             return
         assert self.phase != "ended", f"{message} after the end"

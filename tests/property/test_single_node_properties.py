@@ -70,7 +70,7 @@ def messages(last_round: int, last_notice: int) -> st.SearchStrategy[m.NodeMessa
     )  # fmt: skip
 
 
-def without_number(message: m.CoordinatorMessage) -> m.CoordinatorMessage:
+def without_number(message: m.LeaderMessage) -> m.LeaderMessage:
     """A node far away knows questions apart by their numbers; here none is asked before the last is answered."""
     return message.replace(number=0) if isinstance(message, m.Look | m.Compared) else message
 

@@ -44,7 +44,7 @@ def decided_in(seed: int, endpoints: int, monkeypatch: pytest.MonkeyPatch) -> li
     simulation, told = simulation_of(seed, endpoints), list[Any]()
     heard, handle, groups = simulation.checks.heard, WorkerGroup.handle, dict[int, Observed]()
 
-    def on_heard(agent: Agent, message: m.CoordinatorMessage) -> None:
+    def on_heard(agent: Agent, message: m.LeaderMessage) -> None:
         if isinstance(message, DECISIONS):
             told.append((simulation.world.now, agent.node_id, message))
         heard(agent, message)

@@ -45,7 +45,7 @@ LISTS_KEYS = pytest.mark.skipif(
 )
 
 FAILURE = ProcessFailure.from_elsewhere("node7", 1, 1, 4711, 3, "it broke", "", 0)
-Message = TypeVar("Message", bound=m.CoordinatorMessage)
+Message = TypeVar("Message", bound=m.LeaderMessage)
 
 
 class Handler:
@@ -91,7 +91,7 @@ class Agent:
     """Stands in for the supervisor."""
 
     link: TorchHandlerLink
-    mailbox: Mailbox[m.CoordinatorMessage]
+    mailbox: Mailbox[m.LeaderMessage]
     node: m.Node
 
     async def next(self, kind: type[Message]) -> Message:

@@ -1,7 +1,7 @@
 """What this node asks of the job, and what it shows of itself to those that ask.
 
-A request (`Ask`) is decided by the coordinator; what somebody wants to see (`Fetch`) is passed on to the nodes that
-have it, and each answers.  Both are said again to a coordinator that takes over.
+A request (`Ask`) is decided by the leader; what somebody wants to see (`Fetch`) is passed on to the nodes that
+have it, and each answers.  Both are said again to a leader that takes over.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from aelastic.rdzv.protocol.codec import TEXT_MAX
 if TYPE_CHECKING:
     from aelastic.agent.resources import AgentSettings, Resources
 
-# A coordinator answers in milliseconds, and another takes over within some hundred.
+# A leader answers in milliseconds, and another takes over within some hundred.
 ANSWER_S = 5.0
 # Stacks are there in 6 s.
 STACKS_S = 8.0
-# Nodes that a coordinator has asked that is gone now are asked again.
+# Nodes that a leader has asked that is gone now are asked again.
 AGAIN_S = 1.0
-# Nodes find a coordinator that takes over within milliseconds; those that are lost do not.
+# Nodes find a leader that takes over within milliseconds; those that are lost do not.
 COMING_S, COMING_AGAIN_S = 2.0, 0.05
 PIECE_BYTES = 32 << 10  # of a log
 NO_REMOTE = "this node does not answer requests from other nodes (--no-remote-requests)"
@@ -51,7 +51,7 @@ class Shown(Record):
     found: Mapping[tuple[str, str], str]  # by node, and key
     refused: Mapping[str, str]  # why, by node
     silent: tuple[str, ...] = ()  # nodes that have not answered in time
-    answer: r.Answer | None = None  # of the coordinator; `None`: it has not
+    answer: r.Answer | None = None  # of the leader; `None`: it has not
     missing: int = 0  # nodes of the round that have not connected to the leader, which may be new
 
 
@@ -82,7 +82,7 @@ class Enquiries:
             self._open[message.ask_id].post(message)
 
     async def ask(self, verb: r.Verb, reason: str, **fields: Any) -> r.Answer | None:
-        """The coordinator's answer; `None` if there is none in time."""
+        """The leader's answer; `None` if there is none in time."""
         with self._opened() as (ask_id, mailbox):
             round_ = 0 if (formed := self._state.formed) is None else formed.round
             usual = {"target": "", "deadline_s": 0.0, "reason": reason[: r.REASON_MAX], "round": round_}
@@ -110,7 +110,7 @@ class Enquiries:
                     case None if answer is not None and (is_few or what is not r.What.STACKS):
                         self._say(fetch)
                     case None:
-                        pass  # it is said to the next coordinator
+                        pass  # it is said to the next leader
                     case r.Answer() as answer:
                         pass
                     case r.Fetched(node_id, _, _, _, value, True, is_refused):
@@ -125,7 +125,7 @@ class Enquiries:
         return Shown(found, refused, silent, answer, missing)
 
     def _are_coming(self, answer: r.Answer, target: str) -> bool:
-        """Whether nodes of the round have yet to find the coordinator that has answered, as far as is known."""
+        """Whether nodes of the round have yet to find the leader that has answered, as far as is known."""
         return answer.text == r.STILL_COMING or self._missing(answer, target) > 0
 
     def _missing(self, answer: r.Answer, target: str) -> int:

@@ -1,6 +1,6 @@
 """What this node does about an interruption that is announced: it holds its ranks, lets them save, and leaves.
 
-The coordinator decides (`rdzv/leader/drain.py`); this carries its notices out, the newest only, on the pages that
+The leader decides (`rdzv/leader/drain.py`); this carries its notices out, the newest only, on the pages that
 workers share with their agent.
 """
 
@@ -46,7 +46,7 @@ class Notices:
         self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
     def on_told(self, message: r.Notice | r.Answer) -> None:
-        """The coordinator announces an interruption, or calls it off; or says what has become of a request."""
+        """The leader announces an interruption, or calls it off; or says what has become of a request."""
         newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:
             case r.Answer(_, is_applied, text) if text:
@@ -56,7 +56,7 @@ class Notices:
                 self._following.cancel()
                 self._changed.set()
             case r.Notice() | r.Answer():
-                pass  # of an earlier coordinator; to who only looks
+                pass  # of an earlier leader; to who only looks
             case _:
                 assert_never(message)
 
@@ -89,7 +89,7 @@ class Notices:
                 most = max(calls.values(), default=0)
                 can_leave = self._group.in_place.can_leave
                 self._say(r.Frozen(self._node_id, notice.notice_id, most, len(calls), save_at, can_leave))
-                await anyio.sleep_until(kill_at)  # no coordinator has said more: the round has ended, or will
+                await anyio.sleep_until(kill_at)  # no leader has said more: the round has ended, or will
                 return pages.set_phase(NONE)
             case r.Stage.SAVE:
                 pages.set_phase(SAVE if notice.save_at else NONE, notice.save_at, kill_at)

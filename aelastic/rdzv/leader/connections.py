@@ -228,7 +228,7 @@ class Connections:
         is_missed = connection is not None and connection.is_member and not connection.has_left
         if connection is not None and is_missed and (may_live or not self.is_over):
             node_id = connection.node_id
-            if may_live:  # its connection was reset, or it has another coordinator
+            if may_live:  # its connection was reset, or it has another leader
                 self.absent.on_lost(node_id, now, is_unheard=is_leading and has_hung_up)
             self._graces[node_id] = now + GRACE_S
             self.unheard.add(node_id, Broken(node_id, silent_s=now - connection.said_at), now)
@@ -414,8 +414,8 @@ class Connections:
         conn = self._conn_of.get(node_id)
         return [] if conn is None or node_id in self.unheard.first_reports else [Say(conn, message)]
 
-    def decide(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> list[Action]:
-        """The coordinator has decided something about a node, so the node's plan changes.
+    def decide(self, node_id: str, decision: m.LeaderMessage, now: float) -> list[Action]:
+        """The leader has decided something about a node, so the node's plan changes.
 
         A node that is not connected reports its status when it connects, and then reads its plan.
         """
@@ -457,7 +457,7 @@ class Connections:
             actions.append(Say(conn, plan.replace(log=log_plan(self._connections[conn].name))))
         return actions
 
-    def decide_for_all(self, decision: m.CoordinatorMessage, now: float) -> None:
+    def decide_for_all(self, decision: m.LeaderMessage, now: float) -> None:
         """Adds a decision to the plan of every connected node."""
         for node_id in self._conn_of:
             self.plans.change(node_id, decision, now)

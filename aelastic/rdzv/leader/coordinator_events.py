@@ -1,6 +1,6 @@
 """Phases, events and actions of the coordinator core.
 
-Nodes report their status (`messages.Status`).  Decisions are `messages.CoordinatorMessage`.
+Nodes report their status (`messages.Status`).  Decisions are `messages.LeaderMessage`.
 """
 
 from __future__ import annotations
@@ -74,4 +74,4 @@ class Send(Record):
     """Deliver a message to one node.  Messages for a node arrive in order; `Lost` reports a node that is gone."""
 
     node_id: str
-    message: m.CoordinatorMessage
+    message: m.LeaderMessage

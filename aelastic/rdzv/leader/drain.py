@@ -11,7 +11,7 @@ No rank asks another: agents do, beside the training.
    Where no rank has called it, and all workers recover in place, nothing is saved: those that stay have the state.
 4. Once all nodes have saved, or the time is over, the round **ends** on all of them at once; nodes that go leave.
 
-A coordinator that takes over is asked again by the node that asked, and freezes again: a call that was named before is
+A leader that takes over is asked again by the node that asked, and freezes again: a call that was named before is
 named again, unless a rank may have passed it.  If no node asks, it lets the ranks that are held, or have saved, go on.
 A failure ends the round, and the drain with it; nodes that go leave all the same.  While no round runs they go at once:
 nothing is lost by that.
@@ -59,7 +59,7 @@ NOTICES_OF_A_TERM = 1_000
 
 class Step(StrEnum):
     OFF = auto()  # nothing is announced
-    HELD = auto()  # ranks are held, or have saved, for a coordinator before this one; no node has asked this one yet
+    HELD = auto()  # ranks are held, or have saved, for a leader before this one; no node has asked this one yet
     FREEZING = auto()  # nodes are to say how far they are
     SAVING = auto()  # nodes are to save
     OVER = auto()  # all have, or the time is over
@@ -102,12 +102,12 @@ _NOBODY = Cause(CauseKind.DRAIN)
 
 
 class Crew(Record):
-    """The nodes of a job, as its coordinator sees them now."""
+    """The nodes of a job, as its leader sees them now."""
 
     hosts: Mapping[str, str]  # of those that are connected, by node; none once the job is over
     nodes: tuple[str, ...]  # of these, those that take part in the round that runs; none while none runs
     round: int
-    term: int  # of the coordinator
+    term: int  # of the leader
     able: tuple[str, ...]  # nodes that the job can go on with
     least: int = 1  # of these: with fewer, it ends
     rule: str = ""  # by which a drain ends it, whatever is left
@@ -215,7 +215,7 @@ class Drain(Generic[T]):
         self.aim = None if self.aim is None or self.aim.verb is Verb.RESTART else self.aim
 
     def restart_at_save(self, cause: Cause, within_s: float, now: float) -> None:
-        """The round that runs is to end for a cause of the coordinator's own."""
+        """The round that runs is to end for a cause of the leader's own."""
         self.aim = Aim(now + within_s, now + within_s + MARGIN_S, cause, Verb.RESTART, at_save=True)
 
     def let_go(self, node_ids: Container[str], now: float) -> list[T]:
@@ -281,7 +281,7 @@ class Drain(Generic[T]):
         if not crew.hosts:
             return False, "the job has ended"
         if ask.verb is Verb.RESTART and ask.round and crew.round and ask.round != crew.round:
-            return True, f"round {ask.round} has ended already"  # asked again, of another coordinator
+            return True, f"round {ask.round} has ended already"  # asked again, of another leader
         if ask.at_save and (problem := _problem_of(ask.deadline_s, "leave --at-save out")):
             return False, problem
         until_s = ask.deadline_s if ask.at_save else 0.0
@@ -304,7 +304,7 @@ class Drain(Generic[T]):
         return [] if self._awaited else self._go_on(now)
 
     def _on_held(self, notice_id: int, now: float) -> None:
-        """Ranks of a node wait for what is said next: if no drain is on, for a coordinator before this one."""
+        """Ranks of a node wait for what is said next: if no drain is on, for a leader before this one."""
         if self.step is Step.OFF:
             self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
         self.notice_id = max(self.notice_id, notice_id)

@@ -1,6 +1,6 @@
 """The first cause of a round's end: what is charged, what is named, and when that is known.
 
-The rules are the same for a coordinator that saw the round end and for one that has just taken it over:
+The rules are the same for a leader that saw the round end and for one that has just taken it over:
 
 1. The end of a round has one **first cause**.  What follows from it costs nothing more.
 2. **A node that is lost or leaves is a cause**, and so is a connection between agents that breaks.  Such a cause is
@@ -13,7 +13,7 @@ The rules are the same for a coordinator that saw the round end and for one that
 5. Otherwise **the first failure is charged**, and named.  Failures are ordered by when their agents noticed them.  One
    that says that a peer was gone comes after others, and a worker that was killed comes before those that raised.
 
-Times are on the coordinator's clock: nodes report how old their facts are.
+Times are on the leader's clock: nodes report how old their facts are.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from aelastic.rdzv.leader.roster import Roster, RoundRules, hosts_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import End, RestartPolicy
 
-# When the coordinator is lost, running nodes and waiting nodes find the next one at the same time.
+# When the leader is lost, running nodes and waiting nodes find the next one at the same time.
 SPARES_TIMEOUT_S = 1.0
 # A fork server that imports for longer is not waited for; the workers import on their own.
 PREPARE_MAX_S = 10.0
@@ -166,7 +166,7 @@ class Forming:
     spares_until: float | None = None  # until then, spares of a round that was taken over may reconnect
     refilled_until: float | None = None  # until then, nodes may replace those that have left in order
     ahead_until: float | None = None  # until then, the round waits for workers that start ahead of it
-    is_behind: bool = False  # nodes have reported more than the coordinator has handled
+    is_behind: bool = False  # nodes have reported more than the leader has handled
     is_in_place: bool = False  # the last round was left in place
 
     def step(self, roster: Roster, *, is_first: bool, now: float) -> Step:
@@ -291,7 +291,7 @@ class Forming:
         return [self._told(i, round_) for i in nodes if i in roster.stopping]
 
     def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
-        """Tells nodes that the end of their round costs nothing after all, so that a later coordinator knows it."""
+        """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
         if self.is_behind or not self.end.is_excused or (cause := self.end.cause) is None:
             return []
         decision = self.policy.decide(self._as_known(cause, now))
@@ -319,7 +319,7 @@ class Forming:
         return max(self.restart_count, self.end.restart_count + self.is_charged)
 
     def on_heard(self, *, is_all: bool) -> None:
-        """Notes whether the coordinator has handled everything that nodes have reported."""
+        """Notes whether the leader has handled everything that nodes have reported."""
         self.is_behind = not is_all
 
     def await_replacement(self, now: float) -> None:

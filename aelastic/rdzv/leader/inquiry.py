@@ -2,7 +2,7 @@
 
 Every node of the round is asked at once, before anything is stopped.  Once all have answered, or the node that asked
 waits no longer, the places are compared (`failures.places`), and all nodes receive the same result.  An inquiry decides
-nothing about the round.  A coordinator that takes over knows of no inquiry: the node that asked continues with what it
+nothing about the round.  A leader that takes over knows of no inquiry: the node that asked continues with what it
 sees itself.
 """
 
@@ -79,6 +79,6 @@ class Inquiry:
     def _places_of(self, node_id: str, roster: Roster) -> list[Place]:
         member, assigned = roster.members.get(node_id), roster.participants.get(node_id)
         host, places = "" if member is None else member.node.host, self._places.get(node_id, ())
-        if assigned is None:  # of a round that is older than this coordinator
+        if assigned is None:  # of a round that is older than this leader
             return [*places] or [Place(-1, host, 0, unknown=NO_ANSWER)]
         return filled(places, host, assigned)

@@ -1,4 +1,4 @@
-"""The plan of each node: everything that the coordinator has decided about it.
+"""The plan of each node: everything that the leader has decided about it.
 
 A decision changes the plans of the nodes that it concerns.  A node that reconnects gets its whole plan again, so
 nothing that it has missed needs a special case.
@@ -50,7 +50,7 @@ class Plans:
             plan = plan.replace(cordoned=plan.cordoned.replace(again_s=max(0.0, left_s)))
         return plan
 
-    def change(self, node_id: str, decision: m.CoordinatorMessage, now: float) -> None:
+    def change(self, node_id: str, decision: m.LeaderMessage, now: float) -> None:
         """Makes a decision part of a node's plan."""
         before = self._plans.get(node_id) or self.empty
         after = changed(before, decision)
@@ -107,7 +107,7 @@ class Plans:
         return nodes
 
 
-def changed(plan: m.Plan, decision: m.CoordinatorMessage) -> m.Plan:  # noqa: C901, PLR0912  one for each
+def changed(plan: m.Plan, decision: m.LeaderMessage) -> m.Plan:  # noqa: C901, PLR0912  one for each
     """Returns a plan with one more decision, and without those that it supersedes."""
     match decision:
         case m.Assigned():  # the round before is over, and so is all waiting for this one

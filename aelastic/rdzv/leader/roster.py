@@ -1,4 +1,4 @@
-"""Nodes that a coordinator knows of: what each does, which take part in the round, which were lost.
+"""Nodes that a leader knows of: what each does, which take part in the round, which were lost.
 
 Bookkeeping without decisions: `coordinator.py` writes and reads it.  The nodes in each phase are kept up to date as
 nodes change, so that an event of one node costs the same in a job of two nodes and of four thousand.
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(slots=True)
 class Roster:
-    """Nodes of a job, as its coordinator sees them."""
+    """Nodes of a job, as its leader sees them."""
 
     reported: dict[str, m.Status] = field(default_factory=dict[str, m.Status])  # the last status of each node
     members: dict[str, Member] = field(default_factory=dict[str, Member])  # by node id, in the order of the last change
@@ -367,7 +367,7 @@ class RoundRules(Record):
     last_call_timeout_s: float = LAST_CALL_TIMEOUT_S
     join_timeout_s: float = JOIN_TIMEOUT_S
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
-    takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its coordinator
+    takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its leader
     drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
     admit_s: float = 0.0  # how long newcomers wait for all ranks to save; 0: they don't
     remote_requests: bool = True  # other nodes may make requests

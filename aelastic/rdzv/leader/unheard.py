@@ -1,4 +1,4 @@
-"""Reports and losses of nodes that the coordinator has not handled yet, because they wait for certainty.
+"""Reports and losses of nodes that the leader has not handled yet, because they wait for certainty.
 
 Only the newest status of each node counts: it replaces one that still waits.  Anything from before a node reconnected
 is outdated.
@@ -36,7 +36,7 @@ class Unheard:
 
     @property
     def first_reports(self) -> Mapping[str, Reported]:
-        """The first statuses of connections that the coordinator does not know of, by node."""
+        """The first statuses of connections that the leader does not know of, by node."""
         return self._first_reports
 
     def add(self, node_id: str, event: Event, now: float) -> None:
@@ -76,7 +76,7 @@ class Unheard:
         return False
 
     def pop(self, now: float) -> Event | None:
-        """Returns the next event for the coordinator, with its age."""
+        """Returns the next event for the leader, with its age."""
         if not self._queue:
             return None
         node_id, event, since = self._drop(next(iter(self._queue)))

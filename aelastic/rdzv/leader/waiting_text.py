@@ -15,7 +15,7 @@ def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
     """Returns what each waiting node waits for.
 
     Args:
-        coordinator: the coordinator of the job.
+        coordinator: the leader of the job.
         now: the time.
     """
     roster, rules, gathering = coordinator.roster, coordinator.rules, coordinator.gathering
@@ -76,7 +76,7 @@ def forming_text(
         nodes: how many the job needs, and takes.
         waited_s: how long the round has been forming.
         is_first: no round has been completed yet.
-        reconnected: for a new coordinator, the round that it takes over, how many nodes are back, and its size.
+        reconnected: for a new leader, the round that it takes over, how many nodes are back, and its size.
         starts_in_s: how soon the first round starts without further nodes, if enough have joined.
     """
     fewest, most = nodes

@@ -506,7 +506,7 @@ class Member(Machine[Event, Action]):
             case _:
                 assert_never(message)
 
-    def _on_unread(self, reason: str) -> list[m.CoordinatorMessage]:
+    def _on_unread(self, reason: str) -> list[m.LeaderMessage]:
         """The leader does not accept a message of this node, so no request that may be the reason is repeated."""
         refused = [r.Answer(ask_id, False, reason) for ask_id in self.state.drop_unanswered()]
         text = f"the leader refused a message of this node: {reason}"

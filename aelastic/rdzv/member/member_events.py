@@ -13,7 +13,7 @@ from aelastic.core.record import Record
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.log.seen import Seen
 from aelastic.rdzv.protocol import messages as m
-from aelastic.rdzv.protocol.messages import CoordinatorMessage, Downward, NodeMessage, Upward
+from aelastic.rdzv.protocol.messages import Downward, LeaderMessage, NodeMessage, Upward
 from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
 from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
@@ -86,7 +86,7 @@ class ConnectFailed(Record):
 
 
 class Received(Record):
-    """A message from the coordinator came in."""
+    """A message from the leader came in."""
 
     conn: int
     message: Downward
@@ -167,7 +167,7 @@ class Send(Record):
 class Deliver(Record):
     """Hand a message to the supervisor.  Not answered."""
 
-    message: CoordinatorMessage
+    message: LeaderMessage
 
 
 class GiveUp(Record):

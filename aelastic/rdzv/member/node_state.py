@@ -18,7 +18,7 @@ ASKED_MAX = 32
 EARLIER_S = 0.5
 # The parts of a plan of which a supervisor is notified when they change.
 _NOTHING = dict.fromkeys(("settled", "waiting", "cordoned", "look", "compared", "notice"))
-# A coordinator may be lost after it has answered such a request but before it is done.
+# A leader may be lost after it has answered such a request but before it is done.
 LASTING = {r.Verb.DRAIN, r.Verb.RESTART, r.Verb.STOP, r.Verb.KILL}
 
 
@@ -28,13 +28,13 @@ class Asked:
 
     request: r.Ask
     at: float
-    is_accepted: bool = False  # by a coordinator, which may have been lost since
+    is_accepted: bool = False  # by a leader, which may have been lost since
 
     def again(self, now: float) -> r.Ask:
-        """Returns the request for another coordinator, which must not refuse what an earlier one has accepted.
+        """Returns the request for another leader, which must not refuse what an earlier one has accepted.
 
-        It always leaves time to save, however late it is.  The story behind it: a coordinator has accepted a drain, and
-        ranks have saved and wait for its end.  The next coordinator receives the request half a second before the
+        It always leaves time to save, however late it is.  The story behind it: a leader has accepted a drain, and
+        ranks have saved and wait for its end.  The next leader receives the request half a second before the
         deadline, and refuses.
         """
         request = self.request
@@ -57,8 +57,8 @@ class NodeState:
     ended: Cause | None = None  # the free cause of that round's end, if this node knows of one
     is_charged: bool = False  # this node knows that a failure has ended that round
     has_opted_in: bool = False  # its workers can leave this round in place
-    alone_since: float | None = None  # without a coordinator
-    # The same, when this node ended that round on its own, or first lost a coordinator after `is_charged` was set.
+    alone_since: float | None = None  # without a leader
+    # The same, when this node ended that round on its own, or first lost a leader after `is_charged` was set.
     ended_alone_since: float | None = None
     has_spares: bool = False  # nodes wait for a place, as far as this node knows
     # This node's requests, by id: until they are answered, or, for requests that last, refused or done.
@@ -97,7 +97,7 @@ class NodeState:
     def past_at(self, now: float) -> m.Past:
         """Returns its part in its last round, with ages at `now`."""
         failure_age_s = 0.0 if self.failure is None else now - self.failed_at
-        # The cause ended its round at that time, even if this node has found and lost a coordinator since.
+        # The cause ended its round at that time, even if this node has found and lost a leader since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
         alone_s = 0.0 if alone_since is None else now - alone_since
         return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
@@ -171,13 +171,13 @@ class NodeState:
             case _:
                 assert_never(message)
 
-    def follow(self, plan: m.Plan, now: float) -> list[m.CoordinatorMessage]:  # noqa: C901  one case for each field
+    def follow(self, plan: m.Plan, now: float) -> list[m.LeaderMessage]:  # noqa: C901  one case for each field
         """Returns what is new in a plan for the supervisor, in the order in which it must be delivered.
 
         A plan may be repeated, also by another leader.  What this node has done already is not new.
         """
         before, self.plan = self.plan or plan.replace(**_NOTHING), plan
-        news: list[m.CoordinatorMessage] = [each for each in plan.answers if self._on_answer(each)]
+        news: list[m.LeaderMessage] = [each for each in plan.answers if self._on_answer(each)]
         if plan.assigned is not None and self.on_assigned(plan.assigned):
             news.append(plan.assigned)
         if plan.interrupted is not None and self.on_interrupted(plan.interrupted):
@@ -239,7 +239,7 @@ class NodeState:
         self.fetches.pop(ask_id, None)
 
     def drop_unanswered(self) -> list[str]:
-        """Forgets requests of this node that no coordinator has answered; returns their ids."""
+        """Forgets requests of this node that no leader has answered; returns their ids."""
         dropped = [ask_id for ask_id, each in self.asked.items() if not each.is_accepted]
         for ask_id in dropped:
             del self.asked[ask_id]
@@ -270,7 +270,7 @@ class NodeState:
         is_excused = self.is_charged and not is_charged and not interrupted.went_on
         if interrupted.round != self.round or not (is_new or is_excused):
             return False
-        # What the end costs is settled when the next round begins; a later coordinator works it out again.
+        # What the end costs is settled when the next round begins; a later leader works it out again.
         self.phase = m.NodePhase.STOPPING if is_new else self.phase
         self.is_charged, self.ended = is_charged, None if is_charged else interrupted.decision.cause
         return is_new
@@ -286,7 +286,7 @@ class NodeState:
         return interrupted
 
     def on_welcome(self, *, is_new: bool) -> None:
-        """A coordinator has admitted this node; `is_new`: another coordinator, or one in another term."""
+        """A leader has admitted this node; `is_new`: another leader, or one in another term."""
         self.alone_since = None
         if is_new:
             self.has_spares = False
@@ -295,9 +295,9 @@ class NodeState:
         self.has_spares = has_spares
 
     def on_alone(self, since: float) -> None:
-        """The coordinator is lost."""
+        """The leader is lost."""
         if self.alone_since is None:
             self.alone_since = since
-        # The failure may be a victim of that loss.  The next coordinator may know that, but be lost before it says so.
+        # The failure may be a victim of that loss.  The next leader may know that, but be lost before it says so.
         if self.is_charged and self.ended_alone_since is None:
             self.ended_alone_since = since

@@ -12,7 +12,7 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 READ_AGAIN_S = 0.25
 # How often the user is told what this node waits for.
 NOTE_INTERVAL_S = 10.0
-# The pause before a coordinator that cannot be followed is asked again doubles each time, up to this.
+# The pause before a leader that cannot be followed is asked again doubles each time, up to this.
 BACK_OFF_MAX_S = 4.0
 # After this long without distrust, the next reason for it counts as the first again.
 TRUST_AGAIN_S = 30.0
@@ -20,18 +20,18 @@ TRUST_AGAIN_S = 30.0
 
 @dataclass(slots=True)
 class Search:
-    """Limits the time without a coordinator, and tells the user what happens meanwhile.
+    """Limits the time without a leader, and tells the user what happens meanwhile.
 
     Args:
-        timeout_s: how many seconds without any coordinator pass before this node gives up.
-        trouble: why there is no coordinator, in words for the user.
+        timeout_s: how many seconds without any leader pass before this node gives up.
+        trouble: why there is no leader, in words for the user.
         hint: what the user is also told, each time that the endpoint is the trouble.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
     trouble: str = "no answer from the rendezvous store yet"
     hint: str = ""
-    since: float | None = None  # `None`: there is a coordinator, or the supervisor is not ready
+    since: float | None = None  # `None`: there is a leader, or the supervisor is not ready
     read_at: float = 0.0  # when the cell is read again
     _note_at: float = 0.0
     _back_off_s: float = 0.0
@@ -58,7 +58,7 @@ class Search:
         self.read_at = now + READ_AGAIN_S
 
     def back_off(self, now: float) -> bool:
-        """Notes that a coordinator cannot be followed; returns whether this is the first time in a while."""
+        """Notes that a leader cannot be followed; returns whether this is the first time in a while."""
         is_first = now >= self._distrusted_at + TRUST_AGAIN_S
         self._back_off_s = READ_AGAIN_S if is_first else min(2 * self._back_off_s, BACK_OFF_MAX_S)
         self._distrusted_at, self.read_at = now, now + self._back_off_s

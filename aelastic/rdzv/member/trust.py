@@ -1,8 +1,8 @@
-"""Whether a coordinator can mean what it says, judged by what this agent was started with and what its node knows.
+"""Whether a leader can mean what it says, judged by what this agent was started with and what its node knows.
 
 The story behind it: a program that can write to the endpoint names itself as leader, and says that a lease lasts 0 s,
 or that nodes of a term that never existed have a vote.  It goes away, but its claims would remain: no lease is kept,
-and no round may begin.  So a coordinator that contradicts this agent is not followed, and what it said is void
+and no round may begin.  So a leader that contradicts this agent is not followed, and what it said is void
 (`sense.py` checks the rest).
 """
 

@@ -1,7 +1,7 @@
 """Where workers find the store of group rank 0, from what connections have shown to work.
 
-No name is looked up here, and none is turned around: an agent is where its connection to the coordinator
-comes from, and the coordinator's own is where the others have reached it.
+No name is looked up here, and none is turned around: an agent is where its connection to the leader
+comes from, and the leader's own is where the others have reached it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between agent and coordinator as bytes.
+"""Messages between agent and leader as bytes.
 
 A frame is its length in four bytes, then JSON: `["Status", {…}]`, mostly without the fields that have their default.
 If the job has a secret, a tag of 16 bytes comes between them, which the length does not count (`handshake.py`).
@@ -63,7 +63,7 @@ def encode(message: m.Upward | m.Downward | m.OfCampaign | m.Stored) -> bytes:
 
 
 def objection(message: m.Upward) -> str:
-    """Returns why a coordinator would not accept a message; empty if it would."""
+    """Returns why a leader would not accept a message; empty if it would."""
     try:
         next(Decoder(UPWARD).feed(encode(message)))
     except WireError as error:

@@ -6,7 +6,7 @@ everything.  Other messages are about connections: a refusal (`Refused`), signs 
 and the end (`HungUp`, `GivenUp`, `Goodbye`).
 
 Between an agent's supervisor and its member there are events: what the supervisor submits (`NodeMessage`) changes the
-status, and what is new in a plan is delivered to it (`CoordinatorMessage`).
+status, and what is new in a plan is delivered to it (`LeaderMessage`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def fence_of(term: int, round_: int) -> int:
 
 
 def term_of(fence: int, round_: int) -> int:
-    """Returns the term of the coordinator that began a round."""
+    """Returns the term of the leader that began a round."""
     return (fence - round_) // ROUNDS_OF_A_TERM
 
 
@@ -84,7 +84,7 @@ class Node(Record):
     master_addr: str  # of its store, if it gets group rank 0; empty: where its connection comes from
     master_port: int
     preferred_rank: int | None = None
-    way_address: str = ""  # the coordinator's own, as this node reached it
+    way_address: str = ""  # the leader's own, as this node reached it
     peer_address: str = ""  # where its connection comes from
     starts: Starts = Starts.COLD
     vote_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
@@ -185,12 +185,12 @@ class Terms(Record):
 
 
 class NodePhase(StrEnum):
-    """State of a node, as the coordinator tracks it."""
+    """State of a node, as the leader tracks it."""
 
     READY = "ready"  # waits for the next round
     BUSY = "busy"  # its workers run
     STOPPING = "stopping"  # its workers are stopping, for the next round
-    FAILED = "failed"  # a worker failed, and the coordinator has not answered yet
+    FAILED = "failed"  # a worker failed, and the leader has not answered yet
     FINISHED = "finished"  # its workers succeeded
 
 
@@ -351,9 +351,7 @@ class Compared(Record):
     number: int = 0  # of the question that this answers
 
 
-CoordinatorMessage: TypeAlias = (
-    Assigned | Interrupted | Ended | Settled | Waiting | StartAhead | Look | Compared | Reply
-)
+LeaderMessage: TypeAlias = Assigned | Interrupted | Ended | Settled | Waiting | StartAhead | Look | Compared | Reply
 
 
 # Leader to node.
@@ -414,7 +412,7 @@ class Probe(Record):
 
 
 class GivenUp(Record):
-    """The coordinator closes the connection, but lives: this node was silent for a lease."""
+    """The leader closes the connection, but lives: this node was silent for a lease."""
 
 
 class Goodbye(Record):

@@ -1,4 +1,4 @@
-"""A coordinator whose secret differs from this agent's: is it worth waiting for them to agree?"""
+"""A leader whose secret differs from this agent's: is it worth waiting for them to agree?"""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ SECRET_CHANGE_S = 120.0
 class OtherSecret:
     """What is known of the leader that the cell names, and that no agent with this secret has written there.
 
-    A record alone says nothing: it may be what an earlier job has left.  One whose coordinator lives, and has another
+    A record alone says nothing: it may be what an earlier job has left.  One whose leader lives, and has another
     secret, is of the job that is meant.
     """
 
     def __init__(self) -> None:
-        self._token = ""  # of the coordinator that was greeted last
+        self._token = ""  # of the leader that was greeted last
         self._since = 0.0
         self._distrust: ProofError | None = None  # what it said
 
     def is_new(self, token: str, now: float) -> bool:
-        """Whether that coordinator has not been greeted yet; it is from now on."""
+        """Whether that leader has not been greeted yet; it is from now on."""
         if token == self._token:
             return False
         self._token, self._since, self._distrust = token, now, None

@@ -1,6 +1,6 @@
 """Messages about requests to a running job, and about an interruption that is announced.
 
-A node asks (`Ask`), and is answered (`Answer`).  What the coordinator then wants of all nodes is a `Notice`; they say
+A node asks (`Ask`), and is answered (`Answer`).  What the leader then wants of all nodes is a `Notice`; they say
 how far they are with it (`Frozen`, `Saved`).  What a node wants to see of others (`Fetch`) is passed on to them, and
 what they show (`Fetched`) to it.
 """
@@ -98,7 +98,7 @@ Request: TypeAlias = Ask | Frozen | Saved
 Enquiry: TypeAlias = Fetch | Fetched
 
 
-# Coordinator to node.
+# Leader to node.
 
 
 class Stage(StrEnum):
@@ -121,7 +121,7 @@ class Notice(Record):
     verb: Verb = Verb.DRAIN  # what for: a node leaves, or the job restarts, or stops
 
 
-# What a coordinator says that has just taken over: who asks again a moment later is told of more.
+# What a leader says that has just taken over: who asks again a moment later is told of more.
 STILL_COMING = "nodes have yet to find this leader"
 
 

@@ -1,6 +1,6 @@
 """Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
 
-Whatever can reach the coordinator's port may connect, and say nothing, or half of something.  Agents identify
+Whatever can reach the leader's port may connect, and say nothing, or half of something.  Agents identify
 themselves at once; so of the others those go first that have said nothing for the longest time, of the address that has
 most of them, or hold the most.
 """

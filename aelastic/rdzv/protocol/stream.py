@@ -1,6 +1,6 @@
 """One connection between an agent and the coordinator: bytes in, messages out, and the other way round.
 
-Callbacks instead of tasks: a coordinator has thousands of these, and each sends a message every other second.
+Callbacks instead of tasks: a leader has thousands of these, and each sends a message every other second.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Stream(asyncio.Protocol):
         """Sends what is unsent, and closes once the other end has: what that says meanwhile breaks no connection.
 
         A socket that is closed with something unread is reset, and a node whose connection was reset may live: the
-        coordinator would wait a lease for it to hear how the job has ended.
+        leader would wait a lease for it to hear how the job has ended.
         """
         if self._transport is None or self.is_closing:
             return

@@ -22,8 +22,8 @@ from aelastic.group.worker_group import WorkerGroup
 from aelastic.rdzv.protocol.messages import (
     Assigned,
     Compared,
-    CoordinatorMessage,
     Failed,
+    LeaderMessage,
     Left,
     Look,
     Node,
@@ -265,7 +265,7 @@ class Agent(SimulatedProcess):
 
         self.do(tell)
 
-    def _deliver(self, message: CoordinatorMessage) -> None:
+    def _deliver(self, message: LeaderMessage) -> None:
         self.watcher.heard(self, message)
         if isinstance(message, Settled):
             return

@@ -65,7 +65,7 @@ class Babbler(Agent):
         self.submitted.add((str(phase_of(self)), type(message).__name__))
         self.tell(message)
 
-    def _deliver(self, message: m.CoordinatorMessage) -> None:
+    def _deliver(self, message: m.LeaderMessage) -> None:
         if isinstance(message, m.Assigned):
             self.round_of_workers = message
 

@@ -412,7 +412,7 @@ class Checks:
         """It was put ahead, or has stood still."""
         self.charges.add("clock", self._world.now, agent.host, until=self._world.now, node_id=agent.node_id)
 
-    def heard(self, agent: Agent, message: m.CoordinatorMessage) -> None:
+    def heard(self, agent: Agent, message: m.LeaderMessage) -> None:
         if isinstance(message, m.Ended):
             self._ended_at.setdefault(agent.node_id, self._world.now)
             if message.outcome is not m.Outcome.REPLACED:
