@@ -42,7 +42,7 @@ from aelastic.rdzv.leader.leader import CANDIDACY_S, SILENT_CELL_S, Phase
 from aelastic.rdzv.leader.leader_cell import READ_AGAIN_S, LeaderCell
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, EntryId, first_entry, id_of, next_entry
-from aelastic.rdzv.log.node import Close, EndedFollower, Node, Status, status_of
+from aelastic.rdzv.log.node import Close, EndedFollower, Node, Status, must_join_anew, status_of
 from aelastic.rdzv.log.votes import Mandate
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
@@ -441,6 +441,34 @@ def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it
     term.break_silence()
     term.live_until(term.now + LEASE_S)
     assert committed(term).incarnations == (cell(term).incarnation,) and committed(term).log == cell(term).incarnation
+
+
+def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() -> None:
+    """The story behind it: the answer of the endpoint was lost, and meanwhile a node came that knows an older log."""
+    term = Term((1, 3), last_call_timeout_s=0.01)
+    term.join("a")
+    term.is_cell_silent = True
+    term.live_until(START + 0.1)
+    assert proposal(term) is not None
+    older = first_entry(TERM - 1, [], [], ("1d",))
+    term.logs["z"] = Node("z", TERM - 1, committed=older)
+    term.join("z", past=busy(term=TERM - 1))
+    told = [*term.break_silence(), *term.live_until(term.now + LEASE_S)]
+    assert of_kind(told, m.Assigned) and committed(term).log == cell(term).incarnation
+
+
+def test_a_founder_gives_no_vote_to_a_voter_of_the_log_that_it_gives_up() -> None:
+    """It keeps its promises there until it has joined under another name, which it does once this agent leads."""
+    kept = JobState(round_of(1, TERM, participants("ab"), "a"))
+    older = first_entry(TERM, "ab", "ab", ("1d",), payload_of(kept))
+    at = m.LeaderAt("x", "x", ("10.0.0.1",), 4000, "t")
+    term = Term((2, 2), kept=Node("x", committed=older), at=at, own="x", do_nodes_vote=True, term=TERM + 9)
+    term.leader.host = "host-a"  # in the place of a
+    term.logs["b"] = Node("b", TERM, "a", committed=older)
+    term.join("b", past=busy())
+    assert phase(term) is Phase.LEADING and committed(term).voters == ()
+    plan = term.plans[term.conns["b"]].log
+    assert plan is not None and must_join_anew(term.logs["b"], plan)
 
 
 def another_cell(term: Term, *, renewals: int = 0, number: int = TERM + 5) -> m.StoredCell:

@@ -127,6 +127,16 @@ def test_the_round_of_an_older_plan_is_not_taken_part_in_again() -> None:
     assert state.follow(RUNS, 3.0) == [] and state.round == 2
 
 
+def test_a_restart_is_charged_to_the_round_however_many_were_charged_in_a_log_before() -> None:
+    """The story behind it: a log that began anew counts from 0, and a node remembered a restart of the log before."""
+    state = ready()
+    state.follow(plan(assigned().replace(restart_count=1)), 0.0)
+    state.submit(m.Ready(NODE), 0.0)
+    state.follow(plan(assigned(2, term=9), term=9), 0.0)
+    state.follow(plan(m.Interrupted(2, decided.restart(1, 3), 1), term=9), 0.0)
+    assert state.past.is_charged and state.past.ended is None
+
+
 def test_the_end_of_another_round_is_not_news() -> None:
     state = busy()
     assert state.follow(RUNS.replace(interrupted=STOPPED.replace(round=2)), 1.0) == []

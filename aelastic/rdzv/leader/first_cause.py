@@ -232,10 +232,6 @@ class RoundEnd:
         """Returns how far the round was, and whether all of its nodes have reported that."""
         return most_of(*self.reached.values()), len(self.reached) >= self.size
 
-    def on_count(self, restart_count: int) -> None:
-        """A node knows a higher restart count of the round."""
-        self.restart_count = max(self.restart_count, restart_count)
-
     # What follows.
 
     def _note(self, loss: Loss) -> None:

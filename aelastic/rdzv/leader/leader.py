@@ -102,7 +102,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     _waiting_text_at: float = 0.0
     followers: Followers = field(default_factory=Followers)
     _is_resumed: bool = False  # the coordinator knows what the log keeps
-    _version: int = 0  # of the coordinator's state, as last proposed
+    _version: int = 0  # of the coordinator's state, as last agreed on
     _payload: Payload = NO_PAYLOAD  # of that proposal
     _given_up: Entry | None = None  # the last entry of a log that cannot continue, if this leader founds another
     _payload_version: int = NOT_PROPOSED
@@ -443,8 +443,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         for conn, name, status in self.sessions.statuses() if new_voters else ():
             if name in new_voters:
                 self._on_voter(conn, name, status)
-        self._version = self._payload_version = core.version
-        self._payload = payload
+        self._payload, self._payload_version = payload, core.version
         self._tell_voters()
 
     def _voters(self, state: JobState, now: float) -> tuple[str, ...]:
@@ -453,9 +452,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         before = committed.voters if isinstance(committed, Entry) else ()
         if not self.do_nodes_vote or state.last_round is None:
             return ()
+        # A voter of the log that was given up keeps its promises there until it joins under another name.
+        promised = self._given_up.voters if committed is None and self._given_up is not None else ()
         hosts: dict[str, str] = {}
         for each in state.last_round.participants:
-            if each.vote_port or each.name in before:
+            if each.name not in promised and (each.vote_port or each.name in before):
                 hosts[each.name] = each.host
         if before and self.cell.is_silent(SILENT_CELL_S, now):  # new voters go to the endpoint first
             hosts = {name: host for name, host in hosts.items() if name in before}
@@ -463,8 +464,6 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _campaign_again(self, highest: int, now: float, *, has_listened: bool = False) -> None:
         """Campaigns in a term above every other.  Followers stay, and the proposal is proposed again."""
-        if self.log.proposal is not None:
-            self._version = NOT_PROPOSED
         term = leading.next_term(max(highest, self.term))
         self.log = leading.campaign_again(self.log, term, has_listened=has_listened or self.log.has_listened)
         if self.phase is Phase.LEADING:  # a candidate's time is not extended: two could outbid each other forever

@@ -50,7 +50,6 @@ class NodeState:
     node: m.Node | None = None
     phase: m.NodePhase = m.NodePhase.READY
     assigned: m.Assigned | None = None  # the last round that this node took part in
-    restart_count: int = 0  # the highest that this node knows of
     failure: ProcessFailure | None = None  # the first of that round, until the next begins
     failed_at: float = 0.0  # when it was noticed
     reached: Reached | None = None  # by the workers of that round, as far as it was reported
@@ -77,6 +76,11 @@ class NodeState:
     @property
     def round(self) -> int:
         return 0 if self.assigned is None else self.assigned.round
+
+    @property
+    def restart_count(self) -> int:
+        """The restarts that were charged when its last round began."""
+        return 0 if self.assigned is None else self.assigned.restart_count
 
     @property
     def past(self) -> m.Past:
@@ -254,7 +258,6 @@ class NodeState:
         if self.phase is not m.NodePhase.READY or assigned.fence <= self.past.fence:
             return False
         self.assigned, self.phase = assigned, m.NodePhase.BUSY
-        self.restart_count = max(self.restart_count, assigned.restart_count)
         self.failure, self.ended, self.is_charged, self.reached = None, None, False, None
         self.ended_alone_since = None
         self.has_opted_in = self.node is not None and self.node.starts is m.Starts.READY
