@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from kit.effort import examples
 from kit.numbered import numbered
-from kit.simulated.agent import Agent
 from kit.simulated.simulation import simulation_of
+from kit.simulated.supervisor import Agent
 
 from aelastic.group import events as g
 from aelastic.group.worker_group import WorkerGroup

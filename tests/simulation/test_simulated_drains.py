@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from kit.effort import DRAIN_SEEDS
-from kit.simulated.agent import Agent
 from kit.simulated.insight import restart_count_of
 from kit.simulated.simulation import Faults, Simulation, Size
+from kit.simulated.supervisor import Agent
 from kit.simulated.training import Training
 from kit.simulated.world import FIN
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from kit.effort import CLAIM_SEEDS, ENDPOINTS_SEEDS
-from kit.simulated.agent import Agent
 from kit.simulated.checks import BrokenPromiseError
 from kit.simulated.insight import phase_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate
 from kit.simulated.stores import Stores
+from kit.simulated.supervisor import Agent
 from kit.simulated.world import FIN
 
 SEEDS_IN_A_TEST = 10

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from kit.effort import CUT_AT, SIMULATION_SEEDS, WAKE_UPS
 from kit.numbered import restored
-from kit.simulated.agent import WAYS_TO_FAIL, Agent
 from kit.simulated.checks import Round
 from kit.simulated.endpoint import ENDPOINT, EndpointFaults
 from kit.simulated.insight import connection_of, is_member, phase_of, term_of
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size, simulate, simulation_of
+from kit.simulated.supervisor import WAYS_TO_FAIL, Agent
 from kit.simulated.world import FIN
 
 from aelastic.rdzv.leader.absent import RETURN_S

@@ -9,7 +9,8 @@ An operation is a row of tries, each with a ballot of its own, in three steps ov
 A step begins when the one before has ended, and no cell that failed one is asked again in the same try.  So at the
 moment between looking and locking all locked cells were what was seen, at once, and between locking and writing all
 were locked at once.  Two tries have a store in common, and one of them came first there: the later one has seen the
-vote of the earlier, or the earlier one has failed.  That is CASPaxos with a snapshot; ADR 21 has the proof.
+vote of the earlier, or the earlier one has failed.  So each vote that was ever sent descends from each older vote that
+held.  That is CASPaxos (Rystsov, 2018) with a snapshot.
 
 **Stores that forget.**  A vote names the lives of its members.  A store that came back empty, or with a cell of an
 earlier life, is none, and no majority counts it.  A try that finds one locks it under a new life, and names that life
@@ -23,6 +24,17 @@ has forgotten, only all stores together can begin again, from the newest vote th
 **That there is none** is told only when two looks in a row have found a majority without one, and all stores begin
 again only then.  The answers to one look come at different moments: a store that had forgotten may have been taken in
 before another forgets, and a client that was stopped reads at last what was so long ago.
+
+**Guaranteed.**  Unless a majority of the stores has forgotten and was not taken in again, no write that held is lost,
+whatever is frozen, cut off, late, repeated or lost.  A minority may be away.
+
+**Not guaranteed.**  An empty store cannot tell whether it has forgotten.  If one forgets during the milliseconds of the
+first vote while another does not answer, two registers may begin; so a first vote waits 0.25 s for all stores.  When a
+majority has forgotten, an older value may come back; terms, which only rise, put that right.
+
+**Not chosen.**  A majority read and write of counters (Attiya, Bar-Noy, Dolev) has no compare-and-set.  Disk Paxos
+needs a block for each agent in each store, and agents come and go.  Without the snapshot, a promise of a store that
+then forgot counts with later ones.
 """
 
 from __future__ import annotations

@@ -21,10 +21,10 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-from kit.simulated.agent import Agent
 from kit.simulated.checks import DeadVotersError, ForgottenError
 from kit.simulated.endpoint import ENDPOINT
 from kit.simulated.simulation import Faults, Simulation, Size
+from kit.simulated.supervisor import Agent
 from kit.simulated.world import FIN, RST
 from kit.stories.of_a_run import story_of
 

@@ -22,10 +22,10 @@ from aelastic.failures.places import Place
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.simulated.agent import Agent
 from kit.simulated.endpoint import EndpointFaults
 from kit.simulated.insight import phase_of
 from kit.simulated.simulation import Faults, Simulation, Size
+from kit.simulated.supervisor import Agent
 from kit.simulated.world import TRACE_MAX
 
 PAUSES_S = (0.0, 0.0, 0.0, 0.001, 0.003, 0.02, 0.3, 1.0)

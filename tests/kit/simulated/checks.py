@@ -17,7 +17,6 @@ from aelastic.rdzv.log.node import Node
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from kit.faults.charging import EITHER
-from kit.simulated.agent import Agent
 from kit.simulated.charges import Charges
 from kit.simulated.endpoint import Endpoint
 from kit.simulated.insight import (
@@ -26,6 +25,7 @@ from kit.simulated.insight import (
     has_connection,
     is_member,
 )
+from kit.simulated.supervisor import Agent
 from kit.simulated.world import World
 
 LEASE_S = 5.0

@@ -15,12 +15,12 @@ from functools import partial
 from aelastic.group.in_place import GRACE_S
 from aelastic.rdzv.protocol.requests import Verb
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.simulated.agent import Agent
 from kit.simulated.crews import Habits, Place, Process, Workplace
 from kit.simulated.endpoint import EndpointFaults
 from kit.simulated.in_place_agent import InPlaceAgent
 from kit.simulated.in_place_checks import InPlaceChecks
 from kit.simulated.simulation import LEASE_S, Faults, Simulation, Size
+from kit.simulated.supervisor import Agent
 from kit.simulated.world import TRACE_MAX
 
 # From when all are in one round until they train: a replacement's import, a group, the state, a step.

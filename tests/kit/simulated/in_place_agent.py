@@ -15,8 +15,8 @@ from aelastic.group.in_place import WorkerStage
 from aelastic.group.phases import Phase
 from aelastic.observe.run_state import RunEventSource
 from aelastic.rdzv.protocol.messages import Assigned, OptedIn, Prepared, Starts
-from kit.simulated.agent import POSTMORTEM_S, VICTIMS, WAYS_TO_FAIL, Agent
 from kit.simulated.crews import Place, Process, Workplace
+from kit.simulated.supervisor import POSTMORTEM_S, VICTIMS, WAYS_TO_FAIL, Agent
 
 FAILS = ("killed", "raised")
 

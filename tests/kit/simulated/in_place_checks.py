@@ -25,8 +25,8 @@ from kit.simulated.crews import Place, Process
 from kit.simulated.insight import Coordination, connection_of, coordination_of
 
 if TYPE_CHECKING:
-    from kit.simulated.agent import Agent
     from kit.simulated.in_place_agent import InPlaceAgent
+    from kit.simulated.supervisor import Agent
 
 # A late worker is killed once its stack was taken; timers are late by milliseconds.
 LATE_S = 1.0

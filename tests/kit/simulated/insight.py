@@ -33,7 +33,7 @@ from kit.reports import news
 from kit.simulated.world import End
 
 if TYPE_CHECKING:
-    from kit.simulated.agent import Agent
+    from kit.simulated.supervisor import Agent
 
 
 class Coordination:

@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from aelastic.rdzv.settings import RendezvousSettings
-from kit.simulated.agent import Agent, Work
 from kit.simulated.bounds import bound_s
 from kit.simulated.checks import Checks, DeadVotersError, ForgottenError
 from kit.simulated.endpoint import ENDPOINT, Endpoint, EndpointFaults
@@ -24,6 +23,7 @@ from kit.simulated.insight import connection_of
 from kit.simulated.kernel import replaced_kernel
 from kit.simulated.process import Clock
 from kit.simulated.stores import OneStore, Stores
+from kit.simulated.supervisor import Agent, Work
 from kit.simulated.words import in_words, without_repetition
 from kit.simulated.world import FIN, RST, TRACE_MAX, World
 

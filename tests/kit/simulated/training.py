@@ -17,7 +17,7 @@ from aelastic.training.notice.page import FROZEN, NONE, SAVE
 from kit.simulated.world import World
 
 if TYPE_CHECKING:
-    from kit.simulated.agent import Agent
+    from kit.simulated.supervisor import Agent
 
 SETTLE_S = 0.005
 LOOK_S = 0.005

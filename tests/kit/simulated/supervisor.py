@@ -1,7 +1,6 @@
-"""An agent of the simulation: the real worker group and the real rendezvous, on a loop in virtual time.
+"""What a supervisor does, on a loop in virtual time: it drives the real worker group and the real rendezvous.
 
-What the supervisor does (`supervisor.py`, `agent/run.py`) is done here, and the workers are made up.  It talks to the rendezvous
-as the supervisor does: by `tell`, `deliver` and `finish`.
+The workers are made up.  It talks to the rendezvous as the real one does: by `tell`, `deliver` and `finish`.
 """
 
 from __future__ import annotations
