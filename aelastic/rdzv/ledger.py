@@ -6,8 +6,6 @@ that takes over has it from them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from aelastic.core.record import Record
 
 # Without steps, a life of so many seconds counts as progress.
@@ -68,19 +66,12 @@ class Ledger(Record):
 
     def turned(self, now: float) -> Ledger:
         """With ages in the place of moments, or the other way round."""
-        return self._at(lambda at: max(0.0, now - at))
-
-    def aged(self, by_s: float) -> Ledger:
-        """With ages, as it is after so many seconds."""
-        return self._at(lambda at: at + by_s)
-
-    def _at(self, change: Callable[[float], float]) -> Ledger:
         if not (self.spent or self.excluded or self.blamed):
             return self
         return self.replace(
-            spent=tuple(each.replace(at=change(each.at)) for each in self.spent),
-            excluded=tuple(each.replace(at=change(each.at)) for each in self.excluded),
-            blamed=tuple(each.replace(at=change(each.at)) for each in self.blamed),
+            spent=tuple(each.replace(at=max(0.0, now - each.at)) for each in self.spent),
+            excluded=tuple(each.replace(at=max(0.0, now - each.at)) for each in self.excluded),
+            blamed=tuple(each.replace(at=max(0.0, now - each.at)) for each in self.blamed),
         )
 
     def absent(self, now: float) -> dict[str, Excluded]:

@@ -61,10 +61,6 @@ class Coordinator(Machine[ev.Event, Send]):
         return self.phase is Phase.CLOSED
 
     @property
-    def runs_round(self) -> bool:
-        return self.phase is Phase.RUNNING
-
-    @property
     def looks_at_newcomers(self) -> bool:
         """Whether its deadline is the time at which waiting nodes may end the round."""
         return self.phase is Phase.RUNNING and not self.drain.is_on

@@ -20,7 +20,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.messages import NodePhase
 from aelastic.rdzv.protocol.ranks import order_nodes
-from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, LEASE_S, SETTLE_TIME_S, RendezvousSettings
+from aelastic.rdzv.settings import JOIN_TIMEOUT_S, LAST_CALL_TIMEOUT_S, SETTLE_TIME_S, RendezvousSettings
 
 SUCCEEDED = m.Ended(m.Outcome.SUCCEEDED, Decision(DecisionKind.SUCCEEDED, Cause(CauseKind.ALL_SUCCEEDED)))
 
@@ -127,11 +127,6 @@ class Roster:
         """Whether a node's request is in its status."""
         status = self.reported.get(node_id)
         return status is not None and any(each.ask_id == ask_id for each in status.asks)
-
-    def participant(self, node_id: str) -> m.Node | None:
-        """Returns a member that has a part in the last round."""
-        member = self.members.get(node_id)
-        return member.node if member is not None and node_id in self.participants else None
 
     def hosts_without(self, leaving: Collection[str]) -> list[str]:
         """Returns the hosts of the nodes of the round, and of those that wait, except those that leave."""
@@ -367,7 +362,6 @@ class RoundRules(Record):
     last_call_timeout_s: float = LAST_CALL_TIMEOUT_S
     join_timeout_s: float = JOIN_TIMEOUT_S
     settle_time_s: float = SETTLE_TIME_S  # between the first newcomer of a running round and its interruption
-    takeover_timeout_s: float = LEASE_S  # for nodes of a round that is older than its leader
     drain_wait_s: float = 0.0  # for nodes that replace those that have left a round in order
     admit_s: float = 0.0  # how long newcomers wait for all ranks to save; 0: they don't
     remote_requests: bool = True  # other nodes may make requests
@@ -417,6 +411,6 @@ class RoundRules(Record):
 
     @classmethod
     def of(cls, settings: RendezvousSettings) -> RoundRules:
-        times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s, settings.lease_s
+        times = settings.last_call_timeout_s, settings.join_timeout_s, settings.settle_time_s
         asked = settings.drain_wait_s, settings.admit_s, settings.remote_requests
         return cls(settings.min_nodes, settings.max_nodes, *times, *asked)

@@ -57,11 +57,6 @@ def fence_of(term: int, round_: int) -> int:
     return term * ROUNDS_OF_A_TERM + round_
 
 
-def term_of(fence: int, round_: int) -> int:
-    """Returns the term of the leader that began a round."""
-    return (fence - round_) // ROUNDS_OF_A_TERM
-
-
 class Starts(StrEnum):
     """How the next workers of a node start."""
 

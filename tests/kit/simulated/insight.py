@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aelastic.aio import Mailbox
 from aelastic.rdzv.agent_link import AgentLink
 from aelastic.rdzv.leader import leader_events as c
+from aelastic.rdzv.leader.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log import leader as leading
@@ -76,7 +77,8 @@ class Coordination:
     def round_of(self, node_id: str) -> int:
         """The number of the round that a node takes part in now; 0: none."""
         core = self._leader.coordinator
-        return core.round if core.runs_round and node_id in core.roster.participants else 0
+        is_running = core.phase is CoordinatorPhase.RUNNING
+        return core.round if is_running and node_id in core.roster.participants else 0
 
 
 def _told_by(status: Status, before: Status | None) -> list[NodeMessage]:
