@@ -355,7 +355,7 @@ def test_a_renewal_whose_answer_was_lost_counts_for_no_later_one() -> None:
     renewals = [each.cell.renewals for each in term.written]
     assert len({*renewals}) == len(renewals), "no two writes are alike"
     assert term.stored is not None and term.stored.cell.renewals > lost.stored.cell.renewals
-    assert term.leader.cell._taken_at > asked_at
+    assert term.leader.cell.taken_at > asked_at
 
 
 def test_the_endpoints_vote_ends_a_lease_after_it_was_asked_for_however_late_the_answer() -> None:
@@ -676,7 +676,7 @@ def test_a_leader_of_two_that_hears_no_other_counts_the_endpoint_for_a_lease_aft
     term = voting("ab", nodes=(1, 3))
     term.live_until(term.now + 3 * LEASE_S, "b")
     assert phase(term) is Phase.LEADING
-    asked_at, term.has_cell = term.leader.cell._taken_at, False
+    asked_at, term.has_cell = term.leader.cell.taken_at, False
     term.live_until(asked_at + LEASE_S - 0.05, "b")
     assert phase(term) is Phase.LEADING
     term.live_until(asked_at + 4 * LEASE_S / 3, "b")

@@ -39,20 +39,25 @@ class Absent:
     # Those lost within a lease that may not receive anything from this agent either.
     _unheard: dict[str, float] = field(default_factory=dict[str, float])
     _looking: dict[str, float] = field(default_factory=dict[str, float])  # those that may not have given up yet
+    _unreachable: set[str] = field(
+        default_factory=set[str]
+    )  # those of them that may not receive anything from this agent
 
     def on_lost(self, node_id: str, now: float, *, is_unheard: bool) -> None:
         self.on_back(node_id)
         self._lost_at[node_id] = self._looking[node_id] = now
         if is_unheard:
             self._unheard[node_id] = now
+            self._unreachable.add(node_id)
         if len(self._looking) > LOOKING_MAX:
-            del self._looking[next(iter(self._looking))]
+            self._stop_looking(next(iter(self._looking)))
         self.on_time(now)
 
     def on_back(self, node_id: str) -> None:
         """The node is connected, or another agent has replaced it."""
         for lost_at in (self._lost_at, self._unheard, self._looking):
             lost_at.pop(node_id, None)
+        self._unreachable.discard(node_id)
 
     def count_unheard(self, own_node_id: str) -> int:
         """Returns how many other nodes that were lost within a lease may not receive anything from this agent."""
@@ -66,7 +71,15 @@ class Absent:
             del self._lost_at[node_id]
         looks_s = self.lease_s + self.looks_s  # it may be lost here before it loses the leader
         for node_id, _ in list(takewhile(lambda each: each[1] < now - looks_s, self._looking.items())):
-            del self._looking[node_id]
+            self._stop_looking(node_id)
+
+    def _stop_looking(self, node_id: str) -> None:
+        del self._looking[node_id]
+        self._unreachable.discard(node_id)
+
+    def has_silent_one(self, since: float) -> bool:
+        """Whether a node that has been lost since then may live without receiving anything from this agent."""
+        return any(self._looking[node_id] >= since for node_id in self._unreachable)
 
     @property
     def node_ids(self) -> list[str]:
@@ -87,6 +100,7 @@ class Absent:
         for lost_at in (self._lost_at, self._unheard, self._looking):
             times = list(lost_at.values())
             assert times == sorted(times), "nodes are in the order in which they were lost"
+        assert self._unreachable <= self._looking.keys(), "a node that has given up needs no leader"
         assert self._unheard.items() <= self._lost_at.items(), "a node that may not hear this agent is lost"
 
     def _until(self, lost_at: float) -> float:

@@ -681,7 +681,12 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def _are_all_here(self) -> bool:
-        return all(map(self.sessions.is_connected, self.coordinator.roster.participants))
+        """Whether all nodes of the round are connected, and no spare fell silent together with the endpoint.
+
+        A spare that this agent cannot hear may reach the endpoint, and begin the next round without this one.
+        """
+        are_connected = all(map(self.sessions.is_connected, self.coordinator.roster.participants))
+        return are_connected and not self.sessions.absent.has_silent_one(since=self.cell.taken_at)
 
     @property
     def _heartbeat(self) -> m.Heartbeat:

@@ -42,8 +42,8 @@ class LeaderCell:
     stored: m.StoredCell | None = None  # as it was last read or written
     has_read: bool = False  # whether it was
     due: float = -math.inf  # when to read or renew it
+    taken_at: float = -math.inf  # when this leader asked for the last write that the endpoint took
     _asked: Asked | None = None
-    _taken_at: float = -math.inf  # when this leader asked for the last write that the endpoint took
     _silent_since: float | None = None  # since when the endpoint owes an answer, or fails
     _words: int = 0  # incarnations that this leader has begun, or has asked for
     _lost_writes: list[Asked] = field(default_factory=list[Asked])  # since the last write that was answered
@@ -79,7 +79,7 @@ class LeaderCell:
 
     def has_taken(self, within_s: float, now: float) -> bool:
         """Whether the endpoint has taken a write that was asked for within this time."""
-        return now - self._taken_at <= within_s
+        return now - self.taken_at <= within_s
 
     def renew_by(self, at: float) -> None:
         """Makes sure that the cell is read or renewed by then."""
@@ -117,7 +117,7 @@ class LeaderCell:
         self.seen = self.seen.after(self.cell, now)
         for write in (*self._lost_writes, asked):
             if write.written is not None and stored == write.written:
-                self._taken_at = write.at
+                self.taken_at = write.at
         if asked.written is not None and stored == asked.written:
             self._lost_writes = []
         return asked
