@@ -42,7 +42,7 @@ from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.sense import is_too_high
+from aelastic.rdzv.protocol.sense import is_too_high, too_high_text
 
 # How often waiting nodes are sent what they wait for.
 WAITING_TEXT_INTERVAL_S = 10.0
@@ -490,8 +490,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if ours is None or log_of(campaign.committed) != ours:  # perhaps of another job
             return [ev.Answer(conn, m.Declined(self.term, "this node knows another log"))]
         if is_too_high(campaign.term, self.term):
-            reason = f"term {campaign.term} is none that a log has counted to"
-            return [ev.Answer(conn, m.Declined(self.term, reason, None, is_leading))]
+            return [ev.Answer(conn, m.Declined(self.term, too_high_text(campaign.term), None, is_leading))]
         if campaign.term > self.term:
             if not is_leading:
                 return [*self._step_down(OTHER_LEADS, now), ev.PassOn(conn, campaign)]
@@ -602,9 +601,8 @@ class Leader(Machine[ev.Event, ev.Action]):
         other = cell.committed
         if other is None and cell.accepted is not None:
             other = cell.accepted.entry
-        must_give_up = leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed)
-        if must_give_up or (is_renewed and self._decides_alone and leading.is_of_other_log(self.log, other)):
-            return self._step_down(OTHER_LEADS, now)  # where the store alone decides, its other leader has its vote
+        if leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed):
+            return self._step_down(OTHER_LEADS, now)
         if self._has_quorum_without() or leading.is_of_other_log(self.log, other):
             if cell.term >= self.term:
                 self._campaign_again(cell.term, now)

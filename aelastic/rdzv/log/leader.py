@@ -226,6 +226,8 @@ def is_of_other_log(leader: Leader, ref: EntryRef | None) -> bool:
 def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum: bool) -> bool:
     """Where two logs meet: the one with a quorum of its newest configuration continues, else the higher (term, number).
 
+    Where the endpoint decides alone, the log whose leader renews the cell has the quorum.
+
     A leader that must give up its log stops leading, and its agent joins the other log under a new name.  A leader that
     continues takes a term above the other log's, so that its next proposal is newer than both.
 
@@ -235,7 +237,9 @@ def must_give_up_log(leader: Leader, other: EntryRef | None, *, has_other_quorum
     """
     if not is_of_other_log(leader, other):
         return False
-    has_quorum = leader.mandate is Mandate.QUORUM
+    committed = leader.node.committed
+    decides_alone = isinstance(committed, Entry) and not committed.voters
+    has_quorum = leader.mandate is Mandate.QUORUM and not (decides_alone and has_other_quorum)
     if has_quorum != has_other_quorum:
         return has_other_quorum
     return order(other) > order(leader.node.committed)

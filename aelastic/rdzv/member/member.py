@@ -31,7 +31,7 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 from aelastic.rdzv.protocol.codec import PROTOCOL
 from aelastic.rdzv.protocol.codec import objection as unreadable
-from aelastic.rdzv.protocol.sense import is_too_high
+from aelastic.rdzv.protocol.sense import is_too_high, too_high_text
 
 # After a lease without a message the leader has given this node up; this much later the node stops its workers.
 MARGIN_S = 0.7
@@ -399,7 +399,7 @@ class Member(Machine[Event, Action]):
         if not campaign.term:
             return "asked who leads"
         if is_too_high(campaign.term, max(log.term, self._highest)):
-            return f"term {campaign.term} is none that a log has counted to"
+            return too_high_text(campaign.term)
         if not following.may_follow(log, campaign.leader.name, campaign.term):
             return f"this node knows of term {log.term}"
         if self.phase is Phase.FOLLOWING and now < self.heard_at + self.lease_s:

@@ -248,6 +248,10 @@ def is_too_high(term: int, known: int) -> bool:
     return term > known + m.TERMS_AHEAD_MAX
 
 
+def too_high_text(term: int) -> str:
+    return f"term {term} is none that a log has counted to"
+
+
 def objection_to(hello: m.Hello, ours: m.Terms, term: int) -> str:
     """Returns which of an agent's settings differ from the rest of the job, and what to do; empty if none does."""
     theirs = hello.terms
