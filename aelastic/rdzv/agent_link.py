@@ -351,7 +351,7 @@ class AgentLink:
         self._server = None
         token = leader.at.token
         self._mailbox.post(
-            ev.LeadershipLost(how.node, token, how.reason, how.stand_back_s, how.alive, how.lacks_quorum)
+            ev.LeadershipLost(how.node, token, how.reason, how.stand_back_s, how.alive, how.lacks_quorum, how.stored)
         )
 
     # The connection.

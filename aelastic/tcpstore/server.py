@@ -3,9 +3,9 @@
 Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
 it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
 the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
-once; connections of others are forwarded to it.  `connect` makes it a client of another's store.  `drop` ends the
-store there is.  The others ask the store.  The end of the control socket is the end of the program, whatever it is
-doing.
+once; connections of others are forwarded to it.  `connect` makes it a client of another's store, over as many
+connections as it may open (`lines.py`).  `drop` ends the store there is.  The others ask the store.  The end of the
+control socket is the end of the program, whatever it is doing.
 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
@@ -30,6 +30,7 @@ import runpy
 import select
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -135,6 +136,8 @@ def main(control: socket.socket, mode: str) -> None:
         for command, listeners in commands:
             do, number, arguments = command.pop("do"), command.pop("number"), command
             if do in {"serve", "connect", "drop"}:
+                if isinstance(store, lines_class()):
+                    store.close()
                 store = None  # before the next one: two would share the connections that come in
             try:
                 if do == "serve":
@@ -202,6 +205,7 @@ def serve(store_class: Any, listener: int, *others: int, keys: dict[str, str]) -
     with socket.socket(fileno=socket.dup(listener)) as seen:
         host, port = seen.getsockname()[:2]
     host = loopback_address() if host in {"::", "0.0.0.0"} else host  # noqa: S104  compared only
+    resend_soon()
     store = store_class(
         host_name=host,  # of its own client
         port=port,
@@ -266,17 +270,41 @@ def loopback_address() -> str:
     return "127.0.0.1"
 
 
-def connect(store_class: Any, host: str, port: int, limit_s: float) -> Any:
-    return store_class(
-        host_name=host,
-        port=port,
-        world_size=None,
-        is_master=False,
-        timeout=timedelta(seconds=limit_s),
-        wait_for_workers=False,
-    )
+def connect(store_class: Any, host: str, port: int, limit_s: float, lines: int) -> Any:
+    def connect_once() -> Any:
+        store = store_class(
+            host_name=host,
+            port=port,
+            world_size=None,
+            is_master=False,
+            timeout=timedelta(seconds=limit_s),
+            wait_for_workers=False,
+        )
+        resend_soon()
+        return store
+
+    return connect_once() if lines == 1 else lines_class()(connect_once, lines)
 
 
+@cache
+def lines_class() -> Any:
+    return runpy.run_path(beside("tcpstore/lines.py"))["Lines"]
+
+
+def resend_soon() -> None:
+    """As `host/resending.py` has it, on all sockets here: torch does not say which one is its own."""
+    resend = runpy.run_path(beside("host/resending.py"))["resend_soon"]
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # it is closed by now
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as conn:
+                if conn.family != socket.AF_UNIX:
+                    resend(conn)
+
+
+# torch returns this as the value of a key that does not exist.
+NEVER_WRITTEN = "aelastic reads"
 QUESTIONS = {"get", "set", "compare_set"}
 
 
@@ -284,8 +312,13 @@ def ask(store: Any, do: str, key: str, **arguments: Any) -> str | None:
     """A value in base64, since it may be any bytes; `None` where there is none."""
     if store is None:
         raise RuntimeError("there is no store")
+    if isinstance(store, lines_class()):
+        answer: str | None = store.ask(lambda each: ask(each, do, key, **arguments))
+        return answer
     if do == "get":
-        return told(store.get(key)) if store.check([key]) else None  # `get` alone would wait for the key
+        # In one round trip: `get` would wait for a key that does not exist, and `check` takes another one.
+        value = store.compare_set(key, NEVER_WRITTEN, NEVER_WRITTEN)
+        return None if value == NEVER_WRITTEN.encode() else told(value)
     if do == "compare_set":
         expected, value = (binascii.a2b_base64(arguments[name]) for name in ("expected", "value"))
         return told(store.compare_set(key, expected, value))

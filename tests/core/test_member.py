@@ -366,6 +366,21 @@ def until_given_up(story: Story) -> list[ev.Action]:
     return actions
 
 
+def test_a_candidate_that_lost_to_another_connects_to_the_leader_that_it_has_read_of() -> None:
+    story = phases.campaigning()
+    lost = ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now", stored=stored("boss", 6))
+    assert story.tell(lost) == [ev.Connect(1, leader_at("boss", 6))]
+
+
+def test_a_candidate_that_lost_reads_the_cell_before_it_campaigns_again() -> None:
+    """What the cell said before, that nobody leads, is no longer true if it lost to another."""
+    story = phases.campaigning()
+    assert story.tell(ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")) == [ev.ReadCell()]
+    story.now += 2 * PAUSE_S
+    assert of_kind(story.tell(ev.DeadlinePassed()), ev.Campaign) == []
+    assert story.tell(ev.CellSaid(stored("boss", 6))) == [ev.Connect(1, leader_at("boss", 6))]
+
+
 def test_a_candidate_that_stops_leading_gives_its_log_back_and_its_own_connection_says_what_follows() -> None:
     story = phases.campaigning()
     story.tell(ev.Leading(leader_at("me", 5), 5), ev.Connected(1), ev.Received(1, m.Plan(5, LEASE_S)))

@@ -192,14 +192,89 @@ def test_a_store_that_goes_in_the_middle_of_a_write_does_not_hold_it_where_anoth
     assert story.members() == [0, 1, 2]
 
 
-def test_each_try_gives_its_steps_more_time_than_the_one_before() -> None:
-    """Stores on slow lines answer, too."""
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_an_answer_that_comes_late_is_not_in_vain(steps: int) -> None:
+    """A network that loses packets answers after a second, and the try goes on from there."""
     story = written()
-    story.silent = {1, 2}
-    story.asked.clear()
-    assert story.ask() == ev.NoMajority({1: "", 2: ""})
-    assert story.now == pytest.approx(LIMIT_S)
-    assert len({action.step for action in story.asked if isinstance(action, ev.Look)}) == 3
+    story.down = {2}
+    actions = story.core.handle(ev.Asked(b"one", b"two"), story.now)
+    for _ in range(steps):
+        actions = of_next_step(story, actions)
+        story.now, actions = story.now + PATIENCE_MAX_S, actions or passed(story, PATIENCE_MAX_S)
+    late = [answer for action in actions if (answer := story.answer(action))]
+    for _ in range(4):
+        assert not any(isinstance(each, ev.Write) for each in passed(story, STEP_S))
+    actions = [action for answer in late for action in story.core.handle(answer, story.now)]
+    while not any(isinstance(action, ev.Done) for action in actions):
+        actions = of_next_step(story, actions) or passed(story, PATIENCE_MAX_S)
+    assert actions == [ev.Done(b"two")]
+    assert {action.cell.promised.number for action in story.asked if isinstance(action, ev.Write)} == {1, 2}, "one try"
+
+
+def passed(story: Story, seconds: float) -> list[ev.Action]:
+    """What the register asks for once so much time has passed."""
+    story.now += seconds
+    return story.core.handle(ev.DeadlinePassed(), story.now)
+
+
+def test_a_store_that_refused_is_asked_again_while_another_is_slow() -> None:
+    story = written()
+    story.silent, story.down = {1}, {2}
+    looks = story.core.handle(ev.Asked(), story.now)
+    assert of_next_step(story, looks) == []
+    story.down = set()
+    (again,) = passed(story, STEP_S)
+    assert isinstance(again, ev.Look) and again.store == 2
+    assert of_next_step(story, [again]) == []
+    assert passed(story, PATIENCE_MAX_S) == [ev.Done(b"one")]
+
+
+def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
+    """Else no write would ever end where answers take longer than a step."""
+    story = written()
+    late_s = list[float]()
+    answer = story.answer
+
+    def go(action: ev.Action) -> ev.Event | None:
+        if isinstance(action, ev.Write) and action.store == 1:
+            late_s.append(story.core._step_s)
+            return answer(action) if late_s[-1] > STEP_S else None
+        story.down = (
+            {0} if isinstance(action, ev.Look) and len(late_s) == 0 and story.core.phase == "looking" else set()
+        )
+        return answer(action)
+
+    story.answer = go  # type: ignore[method-assign]
+    assert story.ask("one", "two") == "two"
+    assert late_s[:2] == [STEP_S, 2 * STEP_S]
+
+
+@pytest.mark.parametrize("is_written", [False, True])
+def test_a_write_of_another_client_has_a_moment_to_end_before_it_is_disturbed(is_written: bool) -> None:
+    story = written()
+    locks = story.begin("one", "two")
+    other = story.core
+    writes = [each for each in story.asked if isinstance(each, ev.Look) and each.step == locks - 1]
+    assert writes
+    locked = [other._try.lock_of(store) for store in range(2)]
+    story.cells[:2] = list(locked)
+    story.new_client("b")
+    looks = story.core.handle(ev.Asked(b"one", b"three"), story.now)
+    assert of_next_step(story, looks) == [] and story.core.phase == "pausing"
+    if is_written:
+        for store in range(3):
+            other.handle(ev.Written(locks, store, is_done=store < 2), story.now)
+        story.cells[:2] = [each.replace(vote=other._try.vote) for each in locked]
+    before = len(story.asked)
+    assert finish(story) == (ev.Done(b"two") if is_written else ev.Done(b"three"))
+    assert any(isinstance(each, ev.Write) for each in story.asked[before:]) is not is_written
+
+
+def finish(story: Story) -> ev.Action:
+    actions = list[ev.Action]()
+    while not any(isinstance(action, ev.Done | ev.NoMajority) for action in actions):
+        actions = of_next_step(story, actions) or passed(story, max(0.0, (story.core.deadline or 0.0) - story.now))
+    return actions[-1]
 
 
 def test_stores_that_were_slow_for_one_operation_cost_the_next_one_no_time() -> None:

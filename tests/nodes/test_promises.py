@@ -265,6 +265,23 @@ def test_no_two_rounds_run_side_by_side_over_a_network_that_loses(
         there.assert_not_side_by_side()
 
 
+@pytest.mark.all
+@pytest.mark.ci
+def test_three_endpoints_carry_an_election_over_a_network_that_loses_28_percent(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    with battlefield(launch, "c10d on three", tmp_path, STAR_SOLO="1") as there:
+        leader, fence = there.coordinator, there.fence
+        undo = there.all_leaky(0, percent=28)
+        since, come_back = time.monotonic(), there.agent_killed(leader)
+        there.wait_progress(there.others(leader), since, above=fence)
+        undo()
+        come_back()
+        there.wait_progress(ALL, time.monotonic(), above=fence)
+        assert there.restart == 0, there.team.story
+        there.assert_not_side_by_side()
+
+
 # Most of several stores.
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -146,6 +147,26 @@ async def connect_and_break(port: int, server: Heard, client: Heard, streams: li
     await server.wait(1)
     streams[0].abort()
     return stream
+
+
+async def test_an_attempt_to_connect_that_is_lost_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt, attempts = stream_module._attempt, list[str]()
+
+    async def lose_first(host: str, port: int, make: Any) -> Stream:
+        attempts.append(host)
+        if len(attempts) == 1:
+            await anyio.sleep_forever()
+        return await attempt(host, port, make)
+
+    monkeypatch.setattr(stream_module, "_attempt", lose_first)
+    monkeypatch.setattr(stream_module, "ATTEMPT_INTERVALS_S", (0.01, 0.01, math.inf))
+    server, streams = Heard(), list[Stream]()
+    async with serving(server, Proofs(None), streams) as port:
+        stream = await connect(["127.0.0.1"], port, lambda: Stream(Heard(), DOWNWARD), DEADLINE_S)
+        stream.send(encode(m.Alive()))
+        await server.wait(1)
+        assert server.messages == [m.Alive()] and len(attempts) > 1
+        stream.abort()
 
 
 async def test_who_hangs_up_on_a_connection_that_the_other_end_has_broken_raises_nothing() -> None:

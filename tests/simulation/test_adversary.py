@@ -85,7 +85,7 @@ def test_the_round_of_a_new_job_ends_once_the_leader_of_the_other_nodes_has_disp
 def test_a_leader_that_does_not_give_up_its_log_to_a_newer_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aelastic.rdzv.log.leader.must_give_up_log", lambda *_, **__: False)
     with pytest.raises(BrokenPromiseError, match=r"has run round .* beside round .*, which is newer"):
-        attack(36, "node0")
+        attack(414, "node0")
 
 
 # As its host comes back, the endpoint is silent for 2 s: the question of the leader that the other nodes have elected is lost, and is given up

@@ -172,7 +172,8 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def _has_lost_at(self) -> float:
         """The time when it steps down, if no quorum has voted for it by then."""
-        return self._seeks_since + (CANDIDACY_S if self.phase is Phase.CANDIDATE else self.lease_s)
+        is_short = self.phase is Phase.CANDIDATE and self.do_nodes_vote
+        return self._seeks_since + (CANDIDACY_S if is_short else self.lease_s)
 
     @property
     def _missing_hosts(self) -> list[str]:
@@ -582,7 +583,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         has_locked = self.log.views[0] is None
         change = leading.on_locked if has_locked else leading.on_cell_written
         self.log = change(self.log, 0, cell)
-        if has_locked or stored != asked.written:  # a write was carried out though its answer was lost: it is renewed
+        if stored != asked.written:  # a write was carried out though its answer was lost: it is renewed
             self.cell.renew_by(now)
         return []
 
@@ -602,7 +603,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if other is None and cell.accepted is not None:
             other = cell.accepted.entry
         if leading.must_give_up_log(self.log, other, has_other_quorum=is_renewed):
-            return self._step_down(OTHER_LEADS, now)
+            return self._step_down(OTHER_LEADS, now, stored=self.cell.stored)
         if self._has_quorum_without() or leading.is_of_other_log(self.log, other):
             if cell.term >= self.term:
                 self._campaign_again(cell.term, now)
@@ -610,7 +611,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         ours = self.log.node.committed
         if self.phase is Phase.CANDIDATE and isinstance(ours, Entry) and self.name in ours.voters:
             return []  # a quorum of voters does not need the endpoint's vote
-        return self._step_down(OTHER_LEADS, now)
+        return self._step_down(OTHER_LEADS, now, stored=self.cell.stored)
 
     # Time.
 
@@ -717,6 +718,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         stand_back_s: float = 0.0,
         alive: str = "",
         lacks_quorum: bool = False,
+        stored: m.StoredCell | None = None,
     ) -> list[ev.Action]:
         actions: list[ev.Action] = []
         runs = self.coordinator.phase in {CoordinatorPhase.RUNNING, CoordinatorPhase.GATHERING}
@@ -731,7 +733,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return [
             *actions,
             *self.sessions.dismiss(m.Goodbye(reason, is_gone)),
-            ev.StepDown(reason, node, stand_back_s, alive, lacks_quorum),
+            ev.StepDown(reason, node, stand_back_s, alive, lacks_quorum, stored),
         ]
 
     # Decisions.

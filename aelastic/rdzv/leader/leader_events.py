@@ -147,6 +147,7 @@ class StepDown(Record):
         stand_back_s: how long it does not campaign.
         alive: the token of a leader that has answered; empty if none has.
         lacks_quorum: it failed to get the votes of a quorum, or lost them.
+        stored: the cell, if it names another leader.
     """
 
     reason: str
@@ -154,6 +155,7 @@ class StepDown(Record):
     stand_back_s: float = 0.0
     alive: str = ""
     lacks_quorum: bool = False
+    stored: m.StoredCell | None = None
 
 
 Action: TypeAlias = Say | Drop | AskVotes | Answer | PassOn | ReadCell | WriteCell | StepDown

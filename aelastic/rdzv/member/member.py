@@ -367,6 +367,7 @@ class Member(Machine[Event, Action]):
 
     def _on_leadership_lost(self, event: ev.LeadershipLost, now: float) -> list[Action]:
         self.log, self._led_here = event.node, None
+        self.sight.note_gone(is_gone=False)  # another agent may have written the cell since
         self._note_gone(event.token)
         self._silent = ""  # other nodes may still receive messages from it
         self.gone = tuple(token for token in self.gone if token != event.alive)
@@ -375,7 +376,7 @@ class Member(Machine[Event, Action]):
             return []  # the connection to it decides what follows
         self.phase = Phase.SEARCHING
         self.search.blame(event.reason, lacks_quorum=event.lacks_quorum)
-        return self._read_cell(now)
+        return self._read_cell(now) if event.stored is None else self._on_cell(event.stored, now)
 
     def _on_campaigned(self, event: ev.Campaigned, now: float) -> list[Action]:
         """Another agent wants this node's vote, or asks whom it follows."""

@@ -68,6 +68,7 @@ class LeadershipLost(Record):
     stand_back_s: float = 0.0  # how long this agent does not campaign
     alive: str = ""  # token of a leader that has answered
     lacks_quorum: bool = False  # it failed to get the votes of a quorum, or lost them
+    stored: m.StoredCell | None = None  # the cell, if it names another leader
 
 
 class Connected(Record):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import socket
 import struct
@@ -18,6 +19,7 @@ import anyio
 
 from aelastic.core.record import Record
 from aelastic.host import names
+from aelastic.host.resending import resend_soon
 from aelastic.rdzv.log.node import Close
 from aelastic.rdzv.protocol.codec import HEAD_BYTES, Decoder, WireError
 from aelastic.rdzv.protocol.handshake import Handshake, ProofError, Tagger
@@ -28,6 +30,8 @@ UNSENT_MAX = 4 << 20
 UNHANDLED_MAX = 64
 # A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
+# Times from one attempt to the next: on a network that loses packets, one of several SYNs gets through sooner.
+ATTEMPT_INTERVALS_S = (0.2, 0.2, 0.3, 0.4, math.inf)
 # Two round trips, and what else both ends have to do then.
 PROOF_TIMEOUT_S = 5.0
 HANG_UP_S = 0.5  # for the other end to close, too
@@ -206,6 +210,7 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
         self._transport.set_write_buffer_limits(high=0)
+        resend_soon(self._transport.get_extra_info("socket"))
         with self._ends_alone():
             self._on_open(self)
             if self._proof is None:
@@ -356,16 +361,36 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
 
 
 async def _connect_to(host: str, port: int, make: Callable[[], Stream]) -> Stream:
-    """Connects to an address.
+    """Connects to an address, with several attempts side by side.
 
     Raises:
         OSError: it does not answer.
     """
-    try:
-        with anyio.fail_after(CONNECT_TIMEOUT_S):
-            _, stream = await asyncio.get_running_loop().create_connection(make, host, port)
-    except TimeoutError:
-        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT)) from None
+    streams: list[Stream] = []
+    errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))]
+    async with anyio.create_task_group() as tasks:
+
+        async def attempt() -> None:
+            try:
+                streams.append(await _attempt(host, port, make))
+            except OSError as error:
+                errors.append(error)
+            tasks.cancel_scope.cancel()
+
+        with anyio.move_on_after(CONNECT_TIMEOUT_S):
+            for interval_s in ATTEMPT_INTERVALS_S:
+                tasks.start_soon(attempt)
+                await anyio.sleep(interval_s)
+        tasks.cancel_scope.cancel()
+    for late in streams[1:]:
+        late.abort()
+    if not streams:
+        raise errors[-1]
+    return streams[0]
+
+
+async def _attempt(host: str, port: int, make: Callable[[], Stream]) -> Stream:
+    _, stream = await asyncio.get_running_loop().create_connection(make, host, port)
     return stream
 
 

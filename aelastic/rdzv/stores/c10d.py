@@ -32,6 +32,10 @@ from aelastic.tcpstore.child import Fork
 
 _log = logging.getLogger(__name__)
 
+# How many connections to each of several stores there may be.  With one store, agents have votes, and thousands of them
+# may ask it at the same moment.
+LINES = 4
+
 
 class C10dStore(Store):
     """The cell of one run id in a TCPStore (torch: `C10dRendezvousBackend`).
@@ -64,7 +68,8 @@ class C10dStore(Store):
         self._backend = settings.backend
         self._is_on_loopback = settings.is_on_loopback and is_loopback(endpoint.host)
         self._look_up_s = look_up_limit_s(settings.lease_s)
-        self._client = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork, self._look_up_s)
+        lines = LINES if is_one_of_many else 1
+        self._client = TcpStore(endpoint, run_id, env, settings.read_timeout_s, fork, self._look_up_s, lines)
         self._key = run_key(run_id, "leader")
         self._local_addresses: list[str] = []  # of the endpoint, if it is this machine
         self._is_host = _switch(settings, "is_host")

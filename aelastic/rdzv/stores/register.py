@@ -25,6 +25,13 @@ has forgotten, only all stores together can begin again, from the newest vote th
 again only then.  The answers to one look come at different moments: a store that had forgotten may have been taken in
 before another forgets, and a client that was stopped reads at last what was so long ago.
 
+**Answers that come late** count: a network that loses packets often takes a second for one.  But if a store that is not
+in the try answers meanwhile, the try is given up after 0.25 s, and the next one after twice as long: the store that it
+waits for may have just gone.  So a write that was given up may hold, or be adopted by another client.
+
+**Two clients** that write at the same time could each lock the store beside it first, and so end each other's tries.  A
+client that sees an unfinished try of another one waits once, as long as its own last step took, before it disturbs it.
+
 **Guaranteed.**  Unless a majority of the stores has forgotten and was not taken in again, no write that held is lost,
 whatever is frozen, cut off, late, repeated or lost.  A minority may be away.
 
@@ -57,8 +64,8 @@ FIRST_PATIENCE_S = 0.25
 PAUSE_MIN_S, PAUSE_MAX_S = 0.004, 0.25
 # Answers of a majority come in milliseconds or, where a connection is made anew, in tenths of seconds.
 LIMIT_S = 2.0
-# A step has so long for its majority; in each further try twice as long.  A store may have gone just now, and another
-# that was away may be back.
+# After this long without a majority, stores that are out of the try are looked at: one that answers gives another try a
+# better chance.  In each further try this takes twice as long, because stores on slow lines answer as well.
 STEP_S = 0.25
 CAME_BETWEEN = "another agent wrote at the same time"
 
@@ -95,6 +102,7 @@ class Register(Machine[ev.Event, ev.Action]):
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
     _failed: int = 0  # tries of this one that have failed
     _late: int = 0  # of those, the tries that waited in vain for a majority
+    _waited_for: Ballot | None = None  # the last try of another agent that was given time to end
     _try: Attempt = field(init=False)  # the last
 
     def __post_init__(self) -> None:
@@ -136,10 +144,15 @@ class Register(Machine[ev.Event, ev.Action]):
         if event.cell is not None:
             self.highest = max(self.highest, event.cell.promised.number)
             self.is_known |= event.cell.vote is not None
-        if self.phase is not Phase.LOOKING or event.step != self._step:
-            return []  # too late for its try: what was seen is being locked
-        self._try.seen.setdefault(event.store, event.cell)
-        return self._go_on(now)
+        attempt, store = self._try, event.store
+        if self.phase is Phase.LOOKING and event.step == self._step:
+            attempt.missing.pop(store, None)
+            attempt.seen.setdefault(store, event.cell)
+            return self._go_on(now)
+        if self.phase in {Phase.LOCKING, Phase.WRITING} and store not in attempt.seen:
+            attempt.back.add(store)
+            return self._go_on(now)
+        return []  # too late for its try: what was seen is being locked
 
     def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
         attempt, store = self._try, event.store
@@ -192,16 +205,20 @@ class Register(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
 
     @property
-    def _step_until(self) -> float:
-        """When a step that has no majority fails; the last one of an operation has the rest of its time."""
-        until = self._try.began + STEP_S * 2**self._late
-        return until if until <= self._until - STEP_S else self._until
+    def _step_s(self) -> float:
+        return STEP_S * 2.0**self._late
 
     def _wait_for_majority(self, now: float) -> list[ev.Action]:
-        if now < self._step_until:
-            return self._wait(self._step_until)
-        self._late += 1
-        return self._fail(now)
+        """Waits for answers that may come late, unless stores that were away are back: another try has them as well."""
+        attempt = self._try
+        if attempt.back and now >= attempt.began + self._step_s:
+            self._late += 1
+            return self._fail(now)
+        if now < attempt.asked_at + self._step_s:
+            return self._wait(attempt.asked_at + self._step_s)
+        attempt.asked_at = now
+        self._wait(now + self._step_s)
+        return [ev.Look(self._step, store) for store in attempt.missing if store not in attempt.seen]
 
     def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
         """Whether the stores beyond a majority had their time to answer."""
@@ -216,8 +233,8 @@ class Register(Machine[ev.Event, ev.Action]):
 
     def _look(self, now: float, empty_before: frozenset[int] = frozenset()) -> list[ev.Action]:
         self.phase, self._step = Phase.LOOKING, self._step + 1
-        self._try = Attempt(self.size, now, empty_before)
-        self._wait(self._step_until)
+        self._try = Attempt(self.size, now, now, empty_before)
+        self._wait(now + self._step_s)
         return [ev.Look(self._step, store) for store in range(self.size)]
 
     def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
@@ -230,12 +247,14 @@ class Register(Machine[ev.Event, ev.Action]):
                 return self._finish(text)
             if basis.vote is None:
                 return self._look(now, basis.voters)
-            if not self._failed and len(basis.voters) == len(attempt.seen):
-                return self._fail(now)  # a write is on its way: it has a moment to end before it is disturbed
+        other = attempt.unfinished(self.name)
+        if other is not None and not basis.is_first and other != self._waited_for:
+            self._waited_for = other
+            return self._fail(now)  # the other try has a moment to end before it is disturbed
         self.phase, self._step, self.highest = Phase.LOCKING, self._step + 1, self.highest + 1
         attempt.begin_step(now)
         attempt.basis, attempt.text, attempt.ballot = basis, text, Ballot(self.highest, self.name)
-        self._wait(self._step_until)
+        self._wait(now + self._step_s)
         return [ev.Write(self._step, store, cell, attempt.lock_of(store)) for store, cell in attempt.seen.items()]
 
     def _write(self, now: float) -> list[ev.Action]:
@@ -244,7 +263,7 @@ class Register(Machine[ev.Event, ev.Action]):
         attempt.begin_step(now)
         vote = attempt.vote = attempt.next_vote()
         self.is_known = True
-        self._wait(self._step_until)
+        self._wait(now + self._step_s)
         return [ev.Write(self._step, store, cell, cell.replace(vote=vote)) for store, cell in attempt.locked.items()]
 
     def _finish(self, text: bytes) -> list[ev.Action]:
@@ -259,10 +278,14 @@ class Register(Machine[ev.Event, ev.Action]):
         return [ev.NoMajority(missing, empty if self.is_known else ())]
 
     def _fail(self, now: float) -> list[ev.Action]:
-        """Lets some time pass, another for each client, and tries again."""
+        """Lets some time pass, another for each client, and tries again.
+
+        Another client needs about as long for its next step as this one has just needed.
+        """
         self._failed += 1
         share = crc32(f"{self.name} {self._step}".encode()) % 1000 / 1000
-        pause_s = min(PAUSE_MIN_S * 2**self._failed, PAUSE_MAX_S) * (0.5 + share)
+        needed_s = max(PAUSE_MIN_S * 2**self._failed, now - self._try.began)
+        pause_s = min(needed_s, PAUSE_MAX_S) * (0.5 + share)
         self.phase = Phase.PAUSING
         return self._wait(now + pause_s)
 

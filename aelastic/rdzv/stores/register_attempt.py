@@ -42,16 +42,19 @@ class Attempt:
     Args:
         size: how many stores there are.
         began: when its step began.
+        asked_at: when stores were last asked in this step.
         empty_before: the stores in which the look just before this one has found no vote.
     """
 
     size: int
     began: float = 0.0
+    asked_at: float = 0.0
     empty_before: frozenset[int] = frozenset()
     seen: dict[int, Cell | None] = field(default_factory=dict)
     locked: dict[int, Cell] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     missing: dict[int, str] = field(default_factory=dict)  # stores that are out of this try, and why
+    back: set[int] = field(default_factory=set)  # those of them that answered when it was too late for this try
     basis: Basis = NO_BASIS
     ballot: Ballot = NO_BALLOT  # none before the second step
     text: bytes = b""  # to be written
@@ -96,7 +99,7 @@ class Attempt:
         for store in range(self.size):
             if store not in self.answers:
                 self.missing.setdefault(store, "")
-        self.began, self.patient_until = now, None
+        self.began, self.asked_at, self.patient_until = now, now, None
 
     def find_basis(self, name: str, *, is_known: bool) -> Basis | None:
         """What was seen as the basis of a write; `None`: it is not enough.
@@ -135,6 +138,17 @@ class Attempt:
             return basis.vote is None and len(basis.voters & self.empty_before) >= self.majority
         with_it = [store for store in basis.voters if (cell := self.seen[store]) and cell.vote == basis.vote]
         return len(with_it) >= self.majority and len(basis.voters) == len(self.seen)
+
+    def unfinished(self, name: str) -> Ballot | None:
+        """Returns the newest try that was seen if it is another client's, and its vote is not in a majority.
+
+        Args:
+            name: of this client.
+        """
+        cells = [cell for cell in self.seen.values() if cell is not None]
+        newest = max((cell.promised for cell in cells), default=NO_BALLOT)
+        written = [cell for cell in cells if cell.vote is not None and cell.vote.ballot == newest]
+        return newest if newest.name not in {"", name} and len(written) < self.majority else None
 
     def lock_of(self, store: int) -> Cell:
         """A cell that was seen, as it is to be locked."""

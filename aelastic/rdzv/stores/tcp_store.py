@@ -79,6 +79,7 @@ class TcpStore:
         read_timeout_s: how long a store may be silent.
         fork: see `StoreProcess`.
         look_up_s: how long to wait for a name server.
+        lines: how many connections to another agent's store there may be (`tcpstore/lines.py`).
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class TcpStore:
         read_timeout_s: float,
         fork: Fork | None = None,
         look_up_s: float = RESOLVE_TIMEOUT_S,
+        lines: int = 1,
     ) -> None:
         self.endpoint = endpoint
+        self._lines = lines
         self.is_connected = False
         self.is_serving = False
         self.own_address = ""  # our end of the connection, if the store is another agent's
@@ -159,7 +162,12 @@ class TcpStore:
         try:
             try:
                 await self._process.ask(
-                    "connect", timeout_s=silence_s, host=host, port=self.endpoint.port, limit_s=CONNECT_TIMEOUT_S
+                    "connect",
+                    timeout_s=silence_s,
+                    host=host,
+                    port=self.endpoint.port,
+                    limit_s=CONNECT_TIMEOUT_S,
+                    lines=self._lines,
                 )
             except Unanswered as late:
                 if not late.number:
