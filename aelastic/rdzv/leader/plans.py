@@ -116,8 +116,15 @@ def changed(plan: m.Plan, decision: m.LeaderMessage) -> m.Plan:  # noqa: C901, P
             return plan.replace(interrupted=decision)  # its cause is another one after all
         case m.Interrupted(round_):  # the node may not know of it yet: a round may end as soon as it has begun
             begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
-            ended = m.Plan(plan.term, plan.lease_s, assigned=begun, interrupted=decision)
-            return ended.replace(starts_ahead=plan.starts_ahead, notice=plan.notice, answers=plan.answers)
+            return m.Plan(
+                plan.term,
+                plan.lease_s,
+                assigned=begun,
+                interrupted=decision,
+                starts_ahead=plan.starts_ahead,
+                notice=plan.notice,
+                answers=plan.answers,
+            )
         case m.Ended():
             return plan.replace(ended=decision)
         case m.Settled():
