@@ -301,6 +301,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.log = leading.on_plan_sent(self.log, name)
 
     def _send_plans(self, now: float) -> list[ev.Action]:
+        if not self.sessions.plans.has_changed:
+            return []
         held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
         actions = self.sessions.send_plans(self._log_plans(), held, now)
         return [self._numbered(action) for action in actions]
