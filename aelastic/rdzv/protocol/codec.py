@@ -101,7 +101,7 @@ def record_from_text(kind: type[RecordT], text: str) -> RecordT:
         WireError: this is not the text of such a record.
     """
     try:
-        value = json.loads(text)
+        value = _from_json(text)
     except (ValueError, RecursionError):
         raise WireError(f"no JSON: {text[:80]!r}") from None
     reader: Callable[[Any, str], RecordT] = _reader_of(cast(Any, kind))
@@ -125,6 +125,21 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 _to_json = json.JSONEncoder(default=_fields_of, separators=(",", ":")).encode
+_decode_json = json.JSONDecoder().raw_decode
+
+
+def _from_json(text: str) -> Any:
+    """Returns the value of a JSON text without space around it, as `_to_json` writes it.
+
+    `json.loads` also guesses the encoding and skips space, which takes as long as a small message itself.
+
+    Raises:
+        ValueError: this is not such a text.
+    """
+    value, end = _decode_json(text)
+    if end != len(text):
+        raise ValueError("something follows the value")
+    return value
 
 
 class Decoder:
@@ -176,7 +191,7 @@ class Decoder:
 
     def _message(self, body: bytes) -> Any:
         try:
-            name, fields = json.loads(body)
+            name, fields = _from_json(body.decode())
             cls: Any = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"not a message of the protocol: {body[:80]!r}") from None
