@@ -32,11 +32,13 @@ class Record:
     def __init__(self, *args: Any, **fields: Any) -> None:
         names, values = self.__match_args__, self.__dict__
         values.update(zip(names, args, strict=False))
-        if len(args) == len(names) and not fields:
-            return
-        values.update(fields)
-        is_wrong = len(values) < len(args) + len(fields) or not self._names.issuperset(fields)
-        if is_wrong or not self.required <= values.keys():
+        if not fields:  # fields without a default come first, so it is enough to count
+            is_wrong = not len(self.required) <= len(args) <= len(names)
+        else:
+            values.update(fields)
+            is_wrong = len(values) < len(args) + len(fields) or not self._names.issuperset(fields)
+            is_wrong = is_wrong or not self.required <= values.keys()
+        if is_wrong:
             self._refuse_wrong(args, fields)
 
     def _refuse_wrong(self, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
@@ -59,8 +61,8 @@ class Record:
 
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with other values in some fields."""
-        if strange := changes.keys() - self._names:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(strange))}")
+        if not self._names.issuperset(changes):
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(changes.keys() - self._names))}")
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__, **changes)
         return other

@@ -84,7 +84,9 @@ class LeaderServer(Incoming[ev.Event]):
                 for listener in self._port.listeners:
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
                 while not self.leader.has_stepped_down:
-                    event = await self._mailbox.next(self.leader.deadline) or ev.DeadlinePassed()
+                    event = self._mailbox.next_nowait()
+                    if event is None:
+                        event = await self._mailbox.next(self.leader.deadline) or ev.DeadlinePassed()
                     for action in self.leader.handle(event, aio.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:

@@ -617,6 +617,21 @@ def test_what_is_no_id_is_refused(wrong: Any) -> None:
             decode_json(whole)
 
 
+def test_a_record_that_was_read_before_is_checked_like_a_new_one() -> None:
+    whole = as_json(STATUS.replace(node=NODE.replace(local_world_size=1)))
+    decode_json(whole)
+    whole[1]["node"]["local_world_size"] = True
+    with pytest.raises(WireError, match=r"^Status\.node\.local_world_size is True, "):
+        decode_json(whole)
+
+
+@pytest.mark.parametrize("text", ["{}{}", " {}", "{} ", "\ufeff{}"])
+def test_nothing_stands_around_the_content_of_an_entry(text: str) -> None:
+    assert record_from_text(JobState, "{}") == JobState()
+    with pytest.raises(WireError):
+        record_from_text(JobState, text)
+
+
 def test_a_flag_in_an_id_is_no_number_though_it_equals_one_that_was_read() -> None:
     whole = as_json(m.Campaign(7, SECOND.id._replace(term=1), LEADER))
     decode_json(whole)

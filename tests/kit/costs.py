@@ -67,7 +67,7 @@ class Job(Term):
             for event in self.of_cell(ev.ReadCell() if asked.written is None else ev.WriteCell(asked.written)):
                 super().tell(event)
         for conn, name in list(self.leader.followers._name_of.items()):
-            if (log_plan := self.leader._log_plan(name)) is not None and self.is_pending():
+            if (log_plan := self.leader._log_plans()(name)) is not None and self.is_pending():
                 super().tell(ev.Flushed(conn, self.leader.followers._sent[name]))
                 for event in self.followed(conn, m.Plan(self.leader.term, LEASE_S, log=log_plan)):
                     super().tell(event)

@@ -281,14 +281,15 @@ class Forming:
         """Returns the message that a round continued without a node."""
         return self.interrupted(round_, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_)), went_on=True)
 
-    def _told(self, node_id: str, round_: int) -> Send:
+    def _told(self, node_ids: Iterable[str], round_: int) -> list[Send]:
         assert self.decided is not None, "nodes hear what was decided"
-        return Send(node_id, self.interrupted(round_, self.decided, in_place=self.is_in_place))
+        interrupted = self.interrupted(round_, self.decided, in_place=self.is_in_place)
+        return [Send(node_id, interrupted) for node_id in node_ids]
 
     def tell_of_end(self, roster: Roster, round_: int) -> list[Send]:
         """Tells nodes that have not been notified why their round is over."""
-        nodes = self.end.take_untold()
-        return [self._told(i, round_) for i in nodes if i in roster.stopping]
+        stopping = roster.stopping
+        return self._told([node_id for node_id in self.end.take_untold() if node_id in stopping], round_)
 
     def tell_excuse(self, roster: Roster, round_: int, now: float) -> list[Send]:
         """Tells nodes that the end of their round costs nothing after all, so that a later leader knows it."""
@@ -297,7 +298,7 @@ class Forming:
         decision = self.policy.decide(self._as_known(cause, now))
         self._tell(cause, decision)
         self.decided, self.is_corrected = decision, True
-        return [self._told(node_id, round_) for node_id in roster.connected_participants()]
+        return self._told(roster.connected_participants(), round_)
 
     def give_up_stopping(self, roster: Roster, round_: int) -> list[Send]:
         """Stops waiting for nodes that fail to stop their workers."""

@@ -13,7 +13,7 @@ It composes `connections.py` (connections, and the nodes behind them), `rdzv.log
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from typing import assert_never
@@ -302,8 +302,10 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.log = leading.on_plan_sent(self.log, name)
 
     def _send_plans(self, now: float) -> list[ev.Action]:
+        if not self.sessions.plans.has_changed:
+            return []
         held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
-        actions = self.sessions.send_plans(self._log_plan, held, now)
+        actions = self.sessions.send_plans(self._log_plans(), held, now)
         return [self._numbered(action) for action in actions]
 
     def _numbered(self, action: ev.Action) -> ev.Action:
@@ -311,13 +313,17 @@ class Leader(Machine[ev.Event, ev.Action]):
         serial = self.followers.on_sent(action.conn) if isinstance(action, ev.Say) else 0
         return action.replace(serial=serial) if serial else action
 
-    def _log_plan(self, name: str) -> LogPlan | None:
-        """Returns what a node must know of the log."""
-        if name == self.name:
-            return None
-        if name in self.followers.names:
-            return leading.plan_for(self.log, name)
-        return LogPlan(self.term, self._has_mandate, id_of(self.log.node.committed), None, None)
+    def _log_plans(self) -> Callable[[str], LogPlan | None]:
+        """Returns what a node must know of the log, by its name.  All nodes that do not follow share one plan."""
+        log, own_name, followers = self.log, self.name, self.followers.names
+        of_others = LogPlan(self.term, self._has_mandate, id_of(log.node.committed), None, None)
+
+        def log_plan(name: str) -> LogPlan | None:
+            if name == own_name:
+                return None
+            return leading.plan_for(log, name) if name in followers else of_others
+
+        return log_plan
 
     def _tell_voters(self) -> None:
         """The log has changed, so followers that vote are sent their plans."""

@@ -101,6 +101,11 @@ class Plans:
         self.term = term
         self._plans = {node_id: plan.replace(term=term) for node_id, plan in self._plans.items()}
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether a plan must be sent."""
+        return bool(self._changed)
+
     def take_changed(self) -> list[str]:
         """Returns the nodes whose plans must be sent, in the order in which these have changed."""
         nodes, self._changed = list(self._changed), {}
@@ -116,8 +121,15 @@ def changed(plan: m.Plan, decision: m.LeaderMessage) -> m.Plan:  # noqa: C901, P
             return plan.replace(interrupted=decision)  # its cause is another one after all
         case m.Interrupted(round_):  # the node may not know of it yet: a round may end as soon as it has begun
             begun = plan.assigned if plan.assigned is not None and plan.assigned.round == round_ else None
-            ended = m.Plan(plan.term, plan.lease_s, assigned=begun, interrupted=decision)
-            return ended.replace(starts_ahead=plan.starts_ahead, notice=plan.notice, answers=plan.answers)
+            return m.Plan(
+                plan.term,
+                plan.lease_s,
+                assigned=begun,
+                interrupted=decision,
+                starts_ahead=plan.starts_ahead,
+                notice=plan.notice,
+                answers=plan.answers,
+            )
         case m.Ended():
             return plan.replace(ended=decision)
         case m.Settled():

@@ -82,7 +82,9 @@ class Unheard:
         node_id, event, since = self._drop(next(iter(self._queue)))
         if isinstance(event, Reported) and event.is_new:
             del self._first_reports[node_id]
-        return event if isinstance(event, r.Enquiry) else event.replace(age_s=event.age_s + now - since)
+        if now == since or isinstance(event, r.Enquiry):
+            return event
+        return event.replace(age_s=event.age_s + now - since)
 
     def _drop(self, number: int) -> tuple[str, Event, float]:
         dropped = self._queue.pop(number)

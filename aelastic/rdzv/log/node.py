@@ -140,16 +140,16 @@ def follow(node: Node, leader: str, term: int) -> Node:
 
 def on_plan(node: Node, plan: Plan) -> Node:
     """Returns the node after a plan of its leader.  Its next status shows whether it accepted the proposal."""
-    known = Plan(node.term, plan.is_leading, node.committed, None, node.leader_accepted)
-    if node.has_read_plan and plan == known:
+    known = node.term, node.committed, None, node.leader_accepted
+    if node.has_read_plan and known == (plan.term, plan.committed, plan.proposal, plan.accepted):
         return node
     if plan.term < node.term or is_of_other_log(node, plan):
         return node
-    node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted)
-    held = whole_entries_of(node)
-    is_by_id = isinstance(node.committed, EntryId) and node.committed == id_of(plan.committed)
-    if order(plan.committed) > order(node.committed) or is_by_id:
-        node = node.replace(committed=whole(plan.committed, *held))
+    held, committed = whole_entries_of(node), node.committed
+    is_by_id = isinstance(committed, EntryId) and committed == id_of(plan.committed)
+    if order(plan.committed) > order(committed) or is_by_id:
+        committed = whole(plan.committed, *held)
+    node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted, committed=committed)
     proposal = whole(plan.proposal, *held)
     if isinstance(proposal, Entry) and accepts(node, proposal):
         node = node.replace(accepted=Accepted(proposal, plan.term))

@@ -236,7 +236,7 @@ class Member(Machine[Event, Action]):
 
     def _status(self, now: float, left: m.Left | None = None) -> m.Status:
         log = None if self.log is None else following.status_of(self.log)
-        return self.state.status_at(now, left).replace(log=log)
+        return self.state.status_at(now, left, log)
 
     def _report(self, now: float) -> list[Action]:
         """Reports this node's state to the leader; `Hello` does so if there is no connection yet."""

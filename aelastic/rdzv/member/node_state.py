@@ -9,6 +9,7 @@ from aelastic.decisions.cause import Cause
 from aelastic.decisions.decision import next_round
 from aelastic.failures.failure import ProcessFailure
 from aelastic.rdzv.ledger import Reached
+from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
@@ -100,14 +101,15 @@ class NodeState:
 
     def past_at(self, now: float) -> m.Past:
         """Returns its part in its last round, with ages at `now`."""
-        failure_age_s = 0.0 if self.failure is None else now - self.failed_at
+        past = self.past
+        if self.failure is not None:
+            past = past.replace(failure_age_s=now - self.failed_at)
         # The cause ended its round at that time, even if this node has found and lost a leader since.
         alone_since = self.alone_since if self.ended_alone_since is None else self.ended_alone_since
-        alone_s = 0.0 if alone_since is None else now - alone_since
-        return self.past.replace(failure_age_s=failure_age_s, alone_s=alone_s)
+        return past if alone_since is None else past.replace(alone_s=now - alone_since)
 
-    def status_at(self, now: float, left: m.Left | None = None) -> m.Status:
-        """Returns the whole state of this node."""
+    def status_at(self, now: float, left: m.Left | None = None, log: LogStatus | None = None) -> m.Status:
+        """Returns the whole state of this node, with what it knows of the log."""
         assert self.node is not None, "a node that connects is ready for a round, or has been"
         asks = tuple(asked.again(now) for asked in self.asked.values())
         return m.Status(
@@ -121,6 +123,7 @@ class NodeState:
             self.question,
             self.places,
             left,
+            log,
         )
 
     def validate(self) -> None:
@@ -255,7 +258,8 @@ class NodeState:
 
     def on_assigned(self, assigned: m.Assigned) -> bool:
         """A round is complete.  Returns false if this node knew that."""
-        if self.phase is not m.NodePhase.READY or assigned.fence <= self.past.fence:
+        is_later = self.assigned is None or assigned.fence > self.assigned.fence
+        if self.phase is not m.NodePhase.READY or not is_later:
             return False
         self.assigned, self.phase = assigned, m.NodePhase.BUSY
         self.failure, self.ended, self.is_charged, self.reached = None, None, False, None

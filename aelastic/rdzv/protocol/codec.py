@@ -25,6 +25,7 @@ from aelastic.failures.failure import SHARED_FIELDS, ProcessFailure
 from aelastic.rdzv.log.entries import Payload
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.handshake import TAG_BYTES, ProofError, Tagger
+from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
 
 # Rises whenever a message changes its form; agents of different versions do not form a job.
@@ -36,6 +37,10 @@ TEXT_MAX = 40_000
 # The limit of an entry; the cell has two of them.
 PAYLOAD_MAX = 450_000
 HEAD_BYTES = 4
+# What messages of a round repeat: each node sends itself again and again, all nodes ended the same round, and mostly
+# get the same ranks in the next one.
+REPEATED: frozenset[type[Record]] = frozenset({m.Node, m.Past, NodeRanks})
+REPEATED_MAX = 1 << 14  # more than a job has nodes
 
 UPWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Upward)}
 DOWNWARD: dict[str, type[Record]] = {cls.__name__: cls for cls in get_args(m.Downward)}
@@ -101,7 +106,7 @@ def record_from_text(kind: type[RecordT], text: str) -> RecordT:
         WireError: this is not the text of such a record.
     """
     try:
-        value = json.loads(text)
+        value = _from_json(text)
     except (ValueError, RecursionError):
         raise WireError(f"no JSON: {text[:80]!r}") from None
     reader: Callable[[Any, str], RecordT] = _reader_of(cast(Any, kind))
@@ -125,6 +130,21 @@ def _fields_of(value: Any) -> dict[str, Any]:
 
 
 _to_json = json.JSONEncoder(default=_fields_of, separators=(",", ":")).encode
+_decode_json = json.JSONDecoder().raw_decode
+
+
+def _from_json(text: str) -> Any:
+    """Returns the value of a JSON text without space around it, as `_to_json` writes it.
+
+    `json.loads` also guesses the encoding and skips space, which takes as long as a small message itself.
+
+    Raises:
+        ValueError: this is not such a text.
+    """
+    value, end = _decode_json(text)
+    if end != len(text):
+        raise ValueError("something follows the value")
+    return value
 
 
 class Decoder:
@@ -176,7 +196,7 @@ class Decoder:
 
     def _message(self, body: bytes) -> Any:
         try:
-            name, fields = json.loads(body)
+            name, fields = _from_json(body.decode())
             cls: Any = self._kinds[name]
         except (ValueError, KeyError, TypeError, RecursionError):
             raise WireError(f"not a message of the protocol: {body[:80]!r}") from None
@@ -327,7 +347,25 @@ def _reader_of_record(kind: type[Record]) -> _Reader:
             raise WireError(f"{where} contradicts itself: {problem}")
         return record
 
-    return read
+    return _remembering(read) if kind in REPEATED else read
+
+
+def _remembering(read: _Reader) -> _Reader:
+    """Reads a record that many messages repeat only once, unless one of its fields is a list or a record."""
+
+    @lru_cache(maxsize=REPEATED_MAX, typed=True)  # `typed`, because True equals 1
+    def read_fields(where: str, names: tuple[str, ...], *values: Any) -> Any:
+        return read(dict(zip(names, values, strict=True)), where)
+
+    def read_again(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            return read(value, where)
+        try:
+            return read_fields(where, tuple(value), *value.values())
+        except TypeError:  # it cannot be looked up
+            return read(value, where)
+
+    return read_again
 
 
 def _reader_of_failure() -> _Reader:

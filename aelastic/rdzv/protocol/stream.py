@@ -267,10 +267,12 @@ class Stream(asyncio.Protocol):
         if self._is_paused:
             self._decoder.hold(data)  # it was on its way
         elif not self._is_deaf:
-            with self._ends_alone():
+            try:  # this is called for each message, and a generator as in `_ends_alone` would take longer than the rest
                 self._pass_on(data)
                 if self._decoder.unfinished_bytes and not self._is_paused:
                     self._listener.on_unfinished(self)
+            except Exception as error:  # noqa: BLE001  as in `_ends_alone`
+                self._end(error)
 
     def _pass_on(self, data: bytes) -> None:
         try:
@@ -302,8 +304,11 @@ class Stream(asyncio.Protocol):
         try:
             yield
         except Exception as error:  # noqa: BLE001  no peer may end this agent or the job
-            self._listener.on_failure(self, error)
-            self.abort()
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        self._listener.on_failure(self, error)
+        self.abort()
 
 
 class NoConnectionError(Exception):
