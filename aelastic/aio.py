@@ -88,6 +88,11 @@ class Mailbox(Generic[T]):
         self._items: deque[T] = deque()
         self._arrived: asyncio.Future[None] | None = None  # while the reader waits
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be handled."""
+        return not self._items
+
     def post(self, item: T) -> None:
         """Never blocks; safe in a signal handler of the loop."""
         self._items.append(item)

@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 # Members close their connections when they have the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
+# The leader decides after so many messages, though more have come.
+DECIDE_AFTER = 64
 
 LOST_ALL = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
 WAITING = "job finished; waiting up to %.0f s for the agents on %s to receive the result (Ctrl-C skips the wait)"
@@ -74,6 +76,7 @@ class LeaderServer(Incoming[ev.Event]):
         self._cell, self._turn, self._campaigns = cell, turn, campaigns
         self._on_leading, self._on_stepped_down, self._on_passed = on_leading, on_stepped_down, on_passed
         self._has_led = False
+        self._undecided = 0  # messages in a row that others have followed at once
         self._encoded: tuple[Any, bytes] = (None, b"")  # the last message: it may go to thousands
         self._changed, self._has_released = anyio.Event(), anyio.Event()
 
@@ -84,9 +87,7 @@ class LeaderServer(Incoming[ev.Event]):
                 for listener in self._port.listeners:
                     tasks.start_soon(self._strangers.accept, listener, self._new_stream, name="accept")
                 while not self.leader.has_stepped_down:
-                    event = self._mailbox.next_nowait()
-                    if event is None:
-                        event = await self._mailbox.next(self.leader.deadline) or ev.DeadlinePassed()
+                    event = await self._next_event()
                     for action in self.leader.handle(event, aio.now()):
                         self._carry_out(action, tasks)
                     if isinstance(event, ev.Received) and event.conn in self._streams:
@@ -105,6 +106,16 @@ class LeaderServer(Incoming[ev.Event]):
             for stream in list(self._streams.values()):
                 if not stream.is_closing:
                     stream.abort()  # this process lives
+
+    async def _next_event(self) -> ev.Event:
+        event = self._mailbox.next_nowait()
+        if event is None:
+            event = await self._mailbox.next(self.leader.deadline) or ev.DeadlinePassed()
+        if not isinstance(event, ev.Received) or self._mailbox.is_empty:
+            self._undecided = 0
+            return event
+        self._undecided = (self._undecided + 1) % DECIDE_AFTER
+        return event.replace(has_next=self._undecided > 0)
 
     async def tell_all(self) -> None:
         """Waits for agents that may not have the verdict yet: two leases at most, and some time to connect."""

@@ -116,6 +116,15 @@ def test_a_round_is_told_once_its_entry_is_committed() -> None:
     assert state(term).last_round is not None and state(term).restart_count == 1
 
 
+def test_a_leader_with_more_to_read_decides_when_it_has_read_that() -> None:
+    term = voting("abc")
+    restarts(term, "ab")
+    last = term.reports.said(m.Ready(term.node("c"))).replace(log=status_of(term.logs["c"]))
+    assert term.tell(ev.Received(term.conns["c"], last, has_next=True)) == []
+    assert proposal(term) is None, "the next message may be the first cause"
+    assert len(of_kind(term.tell(ev.Received(term.conns["a"], m.Alive())), m.Assigned)) == 3
+
+
 def test_no_second_entry_is_proposed_before_the_first_is_committed() -> None:
     term = voting("abc")
     mute(term, "bc")

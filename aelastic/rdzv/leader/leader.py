@@ -240,6 +240,8 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_deadline_passed(now)
             case _:
                 assert_never(event)
+        if isinstance(event, ev.Received) and event.has_next and not actions:
+            return []  # thousands of statuses may come at once, and most of them decide nothing
         return actions if self.has_stepped_down else self._carry_on(actions, now)
 
     def _carry_on(self, actions: list[ev.Action], now: float) -> list[ev.Action]:

@@ -29,10 +29,15 @@ class Opened(Record):
 
 
 class Received(Record):
-    """A message from an agent came in."""
+    """A message from an agent came in.
+
+    Args:
+        has_next: another event is handled next.  The leader decides once it knows that one, too.
+    """
 
     conn: int
     message: Upward
+    has_next: bool = False
 
 
 class Garbled(Record):
