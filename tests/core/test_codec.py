@@ -213,6 +213,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 WORDS_IN = {"log", "digest", "members", "voters", "incarnations", "replaces"}
 BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Terms: lambda terms: terms.replace(max_nodes=max(terms.min_nodes, terms.max_nodes)),
+    m.Hello: lambda hello: hello.replace(
+        terms=hello.terms.replace(max_restarts=max(hello.terms.max_restarts, hello.status.past.restart_count))
+    ),
     NodeRanks: lambda ranks: ranks.replace(
         group_rank=ranks.group_rank % ranks.group_world_size,
         world_size=(size := max(ranks.group_world_size, ranks.first_rank + ranks.local_world_size,

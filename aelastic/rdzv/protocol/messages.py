@@ -204,6 +204,7 @@ class Past(Record):
     is_charged: bool = False  # it knows that a failure has ended that round
     reached: Reached | None = None  # by its workers, once one has failed or they have ended
     has_opted_in: bool = False  # its workers can leave that round in place
+    restart_count: int = 0  # of the job, the highest that this node knows of
 
     @property
     def fence(self) -> int:
