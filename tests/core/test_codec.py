@@ -574,6 +574,12 @@ def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
 # Other versions.
 
 
+def test_the_text_in_the_cell_names_the_version_of_the_protocol() -> None:
+    stored = m.StoredCell(CELL, LEADER)
+    assert json.loads(to_text(stored))[1]["protocol"] == PROTOCOL
+    assert from_text(to_text(stored)) == stored
+
+
 @pytest.mark.parametrize("fields", [{"protocol": PROTOCOL + 1}, {"protocol": "1"}, {"protocol": None}, {}, {"protocol": 0, "words": []},
                                     {**as_json(HELLO)[1], "protocol": PROTOCOL + 1}])  # fmt: skip
 def test_an_agent_of_another_version_is_known_by_its_greeting_whatever_else_is_in_it(fields: dict[str, Any]) -> None:
