@@ -151,6 +151,8 @@ member.PROTOCOL -= 1
 """
 
 
+@pytest.mark.all
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "wrapper, told",
     [

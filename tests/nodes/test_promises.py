@@ -25,6 +25,7 @@ from kit.agents import (
     IS_SPARE,
     LATE,
     LONG_LEASE_S,
+    TEAM_LEASE_S,
     WORKER,
     Agent,
     Meeting,
@@ -518,7 +519,9 @@ def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_no
     net: Net, launch: Launcher
 ) -> None:
     """The node that is left could run alone, and has never read of the failure."""
-    with trio(net, launch, nnodes="1:2", options=NO_RESTARTS, leader_wrapper=ENDS_AT_VERDICT) as there:
+    with trio(
+        net, launch, lease_s=TEAM_LEASE_S, nnodes="1:2", options=NO_RESTARTS, leader_wrapper=ENDS_AT_VERDICT
+    ) as there:
         left = there.agents[2]
         there.leader.stop()
         there.fail()
@@ -565,12 +568,11 @@ def killed_before_it_reads_the_verdict(there: Trio) -> None:
 
 
 @pytest.mark.all
-@pytest.mark.ci
 @pytest.mark.parametrize("lose", [killed_before_it_votes, killed_before_it_reads_the_verdict])
 def test_a_job_that_fails_as_another_node_is_killed_ends_with_one_verdict(
     net: Net, launch: Launcher, lose: Callable[[Trio], None]
 ) -> None:
-    with trio(net, launch, options=NO_RESTARTS) as there:
+    with trio(net, launch, lease_s=TEAM_LEASE_S / 2, options=NO_RESTARTS) as there:
         lose(there)
         assert_failed(there.team, there.agents[:2])
 
