@@ -526,6 +526,7 @@ def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_no
         there.leader.stop()
         there.fail()
         there.wait_failed()
+        time.sleep(1.0)  # its status is sent
         there.freeze(1)  # the node that is left and the endpoint accept the verdict
         there.leader.signal(signal.SIGCONT)
         assert there.leader.wait() == -signal.SIGKILL
