@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import cut_hosts
 import lost_hosts
 import named_hosts
 from arguments import Arguments
@@ -218,6 +219,22 @@ def single(
     return Measure(key, take, (figure,), max_repeats, warm_up=0)
 
 
+BESIDE = "its worker has run beside a later round for"
+
+
+def cut(key: str, caption: str, target: float | None = None, **ways: bool) -> Measure:
+    """A measure of a cut: how soon the others continue, and for how long the old round runs beside theirs.
+
+    After a cut of one way TCP may deliver one more sign of life: the lease begins with that.
+    """
+    name = key.replace("-", "_")
+    figures = (
+        Figure(f"{name}_s", f"{caption} → the others' workers running", "s", target, is_ratio=False),
+        Figure(f"{name}_beside_s", f"the same: {BESIDE}", "s", cut_hosts.BESIDE_S, is_ratio=False),
+    )
+    return Measure(key, cut_hosts.measure_cut(name, **ways), figures, max_repeats=3, warm_up=0)
+
+
 MEASURES = (
     Measure(
         "form",
@@ -308,6 +325,42 @@ MEASURES = (
         1,
     ),
     single("most-etcds", lost_hosts.measure_most_etcds, "the same with 2 of 3 etcd servers", LEASE_S + 1, 1),
+    cut("cut", "3 hosts: one that does not lead is cut off", LEASE_S + 1),
+    cut("cut-inbound", "the same, one way: it receives nothing", outbound=False),
+    cut("cut-outbound", "the same, the other way: nothing of it gets out", inbound=False),
+    single(
+        "loss-30-beside",
+        cut_hosts.measure_loss("loss_30_beside_s", 30, endpoints=1),
+        f"30 % of packets lost, the leader's host cut off for 11 s: {BESIDE}",
+        cut_hosts.BESIDE_S,
+        3,
+    ),
+    single(
+        "loss-50-beside",
+        cut_hosts.measure_loss("loss_50_beside_s", 50, endpoints=3),
+        f"3 endpoints, 50 % of packets lost: {BESIDE}",
+        cut_hosts.BESIDE_S,
+        3,
+    ),
+    single(
+        "verdict-leader",
+        cut_hosts.measure_verdict_leader,
+        "3 hosts, no restart left: a worker crashes, the leader's host is SIGKILLed → the others have ended",
+        2.0,
+    ),
+    single(
+        "verdict-cut",
+        cut_hosts.measure_verdict_cut,
+        "the same, one host cut off: it is back → its agent has ended, the same code",
+        LEASE_S + 1,
+        3,
+    ),
+    single(
+        "request",
+        cut_hosts.measure_request,
+        "3 hosts: a cordon is acknowledged, the leader's host SIGKILLed → the cordon is carried out, workers running",
+        0.5,
+    ),
     single(
         "place-rank",
         lost_hosts.measure_place_rank,

@@ -43,6 +43,7 @@ def test_a_node_without_a_vote_knows_the_entry_alone() -> None:
     assert agreed(Node("s", 6)) is None
 
 
+@pytest.mark.words
 def test_the_verdict_is_named() -> None:
     first = entry({"a": "n0"}, "a")
     verdict = payload_of(JobState(verdict=SUCCEEDED))

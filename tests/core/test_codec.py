@@ -213,6 +213,9 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
 WORDS_IN = {"log", "digest", "members", "voters", "incarnations", "replaces"}
 BY_KIND: dict[Any, Any] = {  # of fields that belong together
     m.Terms: lambda terms: terms.replace(max_nodes=max(terms.min_nodes, terms.max_nodes)),
+    m.Hello: lambda hello: hello.replace(
+        terms=hello.terms.replace(max_restarts=max(hello.terms.max_restarts, hello.status.past.restart_count))
+    ),
     NodeRanks: lambda ranks: ranks.replace(
         group_rank=ranks.group_rank % ranks.group_world_size,
         world_size=(size := max(ranks.group_world_size, ranks.first_rank + ranks.local_world_size,
@@ -569,6 +572,12 @@ def test_what_has_no_place_on_the_wire_is_a_mistake_of_ours() -> None:
 
 
 # Other versions.
+
+
+def test_the_text_in_the_cell_names_the_version_of_the_protocol() -> None:
+    stored = m.StoredCell(CELL, LEADER)
+    assert json.loads(to_text(stored))[1]["protocol"] == PROTOCOL
+    assert from_text(to_text(stored)) == stored
 
 
 @pytest.mark.parametrize("fields", [{"protocol": PROTOCOL + 1}, {"protocol": "1"}, {"protocol": None}, {}, {"protocol": 0, "words": []},

@@ -393,6 +393,20 @@ def test_a_new_leader_of_a_job_without_a_round_forms_the_first() -> None:
     assert other.core.round == 1
 
 
+def test_the_leader_of_a_new_log_takes_the_count_of_restarts_from_nodes_of_the_lost_one() -> None:
+    job = Job(Coordinator(RoundRules(2, 2), RestartPolicy(3)))
+    told: list[Any] = []
+    for name, round_, count in (("a", 49, 3), ("b", 48, 2)):
+        told = job.connect(node(name), m.Past(m.NodePhase.READY, round_, 5, restart_count=count), 100.0)
+    assert {(each.message.round, each.message.restart_count) for each in told} == {(50, 3)}
+
+
+def test_a_leader_that_knows_the_log_believes_no_count_of_a_node() -> None:
+    job, _ = coordinator(node("a"), max_nodes=1)
+    job.connect(node("b"), m.Past(m.NodePhase.READY, 1, 5, restart_count=3), 100.0)
+    assert job.core.state(100.0).restart_count == 0
+
+
 def test_what_the_log_keeps_of_a_job_can_be_read_again() -> None:
     job, _ = coordinator(node("a"), node("b"), node("c"), max_nodes=3)
     job.handle(ask("b", r.Verb.DRAIN), 100.0)

@@ -137,6 +137,45 @@ def test_other_terms_and_nonsense_are_refused_and_the_job_goes_on_undisturbed(la
         team.finish(team.wait_round(agents, after=round_))
 
 
+# An agent of the version before.
+OLDER = """
+from aelastic.rdzv.protocol import codec
+
+codec.PROTOCOL -= 1
+"""
+# The same, which does not find the version in the cell.
+OLDER_AND_BLIND = """
+from aelastic.rdzv.member import member
+
+member.PROTOCOL -= 1
+"""
+
+
+@pytest.mark.all
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "wrapper, told",
+    [
+        (OLDER, f"the job speaks protocol {PROTOCOL} and this agent speaks {PROTOCOL - 1}"),
+        (OLDER_AND_BLIND, f"this agent speaks protocol {PROTOCOL - 1} and the job speaks {PROTOCOL}"),
+    ],
+    ids=["by the cell", "by the leader"],
+)
+def test_an_agent_of_an_older_version_is_refused_with_one_line_that_names_both(
+    launch: Launcher, wrapper: str, told: str
+) -> None:
+    with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1}) as team:
+        first = team.start()
+        round_ = team.wait_round([first])
+        older = team.start(wrapper=wrapper)
+        assert older.wait() == EXIT_INPUT, team.story
+        errors = [line for line in older.stderr.splitlines() if not line.startswith("aelastic: I ")]
+        assert len(errors) == 1 and told in errors[0], errors
+        assert not older.starts
+        team.assert_untouched(round_)
+        team.finish(round_)
+
+
 def assert_refused_as_nonsense(team: Team) -> None:
     port = stream_port(team.coordinator)
     (refused,) = answer_to(port, OLD_HELLO)

@@ -47,16 +47,24 @@ OLDER = b'{"epoch": 1, "candidate": {"node_id": "a", "addresses": ["h"], "port":
 
 # More of what is none: `test_etcd_settings.py`.
 @both_apis
-@pytest.mark.parametrize("text", [b"\xff\xfe", OLDER, b"7\n" + OLDER], ids=["garbage", "oldest", "older"])
+@pytest.mark.parametrize(
+    "text, error, told",
+    [
+        (b"\xff\xfe", RendezvousStateError, " was not written by an aelastic agent"),
+        (OLDER, RendezvousStateError, " was not written by an aelastic agent"),
+        (b"7\n" + OLDER, InputError, ": the job speaks protocol 17 or an older one"),
+    ],
+    ids=["garbage", "oldest", "older"],
+)
 async def test_what_is_no_cell_is_reported_with_the_key(
-    backend: str, text: bytes, etcds: EtcdServers, run_id: str, closing: Closing
+    backend: str, text: bytes, error: type[AelasticError], told: str, etcds: EtcdServers, run_id: str, closing: Closing
 ) -> None:
     server = etcds.of("distro")
     key = f"/aelastic/{quote(run_id, safe='')}/coordinator"
     PUT[backend](server, key, text, lease=True)  # as older versions did
     cell = closing(cell_of(backend, server.endpoint, run_id))
     for operation in (partial(cell.write, A), cell.read):
-        with pytest.raises(RendezvousStateError, match=f"key {key} was not written by an aelastic agent") as caught:
+        with pytest.raises(error, match=f"key {key}{told}") as caught:
             await operation()
         assert "\n" not in str(caught.value)
 

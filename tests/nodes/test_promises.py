@@ -25,6 +25,7 @@ from kit.agents import (
     IS_SPARE,
     LATE,
     LONG_LEASE_S,
+    TEAM_LEASE_S,
     WORKER,
     Agent,
     Meeting,
@@ -282,6 +283,43 @@ def test_three_endpoints_carry_an_election_over_a_network_that_loses_28_percent(
         there.assert_not_side_by_side()
 
 
+@pytest.mark.all
+def test_a_node_that_loses_packets_and_then_all_stops_its_workers_while_the_others_continue(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    with battlefield(launch, "c10d apart", tmp_path, STAR_SOLO="1") as there:
+        undo = there.all_leaky(0, percent=30)
+        assert_left_behind(there, there.cut_off)
+        undo()
+
+
+@pytest.mark.all
+@pytest.mark.parametrize(
+    "fault", [Battlefield.cut_off, Battlefield.deaf, Battlefield.mute], ids=["both ways", "inbound", "outbound"]
+)
+def test_a_node_that_is_cut_off_stops_its_workers_while_the_others_continue(
+    launch: Launcher, tmp_path: Path, fault: Callable[[Battlefield, int], Undo]
+) -> None:
+    with battlefield(launch, "c10d apart", tmp_path, STAR_SOLO="1") as there:
+        assert_left_behind(there, lambda index: fault(there, index))
+
+
+def assert_left_behind(there: Battlefield, cut: Callable[[int], Undo]) -> None:
+    """The others continue without a node, which stops its workers and joins again once the cut is over.
+
+    Its workers need no peer, so nobody but its agent ends them.
+    """
+    node = there.others(there.coordinator)[0]
+    worker, fence, began = there.agents[node].starts[-1].pid, there.fence, time.monotonic()
+    undo = cut(node)
+    there.wait_progress(there.others(node), began, above=fence)
+    wait_for("its worker is stopped", lambda: not alive(worker))
+    undo()
+    there.wait_progress(ALL, time.monotonic(), above=there.fence)
+    assert there.restart == 0, there.team.story
+    there.assert_not_side_by_side()
+
+
 # Most of several stores.
 
 
@@ -404,6 +442,7 @@ def trio(
     serves: bool = False,
     nnodes: str = "2",
     worker: str = DEAF,
+    leader_wrapper: str = "",
     **more: Any,
 ) -> Iterator[Trio]:
     """Starts the three nodes.
@@ -413,13 +452,14 @@ def trio(
         serves: the leader's host has the endpoint as well.
         nnodes: two at most.
         worker: what the two nodes run.
+        leader_wrapper: Python code that runs in the leader's agent.
         more: as `Team` has it.
     """
     nodes = [net.node(f"node{number}") for number in range(3)]
     served_by = nodes[0] if serves else net.node("endpoint")
     endpoint = endpoint_of(served_by) if serves else serve_endpoint(net, served_by)
     with team_on(launch, endpoint, nnodes, lease_s=lease_s, worker=worker, wrapper=PATIENT, **more) as team:
-        leader = team.start(prefix=nodes[0].prefix, wrapper=LATE)
+        leader = team.start(prefix=nodes[0].prefix, wrapper=LATE + leader_wrapper)
         leader.wait_said(COORDINATES)
         at_work = [team.start(prefix=node.prefix) for node in nodes[1:]]
         round_ = team.wait_round(at_work)
@@ -460,12 +500,109 @@ NO_RESTARTS = ("--max-restarts", "0")
 def test_a_job_that_fails_as_its_leader_is_killed_ends_with_one_verdict(
     net: Net, launch: Launcher, serves: bool
 ) -> None:
-    with trio(net, launch, serves=serves, options=NO_RESTARTS) as there:
+    """With the endpoint it takes half a lease: the node whose last status was not read has its connection reset."""
+    with trio(net, launch, lease_s=LEASE_S if serves else LONG_LEASE_S, serves=serves, options=NO_RESTARTS) as there:
         there.leader.stop()
         there.fail()
         there.wait_failed()
         kill_host(there.leader)
         assert_failed(there.team, there.at_work)
+
+
+# A leader that dies once a quorum has accepted the verdict, and before it tells anyone.
+ENDS_AT_VERDICT = """
+import os
+import signal
+
+from aelastic.rdzv.log import leader as leading
+
+commit = leading.commit
+
+
+def commit_and_end(leader):
+    committed = commit(leader)
+    if committed is not None and committed.node.committed.is_verdict:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return committed
+
+
+leading.commit = commit_and_end
+"""
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_verdict_that_nobody_was_told_is_that_of_the_next_leader_though_the_node_that_failed_is_lost(
+    net: Net, launch: Launcher
+) -> None:
+    """The node that is left could run alone, and has never read of the failure."""
+    with trio(
+        net, launch, lease_s=TEAM_LEASE_S, nnodes="1:2", options=NO_RESTARTS, leader_wrapper=ENDS_AT_VERDICT
+    ) as there:
+        left = there.agents[2]
+        there.leader.stop()
+        there.fail()
+        there.wait_failed()
+        time.sleep(1.0)  # its status is sent
+        there.freeze(1)  # the node that is left and the endpoint accept the verdict
+        there.leader.signal(signal.SIGCONT)
+        assert there.leader.wait() == -signal.SIGKILL
+        kill_host(there.failing)
+        assert_failed(there.team, [left])
+        assert len(left.starts) == 1, there.team.story
+
+
+@pytest.mark.all
+@pytest.mark.ci
+def test_the_only_node_that_has_missed_the_verdict_reads_it_at_the_endpoint(net: Net, launch: Launcher) -> None:
+    """It could run alone, and nobody who knows the verdict lives."""
+    with trio(net, launch, lease_s=LONG_LEASE_S, nnodes="1:2", options=NO_RESTARTS) as there:
+        wake = there.freeze(2)
+        there.fail()
+        assert_failed(there.team, [there.failing])
+        kill_host(there.leader)
+        wake()
+        assert_failed(there.team, there.at_work)
+        assert len(there.agents[2].starts) == 1, there.team.story
+
+
+def killed_before_it_votes(there: Trio) -> None:
+    """One of two voters has accepted the verdict, and the endpoint is silent."""
+    undo = there.net.isolate(there.endpoint, there.nodes)
+    there.freeze(2)
+    there.fail()
+    there.wait_failed()
+    time.sleep(1.0)  # killed earlier, it would excuse the failure
+    kill_host(there.agents[2])
+    assert not any(agent.is_over for agent in there.agents[:2]), there.team.story
+    undo()
+
+
+def killed_before_it_reads_the_verdict(there: Trio) -> None:
+    there.freeze(2)
+    there.fail()
+    there.failing.wait()
+    kill_host(there.agents[2])
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("lose", [killed_before_it_votes, killed_before_it_reads_the_verdict])
+def test_a_job_that_fails_as_another_node_is_killed_ends_with_one_verdict(
+    net: Net, launch: Launcher, lose: Callable[[Trio], None]
+) -> None:
+    with trio(net, launch, lease_s=TEAM_LEASE_S / 2, options=NO_RESTARTS) as there:
+        lose(there)
+        assert_failed(there.team, there.agents[:2])
+
+
+@pytest.mark.all
+def test_a_job_that_fails_over_a_network_that_loses_packets_ends_with_one_verdict(
+    launch: Launcher, tmp_path: Path
+) -> None:
+    with battlefield(launch, "c10d apart", tmp_path, max_restarts=0) as there:
+        there.all_leaky(0, percent=30)
+        there.worker_raises(0)
+        assert_failed(there.team, there.agents)
 
 
 @pytest.mark.all
@@ -569,6 +706,32 @@ def test_a_node_is_drained_when_the_leader_that_acknowledged_it_is_killed(net: N
         alone = there.team.wait_round([asker], after=there.round)
         assert alone.restart == 0
         there.team.finish(alone)
+
+
+@pytest.mark.all
+@pytest.mark.parametrize("options", [(), ("--at-save",)], ids=["at once", "at save"])
+def test_workers_are_restarted_when_the_leader_that_acknowledged_it_is_killed(
+    net: Net, launch: Launcher, options: Sequence[str]
+) -> None:
+    with trio(net, launch, options=NO_RESTARTS, **SAVING) as there:
+        assert verb(there.agents[1].folder, "restart", *options).code == 0
+        there.leader.crash()
+        again = there.team.wait_round(there.at_work, after=there.round)
+        assert again.restart == 0, "somebody asked for it"
+        there.team.finish(again)
+
+
+@pytest.mark.all
+def test_a_host_takes_part_again_when_the_leader_that_acknowledged_it_is_killed(net: Net, launch: Launcher) -> None:
+    with trio(net, launch, options=NO_RESTARTS, **SAVING) as there:
+        asker, other = there.at_work
+        assert verb(asker.folder, "cordon", "node2").code == 0
+        without = there.team.wait_round([asker, there.leader], after=there.round)
+        assert verb(asker.folder, "uncordon", "node2").code == 0
+        there.leader.crash()
+        last = there.team.wait_round([asker, other], after=without)
+        assert last.restart == 0
+        there.team.finish(last)
 
 
 @pytest.mark.all

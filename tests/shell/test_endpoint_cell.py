@@ -11,7 +11,7 @@ from aelastic import aio
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousError, RendezvousStateError
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Accepted, Entry, Payload, first_entry
-from aelastic.rdzv.protocol.codec import FRAME_MAX, to_text
+from aelastic.rdzv.protocol.codec import FRAME_MAX, PROTOCOL, to_text
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.protocol.sense import TERM_MAX
@@ -151,6 +151,20 @@ async def test_an_agent_that_finds_something_else_there_is_told_what_to_do(text:
         with pytest.raises(RendezvousStateError, match=told):
             await ask()
     assert scene.text == text
+
+
+OLDER = b'4\n{"epoch":7,"candidate":{"node_id":"n0","address":"n0","port":29400}}'
+
+
+@pytest.mark.parametrize(
+    "text, theirs", [(OLDER, "17 or an older one"), (A.replace(protocol=PROTOCOL + 1), PROTOCOL + 1)]
+)
+async def test_an_agent_of_another_version_than_the_jobs_is_told_both(text: bytes | StoredCell, theirs: object) -> None:
+    scene = Scene()
+    scene.put(text)
+    told = f"the job speaks protocol {theirs} and this agent speaks {PROTOCOL}: install the same version of aelastic"
+    with pytest.raises(InputError, match=told):
+        await scene.a.read()
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["committed", "accepted"])

@@ -150,6 +150,8 @@ class Coordinator(Machine[ev.Event, Send]):
             sends += self._replace_previous_agent(node, now)
             self.drain.on_connected(node.node_id)
             self.roster.hear_round(past.round)
+            if not self.round:  # a new log: that of the job may be lost
+                self.forming.hear_count(past.restart_count)
             if self.gathering is None and is_here:
                 back_at = since - event.back_s
                 self.forming.end.on_back(node, back_at - event.silent_s, back_at)

@@ -369,6 +369,10 @@ class Forming:
         self.stop(0 if state.last_round is None else len(state.last_round.participants))
         self.since = now
 
+    def hear_count(self, restart_count: int) -> None:
+        """A node has reported how many restarts were charged, and no log keeps that."""
+        self.restart_count = max(self.restart_count, restart_count)
+
     def inherit(self, gathering: Gathering, now: float) -> bool:
         """The nodes of the last round have reported, or are missing.  Returns whether the round is over."""
         if gathering.has_spares:  # they find the new leader at the same time as the nodes of the round do

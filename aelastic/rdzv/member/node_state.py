@@ -97,6 +97,7 @@ class NodeState:
             is_charged=self.is_charged,
             reached=self.reached,
             has_opted_in=self.has_opted_in,
+            restart_count=self.restart_count,
         )
 
     def past_at(self, now: float) -> m.Past:

@@ -11,6 +11,7 @@ make an agent hold more than that.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -28,8 +29,9 @@ from aelastic.rdzv.protocol.handshake import TAG_BYTES, ProofError, Tagger
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
 
-# Rises whenever a message changes its form; agents of different versions do not form a job.
-PROTOCOL = 18
+PROTOCOL = m.PROTOCOL
+# How the text in the cell began until protocol 17: a count of renewals, then JSON.
+UNTIL_17 = re.compile(r'\d+\n\{"epoch":')
 # The largest frame carries the traceback of a failure, which is cut to fit long before.
 FRAME_MAX = 1 << 20
 # The limit of a text, so that two of them, whatever their characters, fit into a frame.
@@ -53,7 +55,7 @@ class WireError(Exception):
 
 
 class OtherProtocolError(WireError):
-    """The data is a `Hello` from an agent of another version, or of one that has a secret."""
+    """The data is from an agent of another version, or is a `Hello` of one that has a secret."""
 
 
 SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
@@ -77,18 +79,28 @@ def objection(message: m.Upward) -> str:
 
 
 def to_text(message: m.Stored) -> str:
-    """Returns a message as text, for the cell."""
-    return encode(message)[HEAD_BYTES:].decode()
+    """Returns a message as text, for the cell.  It names the protocol, which is a default and would be left out."""
+    return encode(message.replace(protocol=message.protocol))[HEAD_BYTES:].decode()
 
 
 def from_text(text: str) -> Any:
     """Returns the message that `to_text` turned into this text.
 
     Raises:
+        OtherProtocolError: an agent of another version wrote it.
         WireError: this is not the text of a message.
     """
+    if UNTIL_17.match(text):
+        raise OtherProtocolError(_other_job("17 or an older one"))
     body = text.encode(errors="replace")  # no text of ours has half a surrogate pair: JSON escapes them
     return next(Decoder(STORED).feed(len(body).to_bytes(HEAD_BYTES, "big") + body))
+
+
+def _other_job(protocol: str) -> str:
+    return (
+        f"the job speaks protocol {protocol} and this agent speaks {PROTOCOL}: "
+        "install the same version of aelastic on all nodes"
+    )
 
 
 def record_to_text(record: Record) -> str:
@@ -207,6 +219,9 @@ class Decoder:
                     f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
                     "install the same version of aelastic on all nodes"
                 )
+            theirs = fields.get("protocol") if cls is m.StoredCell and isinstance(fields, dict) else PROTOCOL
+            if theirs != PROTOCOL and type(theirs) is int:
+                raise OtherProtocolError(_other_job(str(theirs)[:80]))
             if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `handshake.py`
                 raise OtherProtocolError(SECRET_HERE)
             return _reader_of(cls)(fields, name)

@@ -42,6 +42,8 @@ from aelastic.rdzv.protocol.requests import (
 from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
+# Rises whenever a message changes its form; agents of different versions do not form a job.
+PROTOCOL = 18
 # In a fencing number, a term (about the milliseconds since 1970) counts as this many rounds: it fits 2^53 until 2255.
 ROUNDS_OF_A_TERM = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
@@ -204,6 +206,7 @@ class Past(Record):
     is_charged: bool = False  # it knows that a failure has ended that round
     reached: Reached | None = None  # by its workers, once one has failed or they have ended
     has_opted_in: bool = False  # its workers can leave that round in place
+    restart_count: int = 0  # of the job, the highest that this node knows of
 
     @property
     def fence(self) -> int:
@@ -479,6 +482,7 @@ class StoredCell(Record):
 
     cell: Cell
     leader: LeaderAt | None = None
+    protocol: int = PROTOCOL  # an agent of another version reads why it cannot take part
 
 
 Stored: TypeAlias = StoredCell

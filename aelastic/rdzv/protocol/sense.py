@@ -230,6 +230,9 @@ _CHECKS: dict[type[Record], _Check] = {
     m.Terms: lambda terms: [("max_nodes is below min_nodes", terms.max_nodes < terms.min_nodes)],
     m.Past: _check_past,
     m.Status: _check_status,
+    m.Hello: lambda hello: [
+        ("past.restart_count is above terms.max_restarts", hello.status.past.restart_count > hello.terms.max_restarts)
+    ],
     m.Assigned: lambda assigned: [
         ("round is 0", not assigned.round),
     ],

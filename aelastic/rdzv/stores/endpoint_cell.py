@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 
 from aelastic import aio
-from aelastic.errors import RendezvousStateError
+from aelastic.errors import InputError, RendezvousStateError
 from aelastic.rdzv.leader.job_state import state_in
-from aelastic.rdzv.protocol.codec import WireError, from_text, to_text
+from aelastic.rdzv.protocol.codec import OtherProtocolError, WireError, from_text, to_text
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.protocol.secret_file import SecretFile
 from aelastic.rdzv.protocol.sense import is_too_high, too_high_text
@@ -51,6 +51,7 @@ class EndpointCell:
         Raises:
             NotTrustedError: it was written with another secret, and may be that of a living leader: it changed within a
                 lease.
+            InputError: an agent of another version wrote it.
             RendezvousConnectionError, RendezvousStateError, InputError: as `Store` does.
         """
         return self._take(await self._store.get())
@@ -93,6 +94,8 @@ class EndpointCell:
             return stored
         except WireError as caught:
             error = caught
+        if not self._has_written and isinstance(error, OtherProtocolError):
+            raise InputError(f"{self._store.where}: {error}") from None
         if not self._has_written:
             raise RendezvousStateError(
                 f"{self._store.where} was not written by an aelastic agent of this version ({error}): "
