@@ -29,7 +29,7 @@ from kit.waiting import wait_for
 
 from aelastic.errors import InputError, RendezvousConnectionError, RendezvousStateError
 from aelastic.host import proc_table
-from aelastic.rdzv.protocol.messages import StoredCell
+from aelastic.rdzv.protocol.messages import PROTOCOL, StoredCell
 from aelastic.rdzv.settings import READ_TIMEOUT_S, RendezvousSettings
 from aelastic.rdzv.stores import endpoints, tcp_store
 from aelastic.rdzv.stores.c10d import C10dStore
@@ -237,7 +237,8 @@ async def test_torch_itself_can_read_the_endpoint_byte_for_byte(world: World) ->
 
     text = (
         '["StoredCell",{"cell":{"incarnation":"1f","log":null,"term":1,"leader":"token-of-a","renewals":1},'
-        '"leader":{"node_id":"a","name":"a","addresses":["10.0.0.1"],"port":29500,"token":"token-of-a"}}]'
+        '"leader":{"node_id":"a","name":"a","addresses":["10.0.0.1"],"port":29500,"token":"token-of-a"},'
+        f'"protocol":{PROTOCOL}}}]'
     )
     assert done.stdout.splitlines() == ["a%20job%2F1", text, "2"], "two keys, and nothing else"
 

@@ -442,6 +442,14 @@ def test_a_job_of_one_to_two_nodes_without_a_name_runs_on_one() -> None:
 def test_functions_that_cannot_be_sent_are_refused(method: str) -> None:
     with pytest.raises(ValueError, match="define it at the top of a module"):
         launch(lambda: 1, start_method=method)
+
+
+@pytest.mark.skipif(
+    not hasattr(multiprocessing.get_context("fork").Lock(), "_is_fork_ctx"),
+    reason="multiprocessing of this Python sends a lock of another start method",
+)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_queue_of_another_start_method_is_refused(method: str) -> None:
     queue: Any = multiprocessing.get_context("fork").Queue()
     with pytest.raises(ValueError, match=f"get_context\\({method!r}\\)"):
         launch(stories.rank_and, queue, start_method=method)

@@ -139,6 +139,10 @@ class Kept:
 
     def set_write_buffer_limits(self, high: int) -> None: ...
 
+    def get_extra_info(self, _: str) -> socket.socket:
+        with socket.socket() as closed:
+            return closed
+
     def pause_reading(self) -> None:
         self.is_reading = False
 

@@ -215,8 +215,10 @@ class Leader(Machine[ev.Event, ev.Action]):
             case ev.Opened(conn, peer, way):  # it must say Hello within a lease
                 self.sessions.on_opened(conn, peer, way, now)
                 actions = []
-            case ev.Received(conn, message):
+            case ev.Received(conn, message, has_next):
                 actions = self._on_received(conn, message, now)
+                if has_next and not actions:
+                    return []  # thousands of statuses may come at once, and most of them decide nothing
             case ev.Garbled(conn, reason, is_other):
                 actions = self.sessions.on_garbled(conn, reason, now, is_other_protocol=is_other)
                 self._on_followers_gone()
@@ -240,8 +242,6 @@ class Leader(Machine[ev.Event, ev.Action]):
                 actions = self._on_deadline_passed(now)
             case _:
                 assert_never(event)
-        if isinstance(event, ev.Received) and event.has_next and not actions:
-            return []  # thousands of statuses may come at once, and most of them decide nothing
         return actions if self.has_stepped_down else self._carry_on(actions, now)
 
     def _carry_on(self, actions: list[ev.Action], now: float) -> list[ev.Action]:
@@ -304,8 +304,6 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.log = leading.on_plan_sent(self.log, name)
 
     def _send_plans(self, now: float) -> list[ev.Action]:
-        if not self.sessions.plans.has_changed:
-            return []
         held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
         actions = self.sessions.send_plans(self._log_plans(), held, now)
         return [self._numbered(action) for action in actions]

@@ -101,11 +101,6 @@ class Plans:
         self.term = term
         self._plans = {node_id: plan.replace(term=term) for node_id, plan in self._plans.items()}
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether a plan must be sent."""
-        return bool(self._changed)
-
     def take_changed(self) -> list[str]:
         """Returns the nodes whose plans must be sent, in the order in which these have changed."""
         nodes, self._changed = list(self._changed), {}

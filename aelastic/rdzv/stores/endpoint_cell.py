@@ -14,7 +14,7 @@ from aelastic.rdzv.leader.job_state import state_in
 from aelastic.rdzv.protocol.codec import OtherProtocolError, WireError, from_text, to_text
 from aelastic.rdzv.protocol.messages import StoredCell
 from aelastic.rdzv.protocol.secret_file import SecretFile
-from aelastic.rdzv.protocol.sense import is_too_high, too_high_text
+from aelastic.rdzv.protocol.sense import is_too_high
 from aelastic.rdzv.protocol.writing import Writing
 from aelastic.rdzv.stores.store import Store
 
@@ -144,4 +144,4 @@ def _check(stored: StoredCell) -> None:
         if entry is not None and entry.payload:
             state_in(entry)
     if is_too_high(max(terms), aio.wall_ms()):
-        raise WireError(too_high_text(max(terms)))
+        raise WireError(f"term {max(terms)} is none that a log has counted to")

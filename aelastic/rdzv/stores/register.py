@@ -148,10 +148,10 @@ class Register(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.LOOKING and event.step == self._step:
             attempt.missing.pop(store, None)
             attempt.seen.setdefault(store, event.cell)
-            return self._go_on(now)
+            return self._go_on(now)  # which may have to wait for more
         if self.phase in {Phase.LOCKING, Phase.WRITING} and store not in attempt.seen:
             attempt.back.add(store)
-            return self._go_on(now)
+            return self._go_on(now)  # which may have to wait for more
         return []  # too late for its try: what was seen is being locked
 
     def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
