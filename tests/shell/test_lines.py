@@ -60,7 +60,10 @@ def line(stand: Stand) -> Iterator[Lines]:
         connection.answers.put("the test is over")
 
 
-def test_one_connection_is_enough_while_answers_come_at_once(stand: Stand, line: Lines) -> None:
+def test_one_connection_is_enough_while_answers_come_in_time(
+    stand: Stand, line: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LATE_S", DEADLINE_S)
     for answer in ("one", "two"):
         stand.connections[0].answers.put(answer)
         assert line.ask(lambda store: store.ask("what?")) == answer
@@ -118,10 +121,13 @@ def test_a_connection_that_is_lost_is_reported_and_one_that_cannot_be_opened_is_
     assert not asking.is_alive()
 
 
-def test_its_threads_end_with_it(stand: Stand) -> None:
-    before = threading.active_count()
+def test_its_threads_end_with_it(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LATE_S", DEADLINE_S)
+    before = set(threading.enumerate())
     line = Lines(stand.connect, MOST)
+    (thread,) = set(threading.enumerate()) - before
     stand.connections[0].answers.put("one")
     line.ask(lambda store: store.ask("what?"))
+    assert thread.is_alive()
     line.close()
-    wait_for("they have ended", lambda: threading.active_count() == before)
+    wait_for("it has ended", lambda: not thread.is_alive())
