@@ -98,9 +98,9 @@ class Mailbox(Generic[T]):
         self._items.append(item)
         self._wake_up()
 
-    def next_nowait(self) -> T | None:
-        """The next item, or `None` if there is none: a core that has more to handle need not know its deadline."""
-        return self._items.popleft() if self._items else None
+    async def next_by(self, deadline: Callable[[], float | None]) -> T | None:
+        """As `next`, but computes the deadline only if nothing waits to be handled."""
+        return self._items.popleft() if self._items else await self.next(deadline())
 
     async def next(self, deadline: float | None) -> T | None:
         """The next item, or `None` once the deadline (of the loop's clock) has passed without one."""

@@ -126,7 +126,7 @@ class Inquiries:
             await self._wait(lambda: self.round != round_, TOLD_S)
 
     async def on_told(self, message: m.Look | m.Compared) -> None:
-        """The leader asks, or says what it has found."""
+        """Handles a question of the leader, or its result."""
         if message.round != self.round:
             return
         match message:

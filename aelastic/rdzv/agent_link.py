@@ -137,9 +137,7 @@ class AgentLink:
             async with anyio.create_task_group() as tasks:
                 await self._begin(tasks)
                 while True:
-                    event = self._mailbox.next_nowait()
-                    if event is None:
-                        event = await self._mailbox.next(self._member.deadline) or ev.DeadlinePassed()
+                    event = await self._mailbox.next_by(lambda: self._member.deadline) or ev.DeadlinePassed()
                     for action in self._member.handle(event, aio.now()):
                         self._carry_out(action, deliver, tasks)
                     if isinstance(event, ev.Received) and self._stream is not None:

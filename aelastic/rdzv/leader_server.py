@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 # Members close their connections when they have the verdict; one that does not is suspended or cut off.
 FAREWELL_S = 1.0
-# The leader decides after so many messages, though more have come.
+# After this many messages the leader decides, even if more are waiting.
 DECIDE_AFTER = 64
 
 LOST_ALL = "lost all other nodes at once: stepping down as leader for %.1f s, so that another agent can take over"
@@ -108,9 +108,7 @@ class LeaderServer(Incoming[ev.Event]):
                     stream.abort()  # this process lives
 
     async def _next_event(self) -> ev.Event:
-        event = self._mailbox.next_nowait()
-        if event is None:
-            event = await self._mailbox.next(self.leader.deadline) or ev.DeadlinePassed()
+        event = await self._mailbox.next_by(lambda: self.leader.deadline) or ev.DeadlinePassed()
         if not isinstance(event, ev.Received) or self._mailbox.is_empty:
             self._undecided = 0
             return event

@@ -439,13 +439,19 @@ def test_an_endpoint_that_has_forgotten_all_gets_another_incarnation(make: Calla
     assert committed(term).incarnations == (cell(term).incarnation,), "and an entry names it"
 
 
-def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
-    """The story behind it: the founder was suspended, and committed it into a memory that another founder had begun."""
+def founding() -> Term:
+    """The first entry of a log is proposed, and the endpoint has yet to answer."""
     term = Term((1, 3), last_call_timeout_s=0.01)
     term.join("a")
     term.is_cell_silent = True
     term.live_until(START + 0.1)
     assert proposal(term) is not None
+    return term
+
+
+def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it_is_named_after() -> None:
+    """The story behind it: the founder was suspended, and committed it into a memory that another founder had begun."""
+    term = founding()
     term.stored = None
     term.break_silence()
     term.live_until(term.now + LEASE_S)
@@ -454,11 +460,7 @@ def test_a_first_entry_is_proposed_anew_where_the_endpoint_has_forgotten_what_it
 
 def test_a_founder_that_hears_of_another_log_proposes_its_first_entry_again() -> None:
     """The story behind it: the answer of the endpoint was lost, and meanwhile a node came that knows an older log."""
-    term = Term((1, 3), last_call_timeout_s=0.01)
-    term.join("a")
-    term.is_cell_silent = True
-    term.live_until(START + 0.1)
-    assert proposal(term) is not None
+    term = founding()
     older = first_entry(TERM - 1, [], [], ("1d",))
     term.logs["z"] = Node("z", TERM - 1, committed=older)
     term.join("z", past=busy(term=TERM - 1))

@@ -1,7 +1,7 @@
 """What this node asks of the job, and what it shows of itself to those that ask.
 
 A request (`Ask`) is decided by the leader; what somebody wants to see (`Fetch`) is passed on to the nodes that
-have it, and each answers.  Both are said again to a leader that takes over.
+have it, and each answers.  Both are repeated to a leader that takes over.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Enquiries:
                     case None if answer is not None and (is_few or what is not r.What.STACKS):
                         self._say(fetch)
                     case None:
-                        pass  # it is said to the next leader
+                        pass  # the next leader receives it
                     case r.Answer() as answer:
                         pass
                     case r.Fetched(node_id, _, _, _, value, True, is_refused):

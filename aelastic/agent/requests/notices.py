@@ -46,7 +46,7 @@ class Notices:
         self._say(r.Ask(self._node_id, ask_id, verb, "", deadline_s, reason[: r.REASON_MAX]))
 
     def on_told(self, message: r.Notice | r.Answer) -> None:
-        """The leader announces an interruption, or calls it off; or says what has become of a request."""
+        """Handles an announced or cancelled interruption, or the result of a request."""
         newest_id = 0 if self._newest is None else self._newest.notice_id
         match message:
             case r.Answer(_, is_applied, text) if text:

@@ -304,7 +304,7 @@ class Drain(Generic[T]):
         return [] if self._awaited else self._go_on(now)
 
     def _on_held(self, notice_id: int, now: float) -> None:
-        """Ranks of a node wait for what is said next: if no drain is on, for a leader before this one."""
+        """Ranks of a node wait for the next notice; if no drain is on, an earlier leader announced one."""
         if self.step is Step.OFF:
             self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
         self.notice_id = max(self.notice_id, notice_id)

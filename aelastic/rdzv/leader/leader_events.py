@@ -32,7 +32,7 @@ class Received(Record):
     """A message from an agent came in.
 
     Args:
-        has_next: another event is handled next.  The leader decides once it knows that one, too.
+        has_next: another event is handled next.  The leader decides after that one.
     """
 
     conn: int

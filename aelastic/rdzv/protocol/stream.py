@@ -1,4 +1,4 @@
-"""One connection between an agent and the coordinator: bytes in, messages out, and the other way round.
+"""One connection between an agent and the leader: bytes in, messages out, and the other way round.
 
 Callbacks instead of tasks: a leader has thousands of these, and each sends a message every other second.
 """
