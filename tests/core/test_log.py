@@ -15,6 +15,7 @@ from aelastic.rdzv.log.entries import (
     Accepted,
     Configuration,
     Entry,
+    EntryId,
     Payload,
     first_entry,
     next_entry,
@@ -482,9 +483,9 @@ def test_a_leader_writes_nothing_while_it_knows_the_committed_entry_by_its_id_al
 # Recovery and founding.
 
 
-def recovering(*, has_listened: bool, cell: Cell | None = None) -> Leader:
+def recovering(*, has_listened: bool, cell: Cell | None = None, committed: EntryId | None = None) -> Leader:
     """A new agent that took the slot of b; a and c took their ends along."""
-    node = Node("n", replaces=("a", "b", "c"))
+    node = Node("n", replaces=("a", "b", "c"), committed=committed)
     return locked(leading.campaign(node, 1000, 1, has_listened=has_listened), cell or cell_of())
 
 
@@ -492,6 +493,25 @@ def test_an_endpoint_that_remembers_decides_with_those_that_live_if_all_others_w
     leader = recovering(has_listened=True)
     assert must(leading.establish(leader)).mandate is Mandate.RECOVERY
     assert leading.establish(recovering(has_listened=False)) is None
+
+
+def test_a_recovery_continues_from_the_endpoints_entry_where_nobody_has_the_newest_one() -> None:
+    lost = after(FIRST, voters="ab").id
+    leader = recovering(has_listened=True, committed=lost)
+    followed = must(leading.establish(leader))
+    assert followed.mandate is Mandate.RECOVERY and followed.node.committed == FIRST
+    assert leading.takes_over(followed, lost) is False, "the lost entry is left behind"
+    assert leading.establish(recovering(has_listened=False, committed=lost)) is None
+
+
+def test_a_node_follows_a_leader_that_continues_without_an_entry_that_neither_has() -> None:
+    node = following.follow(Node("c", 5, committed=after(FIRST, voters="ab").id), "n", 6)
+    proposal = after(FIRST, 6)
+    plan = Plan(6, is_leading=True, committed=FIRST.id, proposal=proposal, accepted=None)
+    assert following.on_plan(node, plan).accepted == Accepted(proposal, 6)
+    assert following.on_plan(node, plan.replace(is_leading=False)).committed == node.committed, "it may yet learn of it"
+    knowing = node.replace(committed=after(FIRST, voters="ab"))
+    assert following.on_plan(knowing, plan).committed == knowing.committed, "the leader will take over what it has"
 
 
 def test_a_recovery_needs_the_endpoints_vote_for_its_proposal() -> None:

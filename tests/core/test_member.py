@@ -43,6 +43,7 @@ from aelastic.rdzv.member.member import (
     CANDIDATE_S,
     LOOK_S,
     MARGIN_S,
+    PAUSE_MAX_S,
     PAUSE_S,
     STAGGER_S,
     TURN_OF_VOTERS_S,
@@ -320,6 +321,36 @@ def test_after_a_campaign_that_was_lost_an_agent_pauses(stand_back_s: float) -> 
     cell = stored("me", 5)
     action = until_campaign(story, cell, story.tell(ev.CellSaid(cell)))
     assert story.now - began == pytest.approx(max(PAUSE_S, stand_back_s)) and action.highest == 5
+
+
+def pauses(node_id: str, candidacies: int) -> list[float]:
+    """How long an agent waits after each of several candidacies that find no quorum."""
+    story, cell, found = phases.campaigning(), stored("", 5), list[float]()
+    story.core.node_id = node_id
+    for _ in range(candidacies):
+        began = story.now
+        lost = ev.LeadershipLost(Node("me", 5), "me-5", "there is no quorum", lacks_quorum=True)
+        until_campaign(story, cell, story.tell(lost, ev.CellSaid(cell)))
+        found.append(story.now - began)
+    return found
+
+
+def test_agents_that_find_no_quorum_pause_longer_each_time_and_each_for_another_time() -> None:
+    one, other = pauses("one", 6), pauses("other", 6)
+    assert one[0] < 2 * PAUSE_S and one[-1] >= PAUSE_MAX_S
+    assert max(one + other) <= 2 * PAUSE_MAX_S
+    assert sum(abs(mine - its) > STAGGER_S for mine, its in zip(one, other, strict=True)) >= 4
+
+
+def test_a_leader_that_was_gone_is_followed_again_in_a_higher_term() -> None:
+    """The machine of the leader was suspended, and nobody else was elected meanwhile."""
+    for later, is_followed in ((0, False), (2, True)):
+        story, cell = phases.following(), stored()
+        story.hear(m.Goodbye("another agent leads the job now", False))
+        story.tell(ev.CellSaid(cell))  # it campaigns itself, in vain
+        story.tell(ev.LeadershipLost(Node("me", TERM + 1), "me-5", "there is no quorum", lacks_quorum=True))
+        actions = story.tell(ev.CellSaid(cell.replace(cell=cell.cell.replace(term=TERM + later))))
+        assert [each.leader for each in of_kind(actions, ev.Connect)] == [cell.leader] * is_followed
 
 
 @pytest.mark.parametrize("lacks_quorum", [True, False])
@@ -744,7 +775,7 @@ def test_a_verdict_of_a_job_before_this_one_is_campaigned_against() -> None:
     """A scheduler has requeued it under its id."""
     story, cell = phases.searching(), stored(committed=verdict_after(FIRST))
     (action,) = story.tell(ev.CellSaid(cell))
-    assert action == ev.Campaign(Node("me"), 0, True, (), story.core.sight.seen, FIRST.log)
+    assert action == ev.Campaign(Node("me"), TERM, True, (), story.core.sight.seen, FIRST.log)
     of_another = alone()
     assert of_another.tell(ev.CellSaid(stored(committed=verdict_after(ELSEWHERE)))) == [], "its turn comes in 50 ms"
     assert of_kind(of_another.pass_deadline(), ev.Campaign)[0].job_before == ELSEWHERE.log

@@ -6,8 +6,8 @@ import pytest
 from kit.effort import LOG_BREAK_WALKS, LOG_STATES, LOG_WALKS
 from kit.log_search.breaks import BREAKS, Break
 from kit.log_search.search import FoundError, breadth_first, walk
-from kit.log_search.setups import STATES, WALKS
-from kit.log_search.world import Setup
+from kit.log_search.setups import LOST, STATES, WALKS
+from kit.log_search.world import Move, Setup
 
 WALKS_IN_A_TEST = 500
 
@@ -17,6 +17,15 @@ WALKS_IN_A_TEST = 500
 def test_no_walk_breaks_a_promise_or_stops_a_job_whose_quorum_lives(setup: Setup, first: int) -> None:
     for seed in range(first, min(first + WALKS_IN_A_TEST, LOG_WALKS)):
         walk(setup, seed)
+
+
+@pytest.mark.parametrize("first", range(0, LOG_WALKS, WALKS_IN_A_TEST))
+@pytest.mark.parametrize("setup, beginning", LOST.values(), ids=LOST)
+def test_no_walk_after_an_entry_was_lost_breaks_a_promise(
+    setup: Setup, beginning: tuple[Move, ...], first: int
+) -> None:
+    for seed in range(first, min(first + WALKS_IN_A_TEST, LOG_WALKS)):
+        walk(setup, seed, beginning=beginning)
 
 
 @pytest.mark.parametrize("setup", STATES.values(), ids=STATES)

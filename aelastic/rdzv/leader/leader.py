@@ -183,13 +183,12 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def _deciding(self) -> tuple[Participant, ...]:
-        """The voters that decide on the next entry; none if this agent does not know the last one whole."""
-        committed = self.log.node.committed
-        return voters_in(committed) if isinstance(committed, Entry) else ()
+        """The voters that decide on the next entry, as far as this agent knows."""
+        entry = leading.last_whole(self.log)
+        return () if entry is None else voters_in(entry)
 
     def _why_lost(self) -> str:
-        committed = self.log.node.committed
-        if not isinstance(committed, Entry) or not committed.voters:
+        if not self._deciding:
             return "too few nodes voted for this one"
         if not self._missing_hosts:
             return "there is no quorum: the endpoint has given its vote to another agent, or cannot be reached"
@@ -354,7 +353,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.sessions.on_over(now)
         if self._known_to_voters != before:
             self._tell_voters()
-        if self._is_resumed and self.log.given_up is not None and self._agreed is not None:  # it founds another log
+        if self._is_resumed and self.log.node.committed is None and self._agreed is not None:  # it founds another log
             self._agreed, self._version = None, NOT_PROPOSED
         if self._is_resumed and id_of(self.log.node.committed) != self._agreed:
             return actions + self._step_down(OTHER_LEADS, now)  # an entry that another leader has proposed
@@ -394,10 +393,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _note_replaced(self) -> None:
         """Recovery: a voter is gone if another agent has replaced it, on the same host with the same address."""
-        node, committed = self.log.node, self.log.node.committed
-        if not isinstance(committed, Entry) or not committed.voters:
-            return
-        voters = voters_in(committed)
+        node, voters = self.log.node, self._deciding
         taken, replaced = {each.node_id for each in voters}, set(node.replaces)
         for each in voters:
             is_here = self.sessions.is_connected(each.node_id) or each.node_id == self.coordinator.own_node_id
@@ -482,14 +478,14 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _ask_votes(self, now: float) -> list[ev.Action]:
         """Asks the voters that have not answered, from time to time."""
-        committed = self.log.node.committed
-        if self.phase is not Phase.CANDIDATE or now < self._ask_at or not isinstance(committed, Entry):
+        committed = id_of(self.log.node.committed)
+        if self.phase is not Phase.CANDIDATE or now < self._ask_at or committed is None:
             return []
         self._ask_at = now + ASK_AGAIN_S
         known = {*self.followers.names, self.name, *(each.name for each in self.log.node.ended_followers)}
         known |= {each.name for each in self.log.node.ended}
-        asked = tuple(each for each in voters_in(committed) if each.name not in known)
-        return [ev.AskVotes(asked, m.Campaign(self.term, committed.id, self.at))] if asked else []
+        asked = tuple(each for each in self._deciding if each.name not in known)
+        return [ev.AskVotes(asked, m.Campaign(self.term, committed, self.at))] if asked else []
 
     def _on_campaigned(self, conn: int, campaign: m.Campaign, now: float) -> list[ev.Action]:
         """Another agent seeks this one's vote, or asks who leads."""

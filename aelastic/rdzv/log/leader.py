@@ -79,7 +79,8 @@ class Leader(Record):
     Args:
         has_listened: it took its term from the wall clock, after a lease of listening.
         mandate: the ground on which phase 1 was completed; `NONE` before that.
-        given_up: the newest entry of a log that can't continue, while this leader founds another one.
+        given_up: the newest entry of a log that can't continue, while this leader founds another one; or one that is
+            lost, while it continues from the entry of the endpoint.
         followers: by name; those that have ended are in `node.ended_followers`.
         views: by endpoint; `None` for an endpoint that has not voted in this term.
     """
@@ -259,19 +260,41 @@ def establish(leader: Leader) -> Leader | None:
     if newest is not leader.node.committed:
         leader = _at_phase_1(leader, newest)
     committed = leader.node.committed
-    if isinstance(committed, EntryId):  # nobody here knows who votes after it
-        return _given_up(leader, committed) if may_found_beside(leader, committed) else None
+    if isinstance(committed, EntryId):  # nobody here has the entry whole
+        if may_found_beside(leader, committed):
+            return _given_up(leader, committed)
+        leader = without_lost(leader, committed)
+        committed = leader.node.committed
     votes = phase_1_votes(leader)
     mandate = phase_1_mandate(leader, votes)
     if mandate is Mandate.NONE and isinstance(committed, Entry) and may_found(leader, committed, votes):
         return _given_up(leader, committed.id)
-    if mandate is Mandate.NONE or is_verdict(committed):
+    if mandate is Mandate.NONE or isinstance(committed, EntryId) or is_verdict(committed):
         return None
     leader = leader.replace(mandate=mandate)
     pending = adopted(leader)
     if pending:
         leader = leader.replace(proposal=pending, node=_having_accepted(leader, pending))
     return _changed(leader)
+
+
+def without_lost(leader: Leader, lost: EntryId) -> Leader:
+    """Recovery: nobody who answers has the newest entry whole, so the leader continues from that of the endpoint.
+
+    It needs the mandate of that older entry.  The voters of the lost one are among its voters, since entries with new
+    voters go to the endpoint first.
+    """
+    older = last_whole(leader)
+    return leader.replace(node=leader.node.replace(committed=older, accepted=None), given_up=lost) if older else leader
+
+
+def last_whole(leader: Leader) -> Entry | None:
+    """Returns the last entry that this leader has whole: the newest one, or else that of the endpoint."""
+    committed = leader.node.committed
+    if not isinstance(committed, EntryId):
+        return committed
+    found = [view.committed for view in leader.views if view]
+    return max((each for each in found if log_of(each) == committed.log), key=order, default=None)
 
 
 def _given_up(leader: Leader, heard: EntryId) -> Leader:
@@ -335,9 +358,9 @@ def last_words(leader: Leader) -> tuple[Status, ...]:
 
 
 def configuration_of(leader: Leader) -> Configuration:
-    """Returns who decides now: those that the last committed entry names or, before the first entry, the endpoints."""
-    if isinstance(leader.node.committed, Entry):
-        return leader.node.committed.configuration
+    """Returns who decides now: those that the last whole entry names or, before the first one, the endpoints."""
+    if (entry := last_whole(leader)) is not None:
+        return entry.configuration
     return Configuration((), tuple(view.incarnation if view else "" for view in own_views(leader)))
 
 

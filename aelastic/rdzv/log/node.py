@@ -147,7 +147,7 @@ def on_plan(node: Node, plan: Plan) -> Node:
         return node
     held, committed = whole_entries_of(node), node.committed
     is_by_id = isinstance(committed, EntryId) and committed == id_of(plan.committed)
-    if order(plan.committed) > order(committed) or is_by_id:
+    if order(plan.committed) > order(committed) or is_by_id or continues_without(node, plan):
         committed = whole(plan.committed, *held)
     node = node.replace(term=plan.term, has_read_plan=True, leader_accepted=plan.accepted, committed=committed)
     proposal = whole(plan.proposal, *held)
@@ -159,6 +159,12 @@ def on_plan(node: Node, plan: Plan) -> Node:
 def accepts(node: Node, proposal: Entry) -> bool:
     """Phase 2: a voter accepts what follows the entry that it knows to be committed, in the term of its leader."""
     return proposal.parent == id_of(node.committed)
+
+
+def continues_without(node: Node, plan: Plan) -> bool:
+    """Recovery: the leader has read this node's status, and continues without an entry that neither has whole."""
+    is_earlier = plan.committed is not None and order(plan.committed) < order(node.committed)
+    return is_earlier and plan.is_leading and isinstance(node.committed, EntryId)
 
 
 def is_of_other_log(node: Node, plan: Plan) -> bool:

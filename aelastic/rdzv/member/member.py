@@ -13,8 +13,10 @@ It connects the supervisor to the leader, over one connection at a time.  `agent
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import assert_never
+from zlib import crc32
 
 from aelastic.core.machine import Machine, Story
 from aelastic.decisions.cause import Cause, CauseKind
@@ -47,8 +49,8 @@ SILENT_SHARE = 0.4
 VOTES_AFTER = 0.5
 # How much later than voters other nodes may campaign.
 TURN_OF_VOTERS_S = 1.0
-# Time after a lost candidacy before the next one.
-PAUSE_S = 0.3
+# Time after a lost candidacy before the next one.  It doubles with each in a row that found no quorum.
+PAUSE_S, PAUSE_MAX_S = 0.3, 2.4
 # An agent that accepts the connection but sends no plan may be suspended, or have lost; thousands may greet it at once.
 GREETING_LEASES = 3
 CANDIDATE_S = 2.0
@@ -91,6 +93,7 @@ class Member(Machine[Event, Action]):
     _is_leading: bool = False  # the agent that this node is connected to leads
     _has_retried: bool = False  # this node has reconnected after a reset
     _campaign_at: float = 0.0  # not before
+    _defeats: int = 0  # candidacies in a row that found no quorum
     _highest: int = 0  # term that this node knows of
     _silent: str = ""  # token of the last leader, if it was lost without proof that it has ended
     _job_before: str = ""  # the log of a job that is over, for example if a scheduler requeues one under its id
@@ -266,6 +269,8 @@ class Member(Machine[Event, Action]):
         self.sight.on_said(stored, now)
         if self.log is None:
             return self._connect_here(now)
+        if stored is not None:
+            self._on_term_in_cell(stored.cell.term, stored.cell.leader)
         committed = None if stored is None else stored.cell.committed
         is_over = committed is not None and committed.is_verdict
         if committed is not None and is_over and committed.log in {log_of(self.log.committed), *self.sight.logs}:
@@ -279,7 +284,6 @@ class Member(Machine[Event, Action]):
             self.sight.note_gone(is_gone=True)
             self._job_before = committed.log
             return self._campaign(now)
-        self._highest = max(self._highest, 0 if stored is None else stored.cell.term)
         leader = None if stored is None else stored.leader
         is_gone = leader is None or leader.token in self.gone or leader.node_id == self.node_id
         is_gone |= leader is not None and self._renews_nothing(leader, now)
@@ -289,6 +293,13 @@ class Member(Machine[Event, Action]):
         if self.sight.says_gone or leader is None or stored is None or is_silent:
             return self._campaign(now)
         return self._connect(leader, stored.cell.term, now)
+
+    def _on_term_in_cell(self, term: int, token: str) -> None:
+        """A leader that has taken a higher term than any known before is alive, for example after it was suspended."""
+        known = max(self._highest, 0 if self.log is None else self.log.term)
+        if term > known:
+            self._note_alive(token)
+        self._highest = max(self._highest, term)
 
     def _renews_nothing(self, leader: m.LeaderAt, now: float) -> bool:
         """Whether a leader that this node has lost is gone, because it does not renew the cell either."""
@@ -369,14 +380,25 @@ class Member(Machine[Event, Action]):
         self.log, self._led_here = event.node, None
         self.sight.note_gone(is_gone=False)  # another agent may have written the cell since
         self._note_gone(event.token)
+        self._defeats += event.lacks_quorum and self.phase is Phase.CAMPAIGNING
         self._silent = ""  # other nodes may still receive messages from it
-        self.gone = tuple(token for token in self.gone if token != event.alive)
-        self._campaign_at = now + max(event.stand_back_s, PAUSE_S)
+        self._note_alive(event.alive)
+        self._campaign_at = now + max(event.stand_back_s, self._pause_s())
         if self.phase is not Phase.CAMPAIGNING:
             return []  # the connection to it decides what follows
         self.phase = Phase.SEARCHING
         self.search.blame(event.reason, lacks_quorum=event.lacks_quorum)
         return self._read_cell(now) if event.stored is None else self._on_cell(event.stored, now)
+
+    def _pause_s(self) -> float:
+        """Returns how long this node waits before it campaigns again.
+
+        The pause differs from node to node, so that candidates who split the votes don't do so forever.
+        """
+        if self._defeats == 0:
+            return PAUSE_S
+        share = crc32(f"{self.node_id} {self._defeats}".encode()) / 2**32
+        return (1.0 + share) * min(math.ldexp(PAUSE_S, self._defeats - 1), PAUSE_MAX_S)
 
     def _on_campaigned(self, event: ev.Campaigned, now: float) -> list[Action]:
         """Another agent wants this node's vote, or asks whom it follows."""
@@ -538,7 +560,7 @@ class Member(Machine[Event, Action]):
         if self._is_leading:
             return []
         self._is_leading, self._has_retried, self.phase, self._silent = True, False, Phase.FOLLOWING, ""
-        self.lost_at, self.is_gone, self.led_at = None, False, now
+        self.lost_at, self.is_gone, self.led_at, self._defeats = None, False, now, 0
         self.state.on_welcome(is_new=True)
         self.search.end()
         self.alive_at = now + self.lease_s / 3
@@ -622,6 +644,9 @@ class Member(Machine[Event, Action]):
     def _note_gone(self, token: str) -> None:
         """A leader has ended, or no longer leads."""
         self.gone = (*(each for each in self.gone if each != token), token)[-ev.GONE_MAX :]
+
+    def _note_alive(self, token: str) -> None:
+        self.gone = tuple(each for each in self.gone if each != token)
 
     def _close_log(self, close: Close) -> None:
         if self.log is not None and self.log.leader:

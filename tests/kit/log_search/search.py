@@ -252,7 +252,8 @@ def has_quorum(world: World, *, has_endpoints: bool) -> bool:
     [log] = world.logs.values()
     known = [order(node_of(agent).committed) for agent in world.agents.values()]
     known += [order(cell.committed) for cell in world.cells if cell and has_endpoints]
-    last = max(known)
+    # A recovery may have replaced an entry that a living one knows by its id.
+    last = max((each for each in known if each in {*map(order, log)}), default=order(None))
     for entry in log:
         if order(entry) < last:
             continue

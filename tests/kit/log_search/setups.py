@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.log_search.world import Setup
+from kit.log_search.world import Move, Setup
 
 # Random walks.
 WALKS = {
@@ -27,6 +27,27 @@ WALKS = {
         nodes=2, spares=2, is_founding=True, ends=1, ends_by_reset=1, resets=1, forgets=1, agents=2, campaigns=8
     ),
 }
+
+# Random walks after these moves: of an entry, those that have it whole were replaced before the endpoint heard of it.
+LOST: dict[str, tuple[Setup, tuple[Move, ...]]] = {
+    "known to a spare by its id": (
+        Setup(nodes=2, spares=2, ends=1, ends_by_reset=2, resets=1, agents=2),
+        (
+            ("connect", "s", "a"), ("status", "s", "a"), ("establish", "a"), ("propose", "a", "b"), ("send", "a", "b"),
+            ("plan", "b"), ("status", "b", "a"), ("commit", "a"), ("send", "a", "s"), ("plan", "s"),
+            ("end by reset", "a"), ("end by reset", "b"), ("replace", "a"), ("replace", "b"),
+        ),
+    ),
+    "known by its id to a voter of the entry before": (
+        Setup(spares=1, ends_by_reset=3, resets=1, agents=3, campaigns=8),
+        (
+            ("establish", "a"), ("propose", "a", "b"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"),
+            ("lease passes", "c"), ("closed at leader", "c", "a"), ("commit", "a"), ("connect", "c", "a"),
+            ("status", "c", "a"), ("send", "a", "c"), ("plan", "c"), ("end by reset", "a"), ("end by reset", "b"),
+            ("replace", "a"), ("replace", "b"),
+        ),
+    ),
+}  # fmt: skip
 
 # All states, the nearest first, within a bound.
 STATES = {

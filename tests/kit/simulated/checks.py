@@ -195,10 +195,16 @@ class Checks:
 
         def check() -> None:
             self._check_charge(round_, message.restart_count)
-            self._check_others(agent, leader, round_)
+            check_others()
             known = [self._round_of[node_id] for node_id in round_.heard if node_id in self._round_of]
             known = [each for each in known if each is not round_]  # whoever is in it already came from another
             round_.before = max(known, default=None, key=_BEGAN)
+
+        def check_others() -> None:
+            if leader.awaits_quorum and not leader.has_stepped_down:  # a node that has just come back is not heard yet
+                self._world.after(0.01, check_others)
+            elif not leader.has_stepped_down:
+                self._check_others(agent, leader, round_)
 
         self._world.after(0.0, check)  # what is said with it is said in the same breath
 
@@ -301,7 +307,7 @@ class Checks:
         """An agent with a connection to the coordinator has no workers of another round, or was told to stop them."""
         for other in self.agents:
             workers_of = other.round_of_workers
-            if not other.alive or workers_of is None or workers_of.round == round_.number:
+            if not other.alive or workers_of is None or workers_of.round >= round_.number:
                 continue
             if not self._is_connected(other, agent):
                 continue  # it is lost, and will be told when it comes back

@@ -16,7 +16,7 @@ from aelastic.rdzv.leader.leader import Leader
 from aelastic.rdzv.leader_server import LeaderServer
 from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
-from aelastic.rdzv.log.entries import Entry, log_of
+from aelastic.rdzv.log.entries import log_of
 from aelastic.rdzv.member import member_events as m
 from aelastic.rdzv.protocol.messages import (
     Failed,
@@ -52,16 +52,26 @@ class Coordination:
     def node_id(self) -> str:
         return self._leader.coordinator.own_node_id
 
+    @property
+    def awaits_quorum(self) -> bool:
+        """Whether it may decide nothing for now, so that what nodes report waits."""
+        return not self._leader.log.mandate
+
+    @property
+    def has_stepped_down(self) -> bool:
+        return self._leader.has_stepped_down
+
     def lacks(self, living: set[str]) -> set[str]:
         """The voters for want of which it has no quorum, even if all those vote that live; by node id."""
         log = self._leader.log
-        if log.mandate or not isinstance(log.node.committed, Entry):
+        last = leading.last_whole(log)
+        if log.mandate or last is None:
             return set()
-        voters = set(log.node.committed.voters)
+        voters = set(last.voters)
         here = {name for name in voters if name.partition("~")[0] in living}
         found = leading.phase_1_votes(log)
         found = found.replace(answered=found.answered | here)
-        if votes.mandate(log.node.committed.configuration, found):
+        if votes.mandate(last.configuration, found):
             return set()
         return {name.partition("~")[0] for name in voters - found.known - found.replaced}
 
