@@ -152,7 +152,7 @@ class Coordinator(Machine[ev.Event, Send]):
             self.roster.hear_round(past.round)
             if not self.round:  # a new log: that of the job may be lost
                 self.forming.hear_count(past.restart_count)
-            if self.gathering is None and is_here:
+            if self.gathering is None and is_here and self._has_met(node.node_id):
                 back_at = since - event.back_s
                 self.forming.end.on_back(node, back_at - event.silent_s, back_at)
         if self.gathering is None and is_here and is_own_round:
@@ -161,6 +161,10 @@ class Coordinator(Machine[ev.Event, Send]):
             if node.unfit and past.phase is NodePhase.READY:
                 self.forming.end.unfit.add(node.host)
         return sends
+
+    def _has_met(self, node_id: str) -> bool:
+        """Whether a node of the round was connected to this leader before.  Otherwise it was only missing until now."""
+        return node_id in self.roster.members or node_id in self.forming.end.losses
 
     def _follow(self, node: m.Node, past: m.Past, before: m.Status | None, now: float, since: float) -> list[Send]:
         """Does what follows from a node's state."""
