@@ -387,6 +387,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             return False, []
         self.log = committed
         self._resume(now)
+        if self.is_over:
+            self.sessions.on_over(now)
         if proposal.payload != self._payload:  # one that was adopted
             return True, []
         self._agreed, self._version = id_of(committed.node.committed), self._payload_version
@@ -426,8 +428,13 @@ class Leader(Machine[ev.Event, ev.Action]):
         node, committed = self.log.node, self.log.node.committed
         known = committed if isinstance(committed, Entry) else self._given_up
         if known is not None and known.payload:
-            gone = [*(each.name for each in node.ended), *(each.name for each in node.ended_followers)]
-            self.coordinator.resume(state_in(known), [name.partition("~")[0] for name in gone], now)
+            names = [*(each.name for each in node.ended), *(each.name for each in node.ended_followers)]
+            state, gone = state_in(known), [name.partition("~")[0] for name in names]
+            self.coordinator.resume(state, gone, now)
+            if state.last_round is not None:
+                not_missed = {self.name, *names, *leading.replaced(self.log)}
+                may_live = [each for each in state.last_round.participants if each.name not in not_missed]
+                self.sessions.on_taken_over(may_live, now)
         self._version, self._agreed = self.coordinator.version, id_of(committed)
         if known is not committed:  # what is known of the job goes into the first entry of the new log
             self._version = NOT_PROPOSED
@@ -435,8 +442,6 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _release(self, now: float) -> list[ev.Action]:
         """Sends nodes what follows from a proposal that was agreed on."""
         held, self._held = self._held, []
-        if self.is_over:
-            self.sessions.on_over(now)
         return self._deliver(held, now)
 
     def _propose(self, now: float) -> None:
