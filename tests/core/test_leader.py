@@ -804,6 +804,40 @@ def test_votes_that_come_in_time_are_enough() -> None:
     assert phase(term) is Phase.LEADING
 
 
+def reports_term(term: Term, name: str, above: int) -> None:
+    """A node that has campaigned in a higher term, in vain, connects."""
+    term.logs[name] = Node(name, term=term.leader.term + above, voted_for=name)
+    term.join(name)
+
+
+def test_a_leader_knows_all_terms_of_its_nodes_before_the_first_round_begins() -> None:
+    """Where the store alone decides, a mandate that is given up under a running round may not come back."""
+    term = Term((2, 2), is_begun=False)
+    term.begin()
+    term.is_cell_silent = True
+    reports_term(term, "a", above=5)
+    assert term.leader.term == TERM + 6
+    reports_term(term, "b", above=7)
+    assert term.leader.term == TERM + 6, "it has no mandate to take the next one with"
+    term.break_silence()
+    assert term.leader.term == TERM + 14 and term.coordinator.round == 1
+    term.is_cell_silent = True
+    term.live_until(term.now + 3 * LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.log.mandate, "all nodes are there"
+
+
+def test_a_leader_whose_store_is_silent_keeps_its_mandate_when_a_node_reports_a_higher_term() -> None:
+    term = running("ab", nodes=(2, 2))
+    term.is_cell_silent = True
+    term.live_until(term.now + LEASE_S)
+    reports_term(term, "b", above=5)
+    term.live_until(term.now + 2 * LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.term == TERM
+    term.break_silence()
+    term.live_until(term.now + LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.term == TERM + 6
+
+
 def test_a_candidate_in_a_higher_term_has_no_more_time() -> None:
     """The story behind it: two candidates outbid each other for minutes, and nobody led."""
     term = campaigning("abcd")
