@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from aelastic.hangs.watch import Found
     from aelastic.result import RunResult
 
+# A second job by the same name joins the first one.
+SPARE_HINT = "; if this is to be a job of its own, give it another --rdzv-id"
+
 
 class Run:
     """Runs the workers of one node until the job is over.
@@ -358,8 +361,10 @@ class Run:
 
     def _deliver(self, message: m.LeaderMessage) -> None:  # noqa: C901, PLR0912  one case for each message
         if isinstance(message, m.Waiting):
-            missing = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
-            self._tell(Waited(message.text + missing, message.missing))
+            more = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
+            if message.kind is m.WaitKind.SPARE and self._generation is None:  # it may have taken the job for its own
+                more += SPARE_HINT
+            self._tell(Waited(message.text + more, message.missing))
         elif isinstance(message, m.Settled):
             self._tell(Waited(wording.settled(message.round, message.decision)))
         elif isinstance(message, r.Cordoned):

@@ -134,6 +134,15 @@ def read_pairs(text: str) -> dict[str, str]:
     return pairs
 
 
+def repeated_keys(text: str) -> list[str]:
+    """Returns the keys of `key=value` pairs that have several values."""
+    values: dict[str, set[str]] = {}
+    for pair in text.split(","):
+        key, _, value = (part.strip() for part in pair.partition("="))
+        values.setdefault(key, set()).add(value)
+    return [key for key, its in values.items() if len(its) > 1]
+
+
 def read_ranks(text: str) -> frozenset[int] | None:
     """Ranks separated by commas; `None`, all of them, if the text is empty."""
     if not text.strip():

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from aelastic.cli.converters import Steps
+from aelastic.cli.converters import Steps, repeated_keys
 from aelastic.cli.parser import Settings
 from aelastic.errors import InputError
 from aelastic.settings import Std, Streams, streams_of
@@ -278,6 +278,8 @@ def _check_rdzv_keys(chosen: Settings) -> None:
         return
     from aelastic.rdzv.settings import BACKENDS, KEYS, is_used
 
+    for key in repeated_keys(chosen.by_dest["rdzv_conf"].text or ""):  # torchrun takes the last, and says nothing
+        _log.warning("--rdzv-conf: key %s is given several values, and the last one is used", key)
     backend = chosen["rdzv_backend"]
     if backend not in BACKENDS:
         return  # its handler may read any

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
 BACKLOG = 4096
+# More than a job has nodes: each round looks at those of all nodes, and a cache that is too small forgets each in turn.
+ADDRESSES_MAX = 1 << 14
 LOOPBACKS = ("127.0.0.1", "::1")
 _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
@@ -57,7 +59,7 @@ def listen(port: int, address: str = "") -> socket.socket:
     return socket.create_server(("", port), backlog=BACKLOG)
 
 
-@lru_cache(maxsize=1024)  # of each node, in each round
+@lru_cache(maxsize=ADDRESSES_MAX)
 def is_address(host: str) -> bool:
     """Whether it is an address rather than a name."""
     try:
@@ -67,7 +69,7 @@ def is_address(host: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=ADDRESSES_MAX)
 def is_loopback(host: str) -> bool:
     """Whether the host, an address or a name, is this one for every client.  No name server is asked."""
     try:

@@ -22,7 +22,7 @@ from aelastic.rdzv.leader import leader_events as ev
 from aelastic.rdzv.leader.absent import awaited_s
 from aelastic.rdzv.leader.job_state import check_entries
 from aelastic.rdzv.leader.leader import Leader, Phase
-from aelastic.rdzv.protocol.codec import UPWARD, OtherProtocolError, WireError, encode
+from aelastic.rdzv.protocol.codec import UPWARD, OtherAgentError, OtherProtocolError, WireError, encode
 from aelastic.rdzv.protocol.incoming import Incoming
 from aelastic.rdzv.protocol.messages import Campaign, Declined, StoredCell
 from aelastic.rdzv.protocol.proofs import MEMBER as DOOR
@@ -237,8 +237,11 @@ class LeaderServer(Incoming[ev.Event]):
         self._mailbox.post(ev.Received(stream.conn, message))
 
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
-        told = "rejected connection from %s: not an aelastic agent (%s)"
-        self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
+        if isinstance(error, OtherAgentError):
+            self._strangers.refuse(stream, error.shown)
+        else:
+            told = "rejected connection from %s: not an aelastic agent (%s)"
+            self._strangers.warnings.warn(told, stream.peer, error, now=aio.now())
         self._mailbox.post(ev.Garbled(stream.conn, str(error), isinstance(error, OtherProtocolError)))
 
     def on_closed(self, stream: Stream, reason: str) -> None:

@@ -11,6 +11,10 @@ ENDPOINT = "--rdzv-backend c10d --rdzv-endpoint node0"
 ETCD = "--rdzv-backend etcd --rdzv-endpoint a"
 WARNED = [
     (f"{ENDPOINT} --rdzv-conf join_timout=3", "unknown key join_timout is ignored: did you mean join_timeout?"),
+    (
+        f"{ENDPOINT} --rdzv-conf lease=5,lease=6",
+        "--rdzv-conf: key lease is given several values, and the last one is used",
+    ),
     ("--nnodes 2 --master-addr a --rdzv-conf zzz=3", "--rdzv-conf: unknown key zzz is ignored"),
     (f"{ENDPOINT} --rdzv-conf timeout=5'", "key timeout has no effect with c10d: it is for static, etcd"),
     (f"{ENDPOINT} --rdzv-conf password=p4ss", "key password has no effect with c10d: it is for etcd, etcd-v2, etcd-v3"),
@@ -35,6 +39,7 @@ WARNED = [
 ]
 QUIET = [
     f"{ENDPOINT} --rdzv-conf join_timeout=3,last_call_timeout=1,close_timeout=3,is_host=1,read_timeout=9",
+    f"{ENDPOINT} --rdzv-conf lease=5,lease=5",
     f"{ENDPOINT} --nnodes 1:2 --rdzv-conf survivor=endpoint",
     "--standalone --rdzv-conf timeout=5,last_call_timeout=3,rank=0",
     "--rdzv-backend etcd-v3 --rdzv-endpoint a --rdzv-conf user=me,password=x,etcd_prefix=/p",

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
+from aelastic.errors import InputError
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
-from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, UPWARD, Decoder, OtherProtocolError, encode
+from aelastic.rdzv.protocol.codec import HEAD_BYTES, PROTOCOL, UPWARD, Decoder, OtherAgentError, encode
 from aelastic.rdzv.protocol.handshake import (
     NONCE_BYTES,
     UNPROVED_BYTES_MAX,
     Handshake,
     OtherSecretError,
     ProofError,
+    RefusedError,
     Tags,
 )
 from aelastic.rdzv.protocol.keys import Key
+from aelastic.rdzv.protocol.other_secret import OtherSecret
 from aelastic.rdzv.protocol.seals import ForeignError, claimed, sign, verify
+from aelastic.rdzv.protocol.writing import NotTrustedError
 
 OLD, NEW, OTHER = (Key(word * 32, "run") for word in (b"o", b"n", b"x"))
 NODE = m.Node("a", "host-a", "trainer", 1, "", 29500)
@@ -125,10 +129,27 @@ def test_an_agent_without_a_secret_hears_that_there_is_one() -> None:
 
 def test_an_agent_with_a_secret_hears_that_the_job_has_none() -> None:
     client = end(NEW, is_client=True)
-    with pytest.raises(OtherProtocolError, match="this agent has a secret and the job has none") as caught:
+    with pytest.raises(OtherAgentError, match="this agent has a secret and the job has none") as caught:
         list(Decoder(UPWARD).feed(client.begin()))
-    with pytest.raises(ProofError, match="it refuses: this agent has a secret and the job has none"):
+    assert (
+        caught.value.shown == "it has a secret and the job has none: use the same --secret-file on every node, or none"
+    )
+    with pytest.raises(RefusedError, match="it refuses: this agent has a secret and the job has none") as refused:
         client.feed(encode(m.Refused(str(caught.value), True)))
+    assert refused.value.is_final
+
+
+def test_a_leader_without_a_secret_is_not_waited_for() -> None:
+    """Its record alone says nothing, and a refusal that is not final says that the node may try again."""
+    other, untrusted = OtherSecret(), NotTrustedError("the cell was not written with this agent's secret")
+    assert other.is_new("token", 100.0)
+    assert other.judge(untrusted, "c10d at node0", 100.0) is untrusted
+    other.take(RefusedError("retry", is_final=False))
+    assert other.judge(untrusted, "c10d at node0", 100.0) is untrusted
+    other.take(RefusedError("this agent has a secret and the job has none", is_final=True))
+    error = other.judge(untrusted, "c10d at node0", 100.0)
+    assert isinstance(error, InputError)
+    assert str(error) == "c10d at node0: its leader refused this agent: this agent has a secret and the job has none"
 
 
 def test_what_a_stranger_says_is_shown_without_control_characters() -> None:

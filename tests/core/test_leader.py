@@ -36,6 +36,7 @@ from aelastic.decisions.cause import Cause, CauseKind
 from aelastic.decisions.decision import next_round
 from aelastic.errors import ProcessFailure
 from aelastic.rdzv.leader import leader_events as ev
+from aelastic.rdzv.leader.absent import RETURN_S
 from aelastic.rdzv.leader.coordinator_events import Phase as CoordinatorPhase
 from aelastic.rdzv.leader.job_state import JobState, payload_of, round_of, state_in
 from aelastic.rdzv.leader.leader import CANDIDACY_S, SILENT_CELL_S, Phase
@@ -803,6 +804,40 @@ def test_votes_that_come_in_time_are_enough() -> None:
     assert phase(term) is Phase.LEADING
 
 
+def reports_term(term: Term, name: str, above: int) -> None:
+    """A node that has campaigned in a higher term, in vain, connects."""
+    term.logs[name] = Node(name, term=term.leader.term + above, voted_for=name)
+    term.join(name)
+
+
+def test_a_leader_knows_all_terms_of_its_nodes_before_the_first_round_begins() -> None:
+    """Where the store alone decides, a mandate that is given up under a running round may not come back."""
+    term = Term((2, 2), is_begun=False)
+    term.begin()
+    term.is_cell_silent = True
+    reports_term(term, "a", above=5)
+    assert term.leader.term == TERM + 6
+    reports_term(term, "b", above=7)
+    assert term.leader.term == TERM + 6, "it has no mandate to take the next one with"
+    term.break_silence()
+    assert term.leader.term == TERM + 14 and term.coordinator.round == 1
+    term.is_cell_silent = True
+    term.live_until(term.now + 3 * LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.log.mandate, "all nodes are there"
+
+
+def test_a_leader_whose_store_is_silent_keeps_its_mandate_when_a_node_reports_a_higher_term() -> None:
+    term = running("ab", nodes=(2, 2))
+    term.is_cell_silent = True
+    term.live_until(term.now + LEASE_S)
+    reports_term(term, "b", above=5)
+    term.live_until(term.now + 2 * LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.term == TERM
+    term.break_silence()
+    term.live_until(term.now + LEASE_S)
+    assert phase(term) is Phase.LEADING and term.leader.term == TERM + 6
+
+
 def test_a_candidate_in_a_higher_term_has_no_more_time() -> None:
     """The story behind it: two candidates outbid each other for minutes, and nobody led."""
     term = campaigning("abcd")
@@ -966,6 +1001,31 @@ def test_a_verdict_that_was_accepted_and_not_told_is_adopted_by_the_next_leader(
     other = next_leader(term)
     assert other.leader.is_over and state(other).verdict == SUCCEEDED
     assert {type(each) for each in other.plans[other.conns["c"]].replace(log=None).__dict__.values()} >= {m.Ended}
+
+
+def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_come() -> None:
+    """One that is cut off may come late, and nobody else tells it; one that has ended is not awaited."""
+    term = voting("abcd", nodes=(4, 4))
+    term.are_plans_flushed = False
+    term.mute, term.is_cell_silent = {"c"}, True
+    for name in "abcd":
+        term.say(name, m.Succeeded(name, 1))
+    assert not is_over(term) and term.logs["b"].accepted is not None
+    other = campaigning("abcd", kept=committed(term))
+    other.leader.log = other.leader.log.replace(node=other.leader.log.node.replace(accepted=term.logs["b"].accepted))
+    other.begin()
+    other.logs["d"] = term.logs["d"]
+    for name in "bd":
+        other.join(name, past=busy())
+    assert other.leader.is_over and not other.leader.has_told_all
+    for name in "bd":
+        other.close(name)
+    sessions = other.leader.sessions
+    assert sessions.is_over and sessions.awaited_hosts == "host-c"
+    assert sessions.awaited_until == pytest.approx(other.now + LEASE_S + RETURN_S, abs=0.01), "it has led since"
+    assert of_kind(other.join("c", past=busy()), m.Ended) == [SUCCEEDED]
+    other.close("c")
+    assert sessions.awaited_until == 0.0 and other.leader.has_told_all
 
 
 def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_message_and_the_cell() -> None:

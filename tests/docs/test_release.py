@@ -127,6 +127,7 @@ def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
     (home,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (tmp_path / "hello.py").write_text(SCRIPT)
     nothing_else = {
+        "PYTHONPATH": "",  # the tests may run on a copy of the repository that is named there
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_FIND_LINKS": "",
         "PIP_EXTRA_INDEX_URL": "",
@@ -148,7 +149,7 @@ def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
 
     with local_index(tmp_path, *packages) as index:
         install(index)
-        installed = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path))
+        installed = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path, **nothing_else))
         assert installed and installed[2] == "not installed"
         assert packages[1].name.startswith(f"aelastic-{installed[1]}-")
 
@@ -157,12 +158,12 @@ def test_wheel_and_source_distribution_install_from_an_index_and_run_a_job(
         (home / "lent.pth").write_text("\n".join(lent) + "\n")
         job = (python, "-m", "aelastic", "--nproc-per-node", "2", "hello.py")
         ranks = [f"{home}/aelastic/__init__.py {rank}" for rank in (0, 1)]
-        assert sorted(run(*job, cwd=tmp_path).splitlines()) == ranks
+        assert sorted(run(*job, cwd=tmp_path, **nothing_else).splitlines()) == ranks
 
         install(index, "--no-binary", "aelastic", "--no-build-isolation")
-        again = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path))
+        again = VERSION.fullmatch(run(tmp_path / "venv/bin/aelastic", "--version", cwd=tmp_path, **nothing_else))
         assert again and again[1] == installed[1]
-        assert sorted(run(*job, cwd=tmp_path).splitlines()) == ranks
+        assert sorted(run(*job, cwd=tmp_path, **nothing_else).splitlines()) == ranks
 
 
 def test_the_version_is_that_of_the_nearest_tag(tmp_path: Path) -> None:

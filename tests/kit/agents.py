@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -376,6 +377,13 @@ def team_of(launcher: Launcher, meeting: Meeting, nnodes: str, **others: Any) ->
 def c10d() -> Meeting:
     """An endpoint here that is not served yet."""
     return Meeting("c10d", f"127.0.0.1:{quiet_port()}")
+
+
+def unread_bytes(pid: int, address: str) -> int:
+    """How much from an IPv4 address waits to be read by processes in the network namespace of this one (proc(5))."""
+    there = socket.inet_aton(address)[::-1].hex().upper()
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(int(row[4].partition(":")[2], 16) for row in rows if row[2].startswith(f"{there}:"))
 
 
 def listening_ports(pid: int) -> set[int]:

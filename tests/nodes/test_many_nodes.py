@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ from kit.launching import Launcher
 from kit.ports import quiet_port
 from kit.servers.etcd_servers import EtcdServers
 from kit.servers.stores import external_store
+from kit.waiting import wait_for
 
 pytestmark = pytest.mark.usefixtures("warm_stores")
 
@@ -127,12 +129,32 @@ from aelastic.rdzv.leader import forming
 
 forming.SPARES_TIMEOUT_S = 10.0
 """
+# The next leader waits for spares that the nodes of the round know of.
+TELLS_OF_SPARES = """
+import sys
+
+from aelastic.rdzv.member.node_state import NodeState
+
+on_spares = NodeState.on_spares
+
+
+def on_spares_and_tell(state, has_spares):
+    on_spares(state, has_spares)
+    print(f"spares wait: {has_spares}", file=sys.stderr, flush=True)
+
+
+NodeState.on_spares = on_spares_and_tell
+"""
+
+
+def knows_of_spare(agent: Agent) -> bool:
+    return re.findall(r"^spares wait: (\w+)", agent.stderr, re.MULTILINE)[-1:] == ["True"]
 
 
 @pytest.mark.parametrize("losses", [1, pytest.param(2, marks=pytest.mark.all)])
 def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher, losses: int) -> None:
     """The first is the one that has the endpoint.  It is missed at once, not a lease later."""
-    with team_of(launch, c10d(), "2:3", conf=AT_ONCE, wrapper=PATIENT) as team:
+    with team_of(launch, c10d(), "2:3", conf=AT_ONCE, wrapper=PATIENT + TELLS_OF_SPARES) as team:
         first = team.start()
         first.wait_said(COORDINATES)
         members = [first, *team.start_many(2)]
@@ -140,6 +162,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher
         spare = team.start()
         for number in range(losses):
             spare.wait_said(IS_SPARE)
+            wait_for("all know", lambda: all(map(knows_of_spare, members)))
             team.assert_untouched(round_)
             victim = members[number]
             victim.crash()
@@ -149,7 +172,7 @@ def test_a_spare_takes_the_place_of_a_lost_node_again_and_again(launch: Launcher
             assert round_.restart == 0
             assert [len(agent.starts) for agent in members] == expected, "never fewer than three, not for a moment"
             spare = team.start()
-        spare.wait_said(IS_SPARE)
+        spare.wait_said(f"{IS_SPARE}.*; if this is to be a job of its own, give it another --rdzv-id")
         team.finish(round_)
         assert spare.process.returncode == 0
         assert not spare.starts

@@ -181,6 +181,22 @@ def test_a_node_with_another_secret_or_none_is_named_on_both_sides_and_the_job_g
         finish(team, team.wait_round([member, newcomer], first))
 
 
+@pytest.mark.all
+@pytest.mark.ci
+def test_a_node_with_a_secret_is_refused_by_a_job_without_one_and_both_sides_say_so(
+    launch: Launcher, secret: Path
+) -> None:
+    with team_of(launch, c10d(), "1:2", conf={"last_call_timeout": 0.1}) as team:
+        member = team.start()
+        round_ = team.wait_round([member])
+        stranger = team.start("--secret-file", str(secret))
+        assert stranger.wait() == EXIT_INPUT and not stranger.starts, stranger.story
+        told = "has a secret and the job has none: use the same --secret-file on every node, or none"
+        assert f": its leader refused this agent: this agent {told}" in stranger.stderr, stranger.story
+        member.wait_said(f"W refused 127.0.0.1: it {told}")
+        finish(team, round_)
+
+
 async def findings(settings: RendezvousSettings, run_id: str) -> list[Finding]:
     return [each async for each in check_endpoints(settings, run_id, os.environ)]
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -733,21 +735,46 @@ def woken_with_a_newcomer(size: dict[str, Any], seed: int) -> Story:
     return story
 
 
-@pytest.mark.parametrize("seconds", [7.0, pytest.param(60.0, marks=pytest.mark.all)])
 @pytest.mark.parametrize("host", "01")
 @pytest.mark.parametrize("is_endpoint_on_node0", [False, True])
 def test_a_verdict_is_said_on_one_side_of_a_cut_only_if_the_other_side_says_the_same(
-    is_endpoint_on_node0: bool, host: str, seconds: float
+    is_endpoint_on_node0: bool, host: str
 ) -> None:
     """The coordinator is cut off from the others at each event between the failure and the verdict."""
     for steps in CUT_AT:
-        story = cut_in_two(host, steps, seconds, is_endpoint_on_node0=is_endpoint_on_node0)
-        story.until(lambda story=story: not story.living or story.run_by("012"), 120 + 3 * LEASE_S)  # type: ignore[misc]
-        story.is_work_done = True
-        for agent in story.living:
-            agent.succeed_now()
-        story.until(lambda story=story: not story.living, 3 * LEASE_S)  # type: ignore[misc]
+        story = cut_in_two(host, steps, LEASE_S + 2, is_endpoint_on_node0=is_endpoint_on_node0)
+        finish(story)
         assert len({agent.ended for agent in story.agents}) == 1, f"{steps} events: {story.story(60)}"
+
+
+@pytest.mark.all
+@pytest.mark.timeout(600)  # two minutes of jobs, one for each event
+@pytest.mark.parametrize("is_endpoint_on_node0", [False, True])
+def test_a_node_that_is_cut_off_until_all_who_know_the_verdict_are_gone_gives_up_and_says_no_other(
+    is_endpoint_on_node0: bool,
+) -> None:
+    """Cut as above, but for longer than those who know the verdict wait for the rest: one of three is no quorum."""
+    gave_up = 0
+    for host, steps in product("01", CUT_AT):
+        story = cut_in_two(host, steps, 60, is_endpoint_on_node0=is_endpoint_on_node0)
+        is_alone = len(story.living) == 1
+        finish(story)
+        ended = Counter(agent.ended for agent in story.agents)
+        where = f"worker of node{host}, {steps} events"
+        if is_alone:
+            assert ended.pop("gave up", 0) == 1 and len(story.checks.rounds) == 1, f"{where}: {story.story(60)}"
+            gave_up += 1
+        assert len(ended) == 1 and "gave up" not in ended, f"{where}: {story.story(60)}"
+    assert gave_up, "at one of these events, a quorum knows the verdict and the rest does not"
+
+
+def finish(story: Story) -> None:
+    """The cut is over: agents meet again and succeed, or they end."""
+    story.until(lambda: not story.living or story.run_by("012"), 120 + 3 * LEASE_S)
+    story.is_work_done = True
+    for agent in story.living:
+        agent.succeed_now()
+    story.until(lambda: not story.living, 3 * LEASE_S)
 
 
 def cut_in_two(host: str, steps: int, seconds: float, *, is_endpoint_on_node0: bool) -> Story:

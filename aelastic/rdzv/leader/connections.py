@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from hmac import compare_digest
@@ -23,6 +23,7 @@ from typing import assert_never
 from aelastic.rdzv.leader.absent import Absent
 from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
 from aelastic.rdzv.leader.first_cause import GRACE_S
+from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.leader.leader_events import Action, Drop, Say
 from aelastic.rdzv.leader.plans import Plans
 from aelastic.rdzv.leader.roster import some_of
@@ -184,6 +185,13 @@ class Connections:
         if not self.is_over:
             self.is_over = True
             self.absent.on_time(now)
+
+    def on_taken_over(self, nodes: Iterable[Participant], now: float) -> None:
+        """These nodes of the round that another leader began may live: those that are not connected are absent."""
+        for node in nodes:
+            if node.node_id not in self._conn_of:
+                self._note_host(node.node_id, node.host)
+                self.absent.on_lost(node.node_id, now, is_unheard=False)
 
     # What happens to connections.
 

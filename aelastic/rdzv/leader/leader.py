@@ -104,6 +104,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     _is_resumed: bool = False  # the coordinator knows what the log keeps
     _version: int = 0  # of the coordinator's state, as last agreed on
     _payload: Payload = NO_PAYLOAD  # of that proposal
+    _highest: int = 0  # the highest term that a node has reported
     _given_up: Entry | None = None  # the last entry of a log that cannot continue, if this leader founds another
     _payload_version: int = NOT_PROPOSED
     _agreed: EntryId | None = None  # the last entry that the coordinator's state is based on
@@ -245,7 +246,10 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _carry_on(self, actions: list[ev.Action], now: float) -> list[ev.Action]:
         """Agrees on what it can, decides what is due, and returns what follows."""
-        actions = [*actions, *self._agree(now), *self._decide(now)]
+        actions = [*actions, *self._agree(now)]
+        if not self.has_stepped_down:
+            self._outbid(now)  # before a round begins
+            actions += self._decide(now)
         if self.has_stepped_down:
             return actions
         return [*self._send_plans(now), *actions, *self._ask_votes(now), *self._ask_cell(now)]
@@ -264,8 +268,8 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _on_status(self, conn: int, name: str, status: LogStatus, now: float) -> None:
         """Notes what a node knows of the log, if that may matter."""
-        if status.term > self.term and (self.phase is Phase.CANDIDATE or self.log.mandate):
-            self._campaign_again(status.term, now)
+        self._highest = max(self._highest, status.term)
+        self._outbid(now)
         if self.followers.name_of(conn) == name:
             if self.log.followers[name].status != status:
                 self.log = leading.on_status(self.log, name, status)
@@ -386,6 +390,8 @@ class Leader(Machine[ev.Event, ev.Action]):
             return False, []
         self.log = committed
         self._resume(now)
+        if self.is_over:
+            self.sessions.on_over(now)
         if proposal.payload != self._payload:  # one that was adopted
             return True, []
         self._agreed, self._version = id_of(committed.node.committed), self._payload_version
@@ -422,8 +428,13 @@ class Leader(Machine[ev.Event, ev.Action]):
         node, committed = self.log.node, self.log.node.committed
         known = committed if isinstance(committed, Entry) else self._given_up
         if known is not None and known.payload:
-            gone = [*(each.name for each in node.ended), *(each.name for each in node.ended_followers)]
-            self.coordinator.resume(state_in(known), [name.partition("~")[0] for name in gone], now)
+            names = [*(each.name for each in node.ended), *(each.name for each in node.ended_followers)]
+            state, gone = state_in(known), [name.partition("~")[0] for name in names]
+            self.coordinator.resume(state, gone, now)
+            if state.last_round is not None:
+                not_missed = {self.name, *names, *leading.replaced(self.log)}
+                may_live = [each for each in state.last_round.participants if each.name not in not_missed]
+                self.sessions.on_taken_over(may_live, now)
         self._version, self._agreed = self.coordinator.version, id_of(committed)
         if known is not committed:  # what is known of the job goes into the first entry of the new log
             self._version = NOT_PROPOSED
@@ -431,8 +442,6 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _release(self, now: float) -> list[ev.Action]:
         """Sends nodes what follows from a proposal that was agreed on."""
         held, self._held = self._held, []
-        if self.is_over:
-            self.sessions.on_over(now)
         return self._deliver(held, now)
 
     def _propose(self, now: float) -> None:
@@ -464,6 +473,19 @@ class Leader(Machine[ev.Event, ev.Action]):
         if before and self.cell.is_silent(SILENT_CELL_S, now):  # new voters go to the endpoint first
             hosts = {name: host for name, host in hosts.items() if name in before}
         return votes.choose_voters(hosts, before) if hosts else before
+
+    def _outbid(self, now: float) -> None:
+        """Takes a term above that of each node, as soon as it can.
+
+        The story behind it: three agents begin at once, and one leads.  The others have campaigned in higher terms by
+        then.  The first of them to connect has the leader campaign again.  The second one connects before the store has
+        answered, and its term was noticed with its next status only, when workers had started.  Then the store fell
+        silent: the leader had given up its mandate, which the store alone can renew, and had to step down.
+        """
+        waits_for_store = self._decides_alone and self.cell.has_failed
+        can_outbid = self.phase is Phase.CANDIDATE or (bool(self.log.mandate) and not waits_for_store)
+        if self._highest > self.term and can_outbid:
+            self._campaign_again(self._highest, now)
 
     def _campaign_again(self, highest: int, now: float, *, has_listened: bool = False) -> None:
         """Campaigns in a term above every other.  Followers stay, and the proposal is proposed again."""

@@ -58,7 +58,19 @@ class OtherProtocolError(WireError):
     """The data is from an agent of another version, or is a `Hello` of one that has a secret."""
 
 
-SECRET_HERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
+class OtherAgentError(OtherProtocolError):
+    """The data is such a `Hello`; the message is the answer to that agent.
+
+    Attributes:
+        shown: the same, for the log of the agent that received it.
+    """
+
+    def __init__(self, answer: str) -> None:
+        self.shown = answer.replace("this agent ", "it ", 1)
+        super().__init__(answer)
+
+
+SECRET_THERE = "this agent has a secret and the job has none: use the same --secret-file on every node, or none"  # noqa: S105
 
 
 def encode(message: m.Upward | m.Downward | m.OfCampaign | m.Stored) -> bytes:
@@ -215,7 +227,7 @@ class Decoder:
         try:
             theirs = fields.get("protocol") if cls is m.Hello and isinstance(fields, dict) else PROTOCOL
             if theirs != PROTOCOL and not isinstance(theirs, bool | float):  # no version is of these types
-                raise OtherProtocolError(
+                raise OtherAgentError(
                     f"this agent speaks protocol {theirs!r:.80} and the job speaks {PROTOCOL}: "
                     "install the same version of aelastic on all nodes"
                 )
@@ -223,7 +235,7 @@ class Decoder:
             if theirs != PROTOCOL and type(theirs) is int:
                 raise OtherProtocolError(_other_job(str(theirs)[:80]))
             if cls is m.Hello and isinstance(fields, dict) and "nonce" in fields:  # `handshake.py`
-                raise OtherProtocolError(SECRET_HERE)
+                raise OtherAgentError(SECRET_THERE)
             return _reader_of(cls)(fields, name)
         except RecursionError:  # JSON could nest this, but `repr` could not
             raise WireError(f"not a message of the protocol: {body[:80]!r}") from None

@@ -67,6 +67,19 @@ class OtherSecretError(ProofError):
         super().__init__(f"it has a different secret ({self.keys})", answer)
 
 
+class RefusedError(ProofError):
+    """The other end cannot read a proof: it has no secret, or another version; it answers with its reason.
+
+    Attributes:
+        reason: as it has given it.
+        is_final: there is no use in trying again.
+    """
+
+    def __init__(self, reason: str, *, is_final: bool) -> None:
+        self.reason, self.is_final = reason, is_final
+        super().__init__(f"it refuses: {reason}")
+
+
 class Tagger:
     """Tags of the frames in one direction, in their order."""
 
@@ -196,9 +209,10 @@ class Handshake:
             name, fields = json.loads(body)
             reason = str(fields["reason"])[:UNPROVED_BYTES_MAX] if name == "Refused" else ""
             refusal = "".join(each if each.isprintable() else "?" for each in reason)
-        except (ValueError, LookupError, TypeError, RecursionError):
-            refusal = ""
-        raise ProofError(f"it refuses: {refusal}") if refusal else self._plain(body)
+            is_final = fields.get("is_final") is True
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            refusal, is_final = "", False
+        raise RefusedError(refusal, is_final=is_final) if refusal else self._plain(body)
 
     def _on_proof(self, body: bytes) -> bytes:
         assert self._key is not None

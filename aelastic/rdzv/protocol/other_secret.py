@@ -1,9 +1,9 @@
-"""A leader whose secret differs from this agent's: is it worth waiting for them to agree?"""
+"""A leader whose secret differs from this agent's, or that has none: is it worth waiting for them to agree?"""
 
 from __future__ import annotations
 
 from aelastic.errors import InputError
-from aelastic.rdzv.protocol.handshake import OtherSecretError, ProofError
+from aelastic.rdzv.protocol.handshake import OtherSecretError, ProofError, RefusedError
 from aelastic.rdzv.protocol.writing import NotTrustedError
 
 # While the secret of a job is changed, a node has the new file within this: a kubelet brings it in some 90 s.
@@ -14,7 +14,7 @@ class OtherSecret:
     """What is known of the leader that the cell names, and that no agent with this secret has written there.
 
     A record alone says nothing: it may be what an earlier job has left.  One whose leader lives, and has another
-    secret, is of the job that is meant.
+    secret or none, is of the job that is meant.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,8 @@ class OtherSecret:
     def judge(self, error: NotTrustedError, where: str, now: float) -> NotTrustedError | InputError:
         """The error to raise for a read of the cell, given the greeting: an `InputError` if waiting cannot help."""
         other = self._distrust
+        if isinstance(other, RefusedError) and other.is_final:
+            return InputError(f"{where}: its leader refused this agent: {other.reason}", topic="agents-do-not-match")
         if not isinstance(other, OtherSecretError):
             return error
         if not other.may_be_changed:

@@ -112,9 +112,9 @@ class Strangers:
         self._unfinished_sum -= self._unfinished.pop(stream, 0)
         return peer is not None
 
-    def refuse(self, stream: Stream, error: ProofError) -> None:
-        """It is no agent of this job, or is not trusted any more: says so; its stream closes."""
-        self.warnings.warn("refused %s: %s", plain_address(stream.peer), error, now=aio.now())
+    def refuse(self, stream: Stream, why: ProofError | str) -> None:
+        """Logs that its agent is not one of this job, or is no longer trusted; its stream closes."""
+        self.warnings.warn("refused %s: %s", plain_address(stream.peer), why, now=aio.now())
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
         """Nobody expected what it has sent, or what came of it: its connection is aborted."""
