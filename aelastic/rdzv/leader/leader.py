@@ -316,7 +316,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _log_plans(self) -> Callable[[str], LogPlan | None]:
         """Returns what a node must know of the log, by its name.  All nodes that do not follow share one plan."""
         log, own_name, followers = self.log, self.name, self.followers.names
-        of_others = LogPlan(self.term, self._has_mandate, id_of(log.node.committed), None, None)
+        of_others = LogPlan(self.term, self._has_mandate, id_of(log.node.committed))
 
         def log_plan(name: str) -> LogPlan | None:
             if name == own_name:
