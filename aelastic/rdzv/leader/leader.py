@@ -212,9 +212,9 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
         match event:
-            case ev.Opened(conn, peer, way):  # it must say Hello within a lease
+            case ev.Opened(conn, peer, way):
                 self.sessions.on_opened(conn, peer, way, now)
-                actions = []
+                return []  # it must say Hello within a lease
             case ev.Received(conn, message, has_next):
                 actions = self._on_received(conn, message, now)
                 if has_next and not actions:
