@@ -36,7 +36,7 @@ from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryId, Payload, id_of, log_of, order
-from aelastic.rdzv.log.node import Close, Node, votes_in
+from aelastic.rdzv.log.node import Close, votes_in
 from aelastic.rdzv.log.node import Plan as LogPlan
 from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
@@ -828,8 +828,3 @@ class Leader(Machine[ev.Event, ev.Action]):
 def _verdict_in(cell: Cell) -> str:
     """Returns the log of a job that is over, according to the cell; empty if it is not over."""
     return cell.committed.log if cell.committed is not None and cell.committed.is_verdict else ""
-
-
-def begin(node: Node, term: int, *, has_listened: bool) -> leading.Leader:
-    """Returns the log of an agent that campaigns."""
-    return leading.campaign(node, term, 1, has_listened=has_listened)
