@@ -168,9 +168,10 @@ class AgentLink:
 
     def _note_committed(self) -> None:
         """Notes the last committed entry: if it gives this node a vote, others know where to ask for it."""
-        committed = self._log.committed if self._log is not None else None
-        if committed is None or committed is self._known:
+        log = self._log
+        if log is None or log.committed is None or log.committed is self._known:
             return
+        committed = log.committed
         is_new, self._known = id_of(committed) != id_of(self._known), committed
         if is_new and _log.isEnabledFor(logging.INFO) and self.agreed is not None:
             _log.info("%s", self.agreed.text)

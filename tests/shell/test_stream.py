@@ -152,20 +152,21 @@ async def connect_and_break(port: int, server: Heard, client: Heard, streams: li
 async def test_an_attempt_to_connect_that_is_lost_delays_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt, attempts = stream_module._attempt, list[str]()
 
-    async def lose_first(host: str, port: int, make: Any) -> Stream:
+    async def lose_two(host: str, port: int, make: Any) -> Stream:
         attempts.append(host)
-        if len(attempts) == 1:
+        if len(attempts) <= 2:
             await anyio.sleep_forever()
         return await attempt(host, port, make)
 
-    monkeypatch.setattr(stream_module, "_attempt", lose_first)
-    monkeypatch.setattr(stream_module, "ATTEMPT_INTERVALS_S", (0.01, 0.01, math.inf))
+    monkeypatch.setattr(stream_module, "_attempt", lose_two)
+    monkeypatch.setattr(stream_module, "FIRST_ATTEMPT_S", 0.01)
+    monkeypatch.setattr(stream_module, "ATTEMPT_INTERVALS_S", (0.01, math.inf))
     server, streams = Heard(), list[Stream]()
     async with serving(server, Proofs(None), streams) as port:
         stream = await connect(["127.0.0.1"], port, lambda: Stream(Heard(), DOWNWARD), DEADLINE_S)
         stream.send(encode(m.Alive()))
         await server.wait(1)
-        assert server.messages == [m.Alive()] and len(attempts) > 1
+        assert server.messages == [m.Alive()] and len(attempts) > 2
         stream.abort()
 
 

@@ -36,7 +36,7 @@ from aelastic.rdzv.log import leader as leading
 from aelastic.rdzv.log import votes
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import NO_PAYLOAD, Entry, EntryId, Payload, id_of, log_of, order
-from aelastic.rdzv.log.node import Close, Node, votes_in
+from aelastic.rdzv.log.node import Close, votes_in
 from aelastic.rdzv.log.node import Plan as LogPlan
 from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.log.votes import Mandate, Votes
@@ -212,9 +212,9 @@ class Leader(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
         match event:
-            case ev.Opened(conn, peer, way):  # it must say Hello within a lease
+            case ev.Opened(conn, peer, way):
                 self.sessions.on_opened(conn, peer, way, now)
-                actions = []
+                return []  # it must say Hello within a lease
             case ev.Received(conn, message, has_next):
                 actions = self._on_received(conn, message, now)
                 if has_next and not actions:
@@ -319,7 +319,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _log_plans(self) -> Callable[[str], LogPlan | None]:
         """Returns what a node must know of the log, by its name.  All nodes that do not follow share one plan."""
         log, own_name, followers = self.log, self.name, self.followers.names
-        of_others = LogPlan(self.term, self._has_mandate, id_of(log.node.committed), None, None)
+        of_others = LogPlan(self.term, self._has_mandate, id_of(log.node.committed))
 
         def log_plan(name: str) -> LogPlan | None:
             if name == own_name:
@@ -846,8 +846,3 @@ class Leader(Machine[ev.Event, ev.Action]):
 def _verdict_in(cell: Cell) -> str:
     """Returns the log of a job that is over, according to the cell; empty if it is not over."""
     return cell.committed.log if cell.committed is not None and cell.committed.is_verdict else ""
-
-
-def begin(node: Node, term: int, *, has_listened: bool) -> leading.Leader:
-    """Returns the log of an agent that campaigns."""
-    return leading.campaign(node, term, 1, has_listened=has_listened)

@@ -31,10 +31,10 @@ class Status(Record):
 
     term: int
     committed: EntryRef | None
-    accepted: Accepted | None
-    ended: tuple[EndedLeader, ...]
-    replaces: tuple[str, ...]
-    failures: tuple[str, ...]
+    accepted: Accepted | None = None
+    ended: tuple[EndedLeader, ...] = ()
+    replaces: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 class Plan(Record):
@@ -49,8 +49,8 @@ class Plan(Record):
     term: int
     is_leading: bool
     committed: EntryRef | None
-    proposal: EntryRef | None
-    accepted: Accepted | None
+    proposal: EntryRef | None = None
+    accepted: Accepted | None = None
 
 
 class EndedLeader(Record):

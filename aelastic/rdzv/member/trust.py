@@ -26,15 +26,13 @@ def objection(message: m.Downward, terms: m.Terms, state: NodeState, term: int) 
         state: the state of its node.
         term: the highest term that it knows of.
     """
-    match message:
-        case m.Plan(_, lease_s) if lease_s != terms.lease_s:
-            return f"Plan.lease_s is {lease_s:g}, and this agent was started with {terms.lease_s:g}"
-        case m.Plan(newer) if is_too_high(newer, term):
-            return f"Plan.term is {newer}, and the last one known is {term}"
-        case m.Plan():
-            return _objection_to_round(message, terms, state)
-        case _:
-            return ""
+    if not isinstance(message, m.Plan):
+        return ""
+    if message.lease_s != terms.lease_s:
+        return f"Plan.lease_s is {message.lease_s:g}, and this agent was started with {terms.lease_s:g}"
+    if is_too_high(message.term, term):
+        return f"Plan.term is {message.term}, and the last one known is {term}"
+    return _objection_to_round(message, terms, state)
 
 
 def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:

@@ -139,7 +139,7 @@ def record_from_text(kind: type[RecordT], text: str) -> RecordT:
 
 _NO_DEFAULT = object()
 # Omitting this few costs more than sending them.
-FEW_DEFAULTS = 4
+FEW_DEFAULTS = 2
 
 
 def _fields_of(value: Any) -> dict[str, Any]:

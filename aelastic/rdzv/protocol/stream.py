@@ -30,8 +30,10 @@ UNSENT_MAX = 4 << 20
 UNHANDLED_MAX = 64
 # A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
-# Times from one attempt to the next: on a network that loses packets, one of several SYNs gets through sooner.
-ATTEMPT_INTERVALS_S = (0.2, 0.2, 0.3, 0.4, math.inf)
+# An answer that takes longer was mostly lost.
+FIRST_ATTEMPT_S = 0.2
+# Times from one further attempt to the next: on a network that loses packets, one of several SYNs gets through sooner.
+ATTEMPT_INTERVALS_S = (0.2, 0.3, 0.4, math.inf)
 # Two round trips, and what else both ends have to do then.
 PROOF_TIMEOUT_S = 5.0
 HANG_UP_S = 0.5  # for the other end to close, too
@@ -366,11 +368,13 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
 
 
 async def _connect_to(host: str, port: int, make: Callable[[], Stream]) -> Stream:
-    """Connects to an address, with several attempts side by side.
+    """Connects to an address: with one attempt or, if that takes long, with several side by side.
 
     Raises:
         OSError: it does not answer.
     """
+    with anyio.move_on_after(FIRST_ATTEMPT_S):  # mostly enough, and several attempts take tasks of their own
+        return await _attempt(host, port, make)
     streams: list[Stream] = []
     errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))]
     async with anyio.create_task_group() as tasks:
