@@ -87,7 +87,7 @@ class Checks:
         self.rounds: dict[int, Round] = {}  # by fence
         self._entries: dict[
             tuple[str, int], tuple[EntryId, set[Agent]]
-        ] = {}  # committed, by log and number; and who knows
+        ] = {}  # committed, by log and number; and who has it whole
         self._candidate: Coordination | None = None  # that stepped down last
         self._last_of: dict[str, int] = {}  # the number of a log's verdict
         self.failed_in: set[Round] = set()  # rounds in which a worker failed by itself
@@ -138,10 +138,11 @@ class Checks:
         known, by = self._entries.setdefault((log, number), (entry_id, set()))
         if known != entry_id:
             if any(other.is_alive for other in by):
-                self.fail(f"{agent} knows that {entry_id} is committed, and {by} know that {known} is")
-            by = set()  # recovery: what only ended nodes knew is lost
+                self.fail(f"{agent} knows that {entry_id} is committed, and {by} have {known}, which is, too")
+            by = set()  # recovery: what only ended nodes had whole is lost
             self._entries[log, number] = entry_id, by
-        by.add(agent)
+        if isinstance(node.committed, Entry):
+            by.add(agent)
         if isinstance(node.committed, Entry) and node.committed.is_verdict:
             self._last_of.setdefault(log, number)
         if number > self._last_of.get(log, number):

@@ -16,6 +16,7 @@ from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kit.simulated.numbered_sets import NumberedTask
 from kit.simulated.sockets import ListeningSocket, Socket, Transport
 
 if TYPE_CHECKING:
@@ -164,7 +165,7 @@ class EventLoop(AbstractEventLoop):
         return Future(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> Task[Any]:
-        return Task(coro, loop=self, **options)
+        return NumberedTask(coro, loop=self, **options)
 
     def get_task_factory(self) -> None:
         return None

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
+from kit.simulated import numbered_sets
+
 CONNECT_TIMEOUT_S = 2.5
 DELAY_S = 0.002  # of what is not late, at most
 HERE_S = 1e-5  # the same on one machine
@@ -82,6 +84,7 @@ class World:
     ) -> None:
         self.kernel = kernel
         self.is_passing = False  # time: processes run then, and only then
+        numbered_sets.begin()
         self.random = random.Random(seed)
         self.now = 0.0
         self.slow, self.slow_s = slow, slow_s
