@@ -138,7 +138,7 @@ class Checks:
         known, by = self._entries.setdefault((log, number), (entry_id, set()))
         if known != entry_id:
             if any(other.is_alive for other in by):
-                self.fail(f"{agent} knows that {entry_id} is committed, and {by} have {known}, which is, too")
+                self.fail(f"{agent} knows that {entry_id} is committed, and {by} know that {known} is")
             by = set()  # recovery: what only ended nodes had whole is lost
             self._entries[log, number] = entry_id, by
         if isinstance(node.committed, Entry):
