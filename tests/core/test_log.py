@@ -504,6 +504,16 @@ def test_a_recovery_continues_from_the_endpoints_entry_where_nobody_has_the_newe
     assert leading.establish(recovering(has_listened=False, committed=lost)) is None
 
 
+def test_a_node_without_a_vote_that_reads_its_leaders_end_is_a_witness_for_a_recovery() -> None:
+    node = following.follow(Node("s", committed=FIRST.id), "a", 2)
+    assert following.on_leader_closed(node, Close.ORDERLY).replaces == ("a",)
+    for close in (Close.ABORTED, Close.GOODBYE):
+        assert following.on_leader_closed(node, close).replaces == (), "it may live"
+    voter = following.on_plan(following.follow(member("b"), "a", 2), Plan(2, True, FIRST.id, None, None))
+    ended = following.on_leader_closed(voter, Close.ORDERLY)
+    assert (ended.replaces, [each.name for each in ended.ended]) == ((), ["a"]), "it speaks for the leader"
+
+
 def test_a_node_follows_a_leader_that_continues_without_an_entry_that_neither_has() -> None:
     node = following.follow(Node("c", 5, committed=after(FIRST, voters="ab").id), "n", 6)
     proposal = after(FIRST, 6)

@@ -81,7 +81,7 @@ class Node(Record):
         ended: leaders whose end it has read; only voters of `committed`.
         ended_followers: those whose end it has read while it led; only voters of `committed`.  It speaks for them, even
             after it has stopped leading.
-        replaces: nodes that are gone, because this agent has come in their place.
+        replaces: nodes that are gone: this agent has come in their place, or has read their end without a vote.
         failures: those of its workers.
     """
 
@@ -186,11 +186,18 @@ def must_join_anew(node: Node, plan: Plan) -> bool:
 
 def on_leader_closed(node: Node, close: Close) -> Node:
     """Returns the node after the connection to its leader ended and everything before that was read."""
-    if leader_has_ended(close) and can_speak_for_leader(node):
-        ended = {each.name: each for each in node.ended}
-        ended[node.leader] = EndedLeader(node.leader, node.leader_accepted)
-        node = node.replace(ended=tuple(ended[name] for name in sorted(ended)))
+    if leader_has_ended(close):
+        node = _after_leaders_end(node)
     return without_outdated(node.replace(leader="", has_read_plan=False, leader_accepted=None))
+
+
+def _after_leaders_end(node: Node) -> Node:
+    """Returns the node as a witness: it speaks for the leader or, without a vote, knows that the leader is gone."""
+    if not can_speak_for_leader(node):
+        return node.replace(replaces=tuple(sorted({*node.replaces, node.leader})))
+    ended = {each.name: each for each in node.ended}
+    ended[node.leader] = EndedLeader(node.leader, node.leader_accepted)
+    return node.replace(ended=tuple(ended[name] for name in sorted(ended)))
 
 
 def leader_has_ended(close: Close) -> bool:

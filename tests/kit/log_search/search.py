@@ -254,6 +254,8 @@ def has_quorum(world: World, *, has_endpoints: bool) -> bool:
     known += [order(cell.committed) for cell in world.cells if cell and has_endpoints]
     # A recovery may have replaced an entry that a living one knows by its id.
     last = max((each for each in known if each in {*map(order, log)}), default=order(None))
+    if last == order(None) and not has_endpoints:
+        return False  # they decide how a log begins
     for entry in log:
         if order(entry) < last:
             continue

@@ -24,6 +24,7 @@ from kit.simulated.insight import (
     connection_of,
     has_connection,
     is_member,
+    name_of,
 )
 from kit.simulated.supervisor import Agent
 from kit.simulated.world import World
@@ -328,7 +329,7 @@ class Checks:
     def give_up_if_forgotten(self) -> None:
         if self.verdicts and self._is_forgotten:
             self._give_up(ForgottenError("a verdict is not in the cell"))
-        living = {agent.node_id for agent in self.agents if agent.is_alive}
+        living = {name_of(agent) for agent in self.agents if agent.is_alive}
         missing = set[str]() if self._candidate is None else self._candidate.lacks(living)
         if missing:
             self._give_up(DeadVotersError(f"{sorted(missing)} have died, and may live for all that is known"))

@@ -62,18 +62,17 @@ class Coordination:
         return self._leader.has_stepped_down
 
     def lacks(self, living: set[str]) -> set[str]:
-        """The voters for want of which it has no quorum, even if all those vote that live; by node id."""
+        """The voters for want of which it has no quorum, even if all those vote that live, by their names."""
         log = self._leader.log
         last = leading.last_whole(log)
         if log.mandate or last is None:
             return set()
         voters = set(last.voters)
-        here = {name for name in voters if name.partition("~")[0] in living}
         found = leading.phase_1_votes(log)
-        found = found.replace(answered=found.answered | here)
+        found = found.replace(answered=found.answered | (voters & living))
         if votes.mandate(last.configuration, found):
             return set()
-        return {name.partition("~")[0] for name in voters - found.known - found.replaced}
+        return voters - found.known - found.replaced
 
     def has(self, node_id: str) -> bool:
         """Whether it has a connection with a node: it may have given one up, and have yet to say so."""
@@ -223,6 +222,12 @@ def phase_of(agent: Agent) -> m.Phase:
 def is_member(agent: Agent) -> bool:
     """Whether a coordinator has welcomed it, as far as it knows."""
     return phase_of(agent) is m.Phase.FOLLOWING
+
+
+def name_of(agent: Agent) -> str:
+    """Of its node in the log; another one once it has joined another log."""
+    times = 0 if agent.link is None else agent.link._member._names
+    return f"{agent.node_id}~{times}" if times else agent.node_id
 
 
 def term_of(agent: Agent) -> int:
