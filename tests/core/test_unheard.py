@@ -60,6 +60,17 @@ def test_what_a_node_said_before_it_reconnected_is_not_heard() -> None:
     assert heard(queue) == [connected("a"), reported("b")]
 
 
+def test_what_a_node_forgets_as_it_is_welcomed_is_heard_of_its_first_status() -> None:
+    alone = BUSY.replace(alone_s=0.5, has_spares=True)
+    queue = unheard(connected("a", alone))
+    add(queue, reported("a", FAILED), 2.0)
+    (event,) = heard(queue, 2.0)
+    assert isinstance(event, Reported)
+    assert event.status.past == FAILED.replace(alone_s=2.5, has_spares=True)
+    queue = unheard(connected("a", alone), reported("a", BUSY.replace(round=6)))
+    assert heard(queue) == [connected("a", BUSY.replace(round=6))], "that was another round"
+
+
 def test_that_a_node_was_lost_is_not_heard_once_it_is_back() -> None:
     queue = unheard(Broken("a"), Lost("a", "silent for 5 s"), Broken("b"), connected("a"))
     assert heard(queue) == [Broken("b"), connected("a")]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from aelastic.rdzv.leader.coordinator_events import Broken, Lost, Reported
+from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
 Event = Reported | Broken | Lost | r.Enquiry
@@ -69,7 +70,8 @@ class Unheard:
                 waited_s = now - since
                 failed_s = None if earlier.failed_s is None else earlier.failed_s + waited_s
                 back_s = earlier.back_s + waited_s
-                event = earlier.replace(node=event.node, status=event.status, back_s=back_s, failed_s=failed_s)
+                status = event.status.replace(past=_as_first(event.status.past, earlier.status.past, waited_s))
+                event = earlier.replace(node=event.node, status=status, back_s=back_s, failed_s=failed_s)
                 self._first_reports[node_id] = event
             self._queue[number] = node_id, event, now
             return True
@@ -101,6 +103,14 @@ class Unheard:
         assert numbers_of == self._numbers_of, "each event is found by its node"
         first = [node_id for node_id, event, _ in self._queue.values() if isinstance(event, Reported) and event.is_new]
         assert sorted(first) == sorted(self._first_reports), "a node has one first status in the queue at most"
+
+
+def _as_first(past: m.Past, first: m.Past, waited_s: float) -> m.Past:
+    """Returns a node's part with what it knew as it came to this leader, whose welcome has made it forget that."""
+    if first.fence != past.fence:
+        return past
+    alone_s = first.alone_s + waited_s if first.alone_s else past.alone_s
+    return past.replace(has_spares=first.has_spares or past.has_spares, alone_s=alone_s)
 
 
 def _is_of_failure(earlier: Event, report: Reported) -> TypeGuard[Reported]:
