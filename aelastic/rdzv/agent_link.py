@@ -313,10 +313,10 @@ class AgentLink:
         coordinator = Coordinator(RoundRules.of(settings), self._policy, member.node_id)
         coordinator.roster.begin_term(term)
         is_fixed = settings.backend == "static"
-        sessions = Connections(member.terms, at.token, term, settings.join_timeout_s, has_fixed_ranks=is_fixed)
+        connections = Connections(member.terms, at.token, term, settings.join_timeout_s, has_fixed_ranks=is_fixed)
         leader = Leader(
             coordinator,
-            sessions,
+            connections,
             leading.campaign(node, term, 1, has_listened=action.has_listened),
             at,
             "" if member.state.node is None else member.state.node.host,

@@ -119,14 +119,14 @@ class LeaderServer(Incoming[ev.Event]):
         """Waits for agents that may not have the verdict yet: two leases at most, and some time to connect."""
         leader, began, has_said = self.leader, aio.now(), False
         most_s = awaited_s(leader.lease_s)
-        while leader.sessions.is_over and not leader.has_stepped_down:
+        while leader.connections.is_over and not leader.has_stepped_down:
             now = aio.now()
-            until = min(leader.sessions.awaited_until, began + most_s)
+            until = min(leader.connections.awaited_until, began + most_s)
             if now >= until:
                 break
             if now >= began + FAREWELL_S and not has_said:
                 has_said = True
-                _log.warning(WAITING, until - now, leader.sessions.awaited_hosts)
+                _log.warning(WAITING, until - now, leader.connections.awaited_hosts)
             self._changed = anyio.Event()
             with anyio.move_on_after(until - now if has_said else min(until, began + FAREWELL_S) - now):
                 await self._changed.wait()
@@ -135,7 +135,9 @@ class LeaderServer(Incoming[ev.Event]):
         """Steps down: all members learn that they need another leader, or already have the verdict."""
         with anyio.move_on_after(FAREWELL_S):
             # Until our own node has sent its last message, and all have received the verdict, if there is one.
-            while self.leader.has_own_node or (self.leader.coordinator.is_closed and not self.leader.sessions.is_empty):
+            while self.leader.has_own_node or (
+                self.leader.coordinator.is_closed and not self.leader.connections.is_empty
+            ):
                 self._changed = anyio.Event()
                 await self._changed.wait()
         if self.leader.has_stepped_down:

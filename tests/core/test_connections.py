@@ -154,7 +154,7 @@ def test_of_a_node_that_has_left_the_connection_closes_without_a_grace() -> None
     for name in "ab":
         term.say(name, m.Left(name, "SIGTERM"))
         term.close(name)
-    assert term.leader.sessions.is_empty
+    assert term.leader.connections.is_empty
 
 
 # The verdict.
@@ -165,13 +165,13 @@ def test_a_connection_that_is_reset_as_the_verdict_is_told_may_not_have_carried_
     """The cell keeps it for that node, or it is back at once and is told again."""
     term = running(max_restarts=0)
     term.fail("b")
-    assert term.leader.is_over and term.leader.sessions.is_over
+    assert term.leader.is_over and term.leader.connections.is_over
     term.close("b")
     term.close("a", Close.ABORTED if is_reset else Close.ORDERLY)
-    assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty is not is_reset
+    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty is not is_reset
     back = copy.deepcopy(term)
     term.live_until(term.now + 2 * GRACE_S)
-    assert term.leader.has_told_all is not is_reset and term.leader.sessions.is_empty
+    assert term.leader.has_told_all is not is_reset and term.leader.connections.is_empty
     past = busy().replace(phase=m.NodePhase.FAILED, failure=FAILURE, failure_age_s=1.0)
     assert of_kind(back.join("a", past=past), m.Ended)
     back.close("a")
@@ -205,7 +205,7 @@ def test_the_verdict_stays_in_the_cell_for_a_node_that_was_lost_in_an_earlier_ro
     assert term.leader.is_over
     for name in sorted(term.conns.keys() - ({"c"} if how != "back" else set())):
         term.close(name)
-    assert told and term.leader.sessions.is_empty
+    assert told and term.leader.connections.is_empty
     may_look = how in {"silent", "reset", "hung up"}
     assert term.leader.has_told_all is not may_look
     term.conns.clear()
@@ -249,18 +249,18 @@ def test_agents_that_may_live_are_awaited_for_a_lease_after_they_were_lost(
     if is_over:
         lose(term, how)
     if how == "replaced":
-        term.leader.sessions.decide("c", m.Ended(m.Outcome.REPLACED, decided.refused()), term.now)
-    assert term.leader.sessions.awaited_until == math.inf, "two are connected"
+        term.leader.connections.decide("c", m.Ended(m.Outcome.REPLACED, decided.refused()), term.now)
+    assert term.leader.connections.awaited_until == math.inf, "two are connected"
     for name in "ab":
         term.close(name)
-    until = term.leader.sessions.awaited_until
+    until = term.leader.connections.awaited_until
     assert until > term.now if is_awaited else until == 0.0
     assert until <= term.now + LEASE_S + RETURN_S
     if is_awaited:
-        assert term.leader.sessions.awaited_hosts == "host-c"
+        assert term.leader.connections.awaited_hosts == "host-c"
         assert of_kind(term.join("c"), m.Ended)
         term.close("c")
-        assert term.leader.sessions.awaited_until == 0.0
+        assert term.leader.connections.awaited_until == 0.0
 
 
 def test_an_agent_that_was_lost_long_before_the_verdict_is_not_awaited() -> None:
@@ -272,7 +272,7 @@ def test_an_agent_that_was_lost_long_before_the_verdict_is_not_awaited() -> None
     assert term.leader.is_over
     for name in "ab":
         term.close(name)
-    assert term.leader.sessions.awaited_until == 0.0
+    assert term.leader.connections.awaited_until == 0.0
 
 
 # A loop that lags.
@@ -299,7 +299,7 @@ def test_a_loop_that_lags_gives_up_a_node_whose_connection_broke_all_the_same() 
     for _ in range(3):
         be_late(term, 0.4 * LEASE_S)
         term.say("a", m.Alive())
-    assert not term.leader.sessions._graces
+    assert not term.leader.connections._graces
 
 
 # Books.

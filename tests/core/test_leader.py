@@ -554,7 +554,7 @@ def test_a_term_is_told_in_every_plan_and_begins_the_next_rounds() -> None:
     told = term.tell(ev.Campaigned(9, m.Campaign(TERM + 3, known(term), OTHER)))
     (said,) = of_kind(told, ev.Answer)
     assert (said.conn, said.declined.term, said.declined.leader) == (9, TERM + 4, term.at)
-    assert term.leader.term == term.leader.sessions.term == TERM + 4
+    assert term.leader.term == term.leader.connections.term == TERM + 4
     assert {each.term for each in term.plans.values()} == {TERM + 4}
     assert {known.term for known in term.logs.values()} == {TERM + 4}, "its followers have voted for it again"
     restarts(term, "abc")
@@ -1020,12 +1020,12 @@ def test_a_leader_with_a_verdict_awaits_the_nodes_of_the_round_that_have_never_c
     assert other.leader.is_over and not other.leader.has_told_all
     for name in "bd":
         other.close(name)
-    sessions = other.leader.sessions
-    assert sessions.is_over and sessions.awaited_hosts == "host-c"
-    assert sessions.awaited_until == pytest.approx(other.now + LEASE_S + RETURN_S, abs=0.01), "it has led since"
+    connections = other.leader.connections
+    assert connections.is_over and connections.awaited_hosts == "host-c"
+    assert connections.awaited_until == pytest.approx(other.now + LEASE_S + RETURN_S, abs=0.01), "it has led since"
     assert of_kind(other.join("c", past=busy()), m.Ended) == [SUCCEEDED]
     other.close("c")
-    assert sessions.awaited_until == 0.0 and other.leader.has_told_all
+    assert connections.awaited_until == 0.0 and other.leader.has_told_all
 
 
 def test_what_the_log_keeps_of_a_large_job_with_the_longest_failure_fits_into_a_message_and_the_cell() -> None:

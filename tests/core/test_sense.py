@@ -267,9 +267,12 @@ def test_a_leader_that_sends_garbage_is_asked_later_each_time() -> None:
 def leading_alone() -> Leader:
     """A leader whose endpoint is empty, and that nobody else has connected to."""
     at = leader_at("boss", TERM)
-    core, sessions = Coordinator(RoundRules(1, 3), RestartPolicy(3), "boss"), Connections(TERMS, at.token, TERM, 60.0)
+    core, connections = (
+        Coordinator(RoundRules(1, 3), RestartPolicy(3), "boss"),
+        Connections(TERMS, at.token, TERM, 60.0),
+    )
     campaign = leading.campaign(Node("boss"), TERM, 1, has_listened=True)
-    leader = Leader(core, sessions, campaign, at, "host-boss", True, LeaderCell("1f", LEASE_S), 100.0)
+    leader = Leader(core, connections, campaign, at, "host-boss", True, LeaderCell("1f", LEASE_S), 100.0)
     leader.handle(DeadlinePassed(), 100.0)
     actions: list[Any] = leader.handle(CellSaid(None), 100.0)
     while written := [each for each in actions if isinstance(each, WriteCell)]:

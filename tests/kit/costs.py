@@ -81,7 +81,7 @@ class Job(Term):
         return self.act(ev.Received(conn, self.reports.said(message)))
 
     def read(self, conn: int, name: str) -> None:
-        plan = self.leader.sessions.plans.of(name, self.now)
+        plan = self.leader.connections.plans.of(name, self.now)
         for each in news(self.plans.get(conn), plan):
             self.reports.hears(name, each)
         self.plans[conn] = plan
@@ -198,7 +198,7 @@ def agents_fall_silent(count: int) -> Iterator[Measured]:
     for name in others:
         job.live([name])
         job.now += 1e-4
-    silent = job.pass_until(lambda: (job.leader.sessions.deadline or 0) <= (job.leader.deadline or 0), [])
+    silent = job.pass_until(lambda: (job.leader.connections.deadline or 0) <= (job.leader.deadline or 0), [])
     yield "the first is silent for a lease", ONE, silent
     yield from job.each("is silent for a lease", others[:FEW], lambda _: job.due())
     job.now += 1.0

@@ -51,7 +51,7 @@ def write(name, said):
 
 def tell(self, leader, cell, turn, port, *others):
     init(self, leader, cell, turn, port, *others)
-    said = {"port": port.number, "token": leader.at.token, "term": leader.term, "terms": leader.sessions.terms.__dict__}
+    said = {"port": port.number, "token": leader.at.token, "term": leader.term, "terms": leader.connections.terms.__dict__}
     write("coordinates", said)
 
 

@@ -203,7 +203,7 @@ def test_a_leader_bears_what_a_node_says(make: Any, said: list[Any]) -> None:
     term.open("s")
     for name, what in said:
         conn = term.conns.get(name)
-        if what is None or conn is None or not term.leader.sessions.is_open(conn):
+        if what is None or conn is None or not term.leader.connections.is_open(conn):
             term.open(name)
             continue
         told = [each.message for each in term.tell(sev.Received(conn, what)) if isinstance(each, sev.Say)]

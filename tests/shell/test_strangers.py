@@ -178,9 +178,9 @@ def leader_server(lease_s: float) -> tuple[LeaderServer, int, SharedWorld]:
     port, world = HeldPort(), SharedWorld()
     port.listen_at(["127.0.0.1"])
     terms, at = TERMS.replace(lease_s=lease_s), m.LeaderAt("node", "node", ("127.0.0.1",), port.number, "token")
-    core, sessions = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Connections(terms, at.token, 1, 60.0)
+    core, connections = Coordinator(RoundRules(1, 2), RestartPolicy(0)), Connections(terms, at.token, 1, 60.0)
     candidate = campaign(Node("node"), 1, 1, has_listened=True)
-    leader = Leader(core, sessions, candidate, at, "host", False, LeaderCell("1f", lease_s), anyio.current_time())
+    leader = Leader(core, connections, candidate, at, "host", False, LeaderCell("1f", lease_s), anyio.current_time())
     cell, strangers = InProcessCell("run", world), Strangers(2)
     server = LeaderServer(
         leader, cell, anyio.Lock(), port, None, lambda: None, lambda *_: None, lambda *_: None, strangers, Proofs(None)

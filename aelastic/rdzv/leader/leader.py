@@ -69,7 +69,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     Args:
         coordinator: decides what to agree on.
-        sessions: its connections; their lease is the silence after which an agent is lost.
+        connections: with nodes and other agents; their lease is the silence after which an agent is lost.
         log: how it agrees.
         at: where other agents reach it.
         host: this agent's host.
@@ -83,7 +83,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     """
 
     coordinator: Coordinator
-    sessions: Connections
+    connections: Connections
     log: leading.Leader
     at: m.LeaderAt
     host: str
@@ -127,7 +127,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     @property
     def lease_s(self) -> float:
-        return self.sessions.terms.lease_s
+        return self.connections.terms.lease_s
 
     @property
     def has_stepped_down(self) -> bool:
@@ -136,7 +136,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def has_own_node(self) -> bool:
         """Whether this agent's own node is connected."""
-        return self.sessions.is_connected(self.coordinator.own_node_id)
+        return self.connections.is_connected(self.coordinator.own_node_id)
 
     @property
     def is_over(self) -> bool:
@@ -146,14 +146,14 @@ class Leader(Machine[ev.Event, ev.Action]):
     @property
     def has_told_all(self) -> bool:
         """Whether every known node knows how the job ended, or has ended before."""
-        is_lost = self.coordinator.roster.lost_hosts or self.sessions.absent.may_look
-        return self.is_over and self.sessions.is_empty and not is_lost
+        is_lost = self.coordinator.roster.lost_hosts or self.connections.absent.may_look
+        return self.is_over and self.connections.is_empty and not is_lost
 
     @property
     def deadline(self) -> float | None:
         if self.phase is Phase.STEPPED_DOWN:
             return None
-        times = [self._heartbeat_at, self._waiting_text_at, self.sessions.deadline]
+        times = [self._heartbeat_at, self._waiting_text_at, self.connections.deadline]
         if self.phase is Phase.CANDIDATE:
             times.append(self._ask_at if self._ask_at > 0 else None)
         if not self._has_mandate:
@@ -213,14 +213,14 @@ class Leader(Machine[ev.Event, ev.Action]):
                 assert_never(self.phase)
         match event:
             case ev.Opened(conn, peer, way):
-                self.sessions.on_opened(conn, peer, way, now)
+                self.connections.on_opened(conn, peer, way, now)
                 return []  # it must say Hello within a lease
             case ev.Received(conn, message, has_next):
                 actions = self._on_received(conn, message, now)
                 if has_next and not actions:
                     return []  # thousands of statuses may come at once, and most of them decide nothing
             case ev.Garbled(conn, reason, is_other):
-                actions = self.sessions.on_garbled(conn, reason, now, is_other_protocol=is_other)
+                actions = self.connections.on_garbled(conn, reason, now, is_other_protocol=is_other)
                 self._on_followers_gone()
             case ev.Closed(conn, close):
                 actions = self._on_closed(conn, close, now)
@@ -257,12 +257,12 @@ class Leader(Machine[ev.Event, ev.Action]):
     # Connections.
 
     def _on_received(self, conn: int, message: m.Upward, now: float) -> list[ev.Action]:
-        actions = self.sessions.on_received(conn, message, now, is_leading=self.phase is Phase.LEADING)
+        actions = self.connections.on_received(conn, message, now, is_leading=self.phase is Phase.LEADING)
         if isinstance(message, m.HungUp):
             self._on_follower_closed(conn, Close.HUNG_UP)
-        if (name := self.sessions.name_of(conn)) and name != self.name:
+        if (name := self.connections.name_of(conn)) and name != self.name:
             self.followers.on_heard(name, now, self.lease_s)
-            if (status := self.sessions.log_of(conn)) is not None:
+            if (status := self.connections.log_of(conn)) is not None:
                 self._on_status(conn, name, status, now)
         return actions
 
@@ -285,11 +285,11 @@ class Leader(Machine[ev.Event, ev.Action]):
         """A node has a vote, or knows more of the log than this leader: its statuses count from now on."""
         self.followers.add(conn, name)
         self.log = leading.on_connected(self.log, name, status)
-        self.sessions.send_again(conn)
+        self.connections.send_again(conn)
 
     def _on_closed(self, conn: int, close: Close, now: float) -> list[ev.Action]:
         self._on_follower_closed(conn, close)
-        return self.sessions.on_closed(conn, now, is_reset=close is Close.ABORTED)
+        return self.connections.on_closed(conn, now, is_reset=close is Close.ABORTED)
 
     def _on_follower_closed(self, conn: int, close: Close) -> None:
         if (name := self.followers.remove(conn)) is not None:
@@ -298,7 +298,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _on_followers_gone(self) -> None:
         """Connections were dropped here, which proves nothing."""
         for conn in self.followers.conns:
-            if not self.sessions.is_open(conn):
+            if not self.connections.is_open(conn):
                 self._on_follower_closed(conn, Close.ABORTED)
 
     def _on_flushed(self, conn: int, serial: int) -> None:
@@ -308,7 +308,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _send_plans(self, now: float) -> list[ev.Action]:
         held = set(self.followers.names) if leading.is_held(self.log) else set[str]()
-        actions = self.sessions.send_plans(self._log_plans(), held, now)
+        actions = self.connections.send_plans(self._log_plans(), held, now)
         return [self._numbered(action) for action in actions]
 
     def _numbered(self, action: ev.Action) -> ev.Action:
@@ -331,7 +331,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _tell_voters(self) -> None:
         """The log has changed, so followers that vote are sent their plans."""
         for conn in self.followers.conns:
-            self.sessions.send_again(conn)
+            self.connections.send_again(conn)
 
     # The log.
 
@@ -354,7 +354,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.is_over and self.phase is Phase.CANDIDATE:  # nobody decides any more, and all are sent the verdict
             self.phase = Phase.LEADING
             self._resume(now)
-            self.sessions.on_over(now)
+            self.connections.on_over(now)
         if self._known_to_voters != before:
             self._tell_voters()
         if self._is_resumed and self.log.node.committed is None and self._agreed is not None:  # it founds another log
@@ -391,7 +391,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.log = committed
         self._resume(now)
         if self.is_over:
-            self.sessions.on_over(now)
+            self.connections.on_over(now)
         if proposal.payload != self._payload:  # one that was adopted
             return True, []
         self._agreed, self._version = id_of(committed.node.committed), self._payload_version
@@ -402,7 +402,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         node, voters = self.log.node, self._deciding
         taken, replaced = {each.node_id for each in voters}, set(node.replaces)
         for each in voters:
-            is_here = self.sessions.is_connected(each.node_id) or each.node_id == self.coordinator.own_node_id
+            is_here = self.connections.is_connected(each.node_id) or each.node_id == self.coordinator.own_node_id
             if is_here or each.name in replaced:
                 continue
             newcomer = next((node_id for node_id in self._nodes_at(each) if node_id not in taken), None)
@@ -414,7 +414,7 @@ class Leader(Machine[ev.Event, ev.Action]):
     def _nodes_at(self, voter: Participant) -> list[str]:
         """Returns the nodes connected from the place of a voter, including this agent's if it has that place."""
         addresses = {voter.address, voter.peer_address}
-        found = self.sessions.nodes_at(voter.host, addresses)
+        found = self.connections.nodes_at(voter.host, addresses)
         if not self.has_own_node and self.host == voter.host and addresses & {*self.at.addresses}:
             found.append(self.coordinator.own_node_id)
         return found
@@ -434,7 +434,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             if state.last_round is not None:
                 not_missed = {self.name, *names, *leading.replaced(self.log)}
                 may_live = [each for each in state.last_round.participants if each.name not in not_missed]
-                self.sessions.on_taken_over(may_live, now)
+                self.connections.on_taken_over(may_live, now)
         self._version, self._agreed = self.coordinator.version, id_of(committed)
         if known is not committed:  # what is known of the job goes into the first entry of the new log
             self._version = NOT_PROPOSED
@@ -452,7 +452,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         voters = self._voters(state, now)
         self.log = leading.propose(self.log, voters, voters, is_verdict=is_verdict, payload=payload)
         new_voters = set(voters) - set(self.followers.names)
-        for conn, name, status in self.sessions.statuses() if new_voters else ():
+        for conn, name, status in self.connections.statuses() if new_voters else ():
             if name in new_voters:
                 self._on_voter(conn, name, status)
         self._payload, self._payload_version = payload, core.version
@@ -494,7 +494,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.phase is Phase.LEADING:  # a candidate's time is not extended: two could outbid each other forever
             self._seeks_since = now
         self.coordinator.roster.begin_term(self.term)
-        self.sessions.begin_term(self.term)
+        self.connections.begin_term(self.term)
         self.followers.keep(self.log.followers.keys())
         self.cell.renew_by(-math.inf)
 
@@ -643,7 +643,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if self.deadline is None or now < self.deadline:
             return []  # disarmed or moved while the event was on its way
         have_slept = now - self.deadline > self.lease_s / 3
-        actions = self.sessions.on_deadline_passed(now, have_slept=have_slept)
+        actions = self.connections.on_deadline_passed(now, have_slept=have_slept)
         self._on_followers_gone()
         if not self._has_mandate and now >= self._has_lost_at:
             return actions + self._lose_quorum(self._why_lost(), now)
@@ -655,7 +655,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self.lease_s / 3
             self._name_endpoint(now)
-            actions += self.sessions.say_all(self._heartbeat)
+            actions += self.connections.say_all(self._heartbeat)
         if now >= self._waiting_text_at:
             self._waiting_text_at = now + WAITING_TEXT_INTERVAL_S
             if self.log.proposal is None:
@@ -672,7 +672,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         known = leading.phase_2_votes(self.log, proposal).known
         missing = [each.host for each in self._deciding if each.name not in known]
         text = votes_text(missing) if missing else silent_text(self.cell.silent_s(now))
-        self.sessions.decide_for_all(m.Waiting(text), now)
+        self.connections.decide_for_all(m.Waiting(text), now)
 
     def _name_endpoint(self, now: float) -> None:
         """Names an endpoint that has lost its memory in the next entry; if it decides alone, in another log."""
@@ -708,8 +708,8 @@ class Leader(Machine[ev.Event, ev.Action]):
 
         A spare that this agent cannot hear may reach the endpoint, and begin the next round without this one.
         """
-        are_connected = all(map(self.sessions.is_connected, self.coordinator.roster.participants))
-        return are_connected and not self.sessions.absent.has_silent_one(since=self.cell.taken_at)
+        are_connected = all(map(self.connections.is_connected, self.coordinator.roster.participants))
+        return are_connected and not self.connections.absent.has_silent_one(since=self.cell.taken_at)
 
     @property
     def _heartbeat(self) -> m.Heartbeat:
@@ -728,7 +728,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         core = self.coordinator
         if self.phase is not Phase.LEADING or not self.is_replaceable or self.is_over or self.do_nodes_vote:
             return False
-        return self.sessions.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
+        return self.connections.are_all_silent(core.own_node_id, max(2, core.rules.min_nodes))
 
     def _lose_quorum(self, reason: str, now: float) -> list[ev.Action]:
         return self._step_down(reason, now, lacks_quorum=bool(self._missing_hosts))
@@ -756,7 +756,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         self.phase = Phase.STEPPED_DOWN
         return [
             *actions,
-            *self.sessions.dismiss(m.Goodbye(reason, is_gone)),
+            *self.connections.dismiss(m.Goodbye(reason, is_gone)),
             ev.StepDown(reason, node, stand_back_s, alive, lacks_quorum, stored),
         ]
 
@@ -764,7 +764,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _decide(self, now: float) -> list[ev.Action]:
         """Lets the coordinator decide what is due."""
-        unheard, core, actions = self.sessions.unheard, self.coordinator, list[ev.Action]()
+        unheard, core, actions = self.connections.unheard, self.coordinator, list[ev.Action]()
         while self._may_decide:
             if core.version != self._version and not self.is_over:
                 self._propose(now)
@@ -783,7 +783,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         runs_as_agreed = core.phase is CoordinatorPhase.RUNNING and self.log.proposal is None
         if runs_as_agreed and bool(core.roster.ready) != self._has_spares:
             self._has_spares = bool(core.roster.ready)
-            actions += self.sessions.say_all(self._heartbeat)
+            actions += self.connections.say_all(self._heartbeat)
         return actions
 
     def _look_at_store(self, event: CoordinatorEvent, now: float) -> None:
@@ -804,7 +804,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _tell_coordinator(self, event: CoordinatorEvent, now: float) -> list[ev.Action]:
         core = self.coordinator
-        core.forming.on_heard(is_all=self.sessions.unheard.is_empty)
+        core.forming.on_heard(is_all=self.connections.unheard.is_empty)
         sends = core.handle(event, now)
         if core.version != self._version and not self.is_over:
             self._held += sends
@@ -813,7 +813,7 @@ class Leader(Machine[ev.Event, ev.Action]):
 
     def _note_read(self, event: CoordinatorEvent) -> None:
         """Notes what the coordinator's event says of a node: that it is gone, or has read answers."""
-        plans = self.sessions.plans
+        plans = self.connections.plans
         if isinstance(event, Lost):
             plans.forget(event.node_id)
         elif isinstance(event, Reported) and event.status.left is not None:
@@ -829,16 +829,16 @@ class Leader(Machine[ev.Event, ev.Action]):
         for node_id, message in ((send.node_id, send.message) for send in sends):
             match message:
                 case r.Show() | r.Shown():
-                    actions += self.sessions.say(node_id, message)
+                    actions += self.connections.say(node_id, message)
                 case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
-                    actions += self.sessions.say(node_id, message)  # it wants to see something of others
+                    actions += self.connections.say(node_id, message)  # it wants to see something of others
                 case _:
-                    actions += self.sessions.decide(node_id, message, now)
+                    actions += self.connections.decide(node_id, message, now)
         return actions
 
     def validate(self) -> None:
-        self.sessions.validate()
-        assert self.sessions.term == self.term, "plans are of this term"
+        self.connections.validate()
+        assert self.connections.term == self.term, "plans are of this term"
         assert self.phase is Phase.STEPPED_DOWN or self.deadline is not None, "a leader renews its lease"
         assert set(self.followers.names) <= self.log.followers.keys(), "a follower is one of the log's"
 

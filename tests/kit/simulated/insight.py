@@ -46,7 +46,7 @@ class Coordination:
     @property
     def token(self) -> str:
         """Of it, as the cell has it."""
-        return self._leader.sessions.token
+        return self._leader.connections.token
 
     @property
     def node_id(self) -> str:
@@ -76,7 +76,7 @@ class Coordination:
 
     def has(self, node_id: str) -> bool:
         """Whether it has a connection with a node: it may have given one up, and have yet to say so."""
-        return self._leader.sessions.is_connected(node_id)
+        return self._leader.connections.is_connected(node_id)
 
     @property
     def log_name(self) -> str | None:

@@ -109,13 +109,13 @@ class Term:
         self.coordinator.roster.begin_term(term)
         self.terms = m.Terms("job", *nodes, max_restarts, LEASE_S)
         looks_s = timeouts.get("join_timeout_s", looks_s)
-        sessions = Connections(self.terms, self.at.token, term, looks_s, has_fixed_ranks=has_fixed_ranks)
+        connections = Connections(self.terms, self.at.token, term, looks_s, has_fixed_ranks=has_fixed_ranks)
         campaign = leading.campaign(kept or Node(self.at.name), term, 1, has_listened=has_listened)
         host = f"host-{self.at.node_id}"
         self.now = START - A_MOMENT_S
         cell = LeaderCell(WORD, LEASE_S)
         self.leader = Leader(
-            self.coordinator, sessions, campaign, self.at, host, do_nodes_vote, cell, self.now, **leads
+            self.coordinator, connections, campaign, self.at, host, do_nodes_vote, cell, self.now, **leads
         )
         self.own = own
         self.conns: dict[str, int] = {}
