@@ -1,20 +1,20 @@
-"""A drain: nodes are about to go, and all ranks of the job save at one call of `notice.due` before they do.
+"""A drain: before some nodes leave, all ranks of the job save at the same call of `notice.due`.
 
-A restart, or a stop, of the whole job is one, too, which no node leaves: at once, or once all ranks have saved.
+A restart or a stop of the whole job is a drain that no node leaves.  It happens at once, or after all ranks have saved.
 
-No rank asks another: agents do, beside the training.
+Ranks don't talk to each other about it; their agents do, while training continues.
 
-1. A node **asks**, for itself or for another.  The earliest deadline of all that ask holds.
-2. **Freeze.**  Each agent holds its ranks at their next call, and says how far the foremost has come.
-3. **Save.**  The call after the foremost is named; ranks go on, and each saves when it comes to that call, and waits.
-   Where no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal get it.
-   Where no rank has called it, and all workers recover in place, nothing is saved: those that stay have the state.
-4. Once all nodes have saved, or the time is over, the round **ends** on all of them at once; nodes that go leave.
+1. A node **requests** a drain, for itself or for another node.  The earliest deadline of all requests applies.
+2. **Freeze.**  Each agent holds its ranks at their next call, and reports how far its foremost rank is.
+3. **Save.**  The leader names the call after the foremost one.  Ranks continue to that call, save there and wait.  If
+   no rank has called `notice.due` yet, its first call is named, and workers that handle the drain signal receive it.
+   If no rank has called it, and all workers recover in place, nothing is saved: the nodes that stay have the state.
+4. Once all nodes have saved, or the time is up, the round **ends** on all of them at once, and the nodes leave.
 
-A leader that takes over is asked again by the node that asked, and freezes again: a call that was named before is
-named again, unless a rank may have passed it.  If no node asks, it lets the ranks that are held, or have saved, go on.
-A failure ends the round, and the drain with it; nodes that go leave all the same.  While no round runs they go at once:
-nothing is lost by that.
+A leader that takes over receives the request again from the node that made it, and freezes again.  A call that was
+named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are held, or have
+saved, continue.  A failure ends the round and the drain with it; the nodes leave all the same.  While no round runs they
+leave at once, because nothing is lost.
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ from aelastic.rdzv.protocol.requests import (
 
 T = TypeVar("T")
 
-# Agents answer within some 10 ms.  Ranks are held meanwhile: an agent that is silent does not hold them for longer.
+# Agents answer within some 10 ms.  A silent agent may not hold the ranks of the others for longer than this.
 FREEZE_S = 5.0
-# The node that asked says so again as soon as it has found a new coordinator.
+# A node repeats its request as soon as it has found a new leader.
 ASKED_AGAIN_S = 1.0
-# So long before the deadline the round ends; in the middle of that, workers that still run are killed, and their agent
-# has a second left to leave.  Of a short deadline: a third.
+# The round ends this long before the deadline, or after two thirds of a short one.  Halfway through this time, workers
+# that still run are killed, which leaves their agent a second to leave.
 MARGIN_S = 3.0
 DEADLINE_MAX_S = 1e6
 ANSWERS_MAX = 256
-# Notices of one leader; the next one's term is higher.
+# How many notices one leader can send; the next leader has a higher term.
 NOTICES_OF_A_TERM = 1_000
 
 
 class Step(StrEnum):
-    OFF = auto()  # nothing is announced
-    HELD = auto()  # ranks are held, or have saved, for a leader before this one; no node has asked this one yet
-    FREEZING = auto()  # nodes are to say how far they are
-    SAVING = auto()  # nodes are to save
-    OVER = auto()  # all have, or the time is over
+    OFF = auto()  # no drain
+    HELD = auto()  # ranks are held, or have saved, for an earlier leader; nobody has sent this one a request yet
+    FREEZING = auto()  # nodes report how far they are
+    SAVING = auto()  # nodes save
+    OVER = auto()  # all have saved, or the time is up
 
 
 class Aim(Record):
-    """What a node is to do, to go; or all nodes: to begin another round, or to stop."""
+    """What was requested: a node leaves, or the whole job begins another round or stops."""
 
     end_at: float  # when the round ends, at the latest
     kill_at: float
@@ -75,21 +75,21 @@ class Aim(Record):
     at_save: bool = True
 
     def outcome(self, how: How) -> Cause:
-        """What has ended the round once it is done."""
+        """Returns the cause of the round's end once this is done."""
         if how.saved is SaveOutcome.NOT_ASKED:
             return self.cause
         return self.cause.replace(saved=how.saved, late=how.late, nodes=how.nodes)
 
 
 class How(Record):
-    """How far nodes came with saving, as `Cause` has it."""
+    """How many nodes have saved, in the terms of `Cause`."""
 
     saved: SaveOutcome = SaveOutcome.NOT_ASKED
     late: int = 0
     nodes: int = 0
 
 
-# How the job ends.
+# How the job ends, by request.
 _OUTCOMES = {Verb.STOP: Outcome.STOPPED, Verb.KILL: Outcome.KILLED}
 _KINDS = {
     Verb.RESTART: CauseKind.RESTART_REQUESTED,
@@ -97,68 +97,68 @@ _KINDS = {
     Verb.KILL: CauseKind.STOP_REQUESTED,
 }
 _NOT_ASKED = How()
-# Of a drain that nobody has asked for any more.
+# The cause of a drain whose requests were all withdrawn.
 _NOBODY = Cause(CauseKind.DRAIN)
 
 
 class Crew(Record):
-    """The nodes of a job, as its leader sees them now."""
+    """The nodes of a job, as its leader sees them."""
 
-    hosts: Mapping[str, str]  # of those that are connected, by node; none once the job is over
-    nodes: tuple[str, ...]  # of these, those that take part in the round that runs; none while none runs
+    hosts: Mapping[str, str]  # of connected nodes, by node; empty once the job is over
+    nodes: tuple[str, ...]  # those that take part in the running round; empty while none runs
     round: int
     term: int  # of the leader
-    able: tuple[str, ...]  # nodes that the job can go on with
-    least: int = 1  # of these: with fewer, it ends
-    rule: str = ""  # by which a drain ends it, whatever is left
+    able: tuple[str, ...]  # nodes with which the job can continue
+    least: int = 1  # how many of these the job needs
+    rule: str = ""  # if any drain ends the job: the rule of --restart-policy that says so
 
 
 @dataclass(slots=True)
 class Drain(Generic[T]):
-    """The drain of one job.  What a node says of an earlier notice changes nothing.
+    """The drain of one job.  Answers to an earlier notice change nothing.
 
     Args:
-        send: makes of a node and what it hears what is given out.
+        send: makes an action that sends a message to a node.
     """
 
     send: Callable[[str, Notice | Answer], T]
     step: Step = Step.OFF
     deadline: float | None = None
-    leaving: dict[str, Aim] = field(default_factory=dict[str, Aim])  # of nodes that are to go
-    aim: Aim | None = None  # of the whole job
+    leaving: dict[str, Aim] = field(default_factory=dict[str, Aim])  # of nodes that will leave
+    aim: Aim | None = None  # for the whole job
     save_at: int = 0
     notice_id: int = 0
-    outcome: Cause | None = None  # of the last one that is over: why, and how
-    late: How = _NOT_ASKED  # why that was not all ranks' save
+    outcome: Cause | None = None  # of the last drain that is over
+    late: How = _NOT_ASKED  # if not all ranks have saved: why
     is_signalled: bool = False
-    is_in_place: bool = False  # workers of nodes that stay keep their processes, and nothing was saved
-    _how: How = _NOT_ASKED  # the last one was over
+    is_in_place: bool = False  # on nodes that stay, workers keep their processes, and nothing was saved
+    _how: How = _NOT_ASKED  # how the last one ended
     _round: int = 0
-    _nodes: tuple[str, ...] = ()  # that take part in it
-    _awaited: set[str] = field(default_factory=set[str])  # of these, those that have not frozen, or not saved
+    _nodes: tuple[str, ...] = ()  # that take part in that round
+    _awaited: set[str] = field(default_factory=set[str])  # those of them that have not frozen yet, or not saved
     _frozen: dict[str, Frozen] = field(default_factory=dict[str, Frozen])
-    _let_go: set[str] = field(default_factory=set[str])  # nodes that have been told to leave
+    _let_go: set[str] = field(default_factory=set[str])  # nodes that were sent the notice to leave
     _answers: OrderedDict[str, Answer] = field(default_factory=OrderedDict[str, Answer])  # by request
 
     @property
     def is_on(self) -> bool:
-        """Whether the round that runs has part in it."""
+        """Whether a drain of the running round is on."""
         return self.step is not Step.OFF
 
     @property
     def is_over(self) -> bool:
-        """Whether the round is to end."""
+        """Whether the round must end now."""
         return self.step is Step.OVER
 
     @property
     def _first(self) -> Aim:
-        """What has to be first."""
+        """The request with the earliest end."""
         aims = [*self.leaving.values(), *([] if self.aim is None else [self.aim])]
         return min(aims, key=lambda each: each.end_at, default=Aim(0.0, 0.0, _NOBODY))
 
     @property
     def verdict(self) -> Ended | None:
-        """How the job ends once no round runs, if it was asked to."""
+        """How the job ends once no round runs; `None` if no request ends it."""
         aim = self.aim
         if aim is None or aim.verb is Verb.RESTART:
             return None
@@ -167,11 +167,11 @@ class Drain(Generic[T]):
         return Ended(outcome, Decision(DecisionKind.STOPPED, cause))
 
     def handle(self, request: Request | None, crew: Callable[[], Crew], now: float) -> list[T]:
-        """What a node says, or that time has passed or a round begun; gives what nodes hear.
+        """Handles a node's message, the time or a new round; returns what is sent to nodes.
 
         Args:
-            request: what it says, if it does.
-            crew: gives the nodes, where they matter: what each of them says costs the same in any job.
+            request: the message, if there is one.
+            crew: returns the nodes; called only if needed, so that a message costs the same in a job of any size.
             now: the time.
         """
         match request:
@@ -187,7 +187,7 @@ class Drain(Generic[T]):
                 self._on_held(notice_id, now)
                 return []
             case Saved():
-                return []  # of an earlier notice
+                return []  # it answers an earlier notice
             case None:
                 is_due = self.deadline is not None and now >= self.deadline
                 told = self._on_deadline_passed(crew(), now) if is_due else []
@@ -196,14 +196,14 @@ class Drain(Generic[T]):
                 assert_never(request)
 
     def forget(self, nodes: Iterable[str]) -> bool:
-        """These nodes are not to go; gives whether one was to."""
+        """These nodes stay; returns whether one of them was to leave."""
         known = self.leaving.keys() & {*nodes}
         for node_id in known:
             del self.leaving[node_id]
         return bool(known)
 
     def on_gone(self, node_id: str) -> bool:
-        """A node is gone, and nothing of it is waited for; gives whether it was to go."""
+        """A node is gone, so nothing waits for it; returns whether it was to leave."""
         self._let_go.discard(node_id)
         if self.is_on:
             self._awaited.discard(node_id)
@@ -215,11 +215,11 @@ class Drain(Generic[T]):
         self.aim = None if self.aim is None or self.aim.verb is Verb.RESTART else self.aim
 
     def restart_at_save(self, cause: Cause, within_s: float, now: float) -> None:
-        """The round that runs is to end for a cause of the leader's own."""
+        """The leader itself wants the running round to end, once all ranks have saved."""
         self.aim = Aim(now + within_s, now + within_s + MARGIN_S, cause, Verb.RESTART, at_save=True)
 
     def let_go(self, node_ids: Container[str], now: float) -> list[T]:
-        """Of these, nodes that are to go leave now; each is told once."""
+        """Sends the notice to leave, once, to those of these nodes that are to leave."""
         nodes = [node_id for node_id in self.leaving if node_id in node_ids and node_id not in self._let_go]
         self._let_go.update(nodes)
         aims = {node_id: self.leaving[node_id] for node_id in nodes}
@@ -227,13 +227,16 @@ class Drain(Generic[T]):
         return [self.send(node_id, self._notice(Stage.LEAVE, leaving, now)) for node_id, leaving in told.items()]
 
     def on_connected(self, node_id: str) -> None:
-        """It may not have heard that it is to leave."""
+        """A node may have missed the notice to leave."""
         self._let_go.discard(node_id)
 
-    # What nodes say.
+    # Messages of nodes.
 
     def _answer(self, ask: Ask, crew: Crew, now: float) -> Answer:
-        """What becomes of a request: decided once, told as often as it is asked.  A node that was lost goes still."""
+        """Decides on a request once, and returns the same answer whenever it is repeated.
+
+        A repeated drain is applied again, because its node may have been lost meanwhile.
+        """
         answer = self._answers.get(ask.ask_id)
         if answer is None or (answer.is_applied and ask.verb is Verb.DRAIN):
             is_of_job = ask.verb in _KINDS
@@ -266,7 +269,7 @@ class Drain(Generic[T]):
         return True, wording.text_of(cause)
 
     def _end_of_job(self, nodes: Sequence[str], crew: Crew) -> str:
-        """Why the job ends if these nodes leave, too; empty if it goes on, or if they leave anyway."""
+        """Returns why the job ends if these nodes also leave; empty if it continues, or if they leave anyway."""
         if self.leaving.keys() >= {*nodes}:
             return ""
         if crew.rule:
@@ -281,7 +284,7 @@ class Drain(Generic[T]):
         if not crew.hosts:
             return False, "the job has ended"
         if ask.verb is Verb.RESTART and ask.round and crew.round and ask.round != crew.round:
-            return True, f"round {ask.round} has ended already"  # asked again, of another leader
+            return True, f"round {ask.round} has ended already"  # a request to an earlier leader, repeated
         if ask.at_save and (problem := _problem_of(ask.deadline_s, "leave --at-save out")):
             return False, problem
         until_s = ask.deadline_s if ask.at_save else 0.0
@@ -294,7 +297,7 @@ class Drain(Generic[T]):
         return True, wording.text_of(cause) + first
 
     def _on_frozen(self, frozen: Frozen, now: float) -> list[T]:
-        """A node holds its ranks.  Once all do, the call is named."""
+        """A node holds its ranks.  Once all nodes do, the call is named."""
         is_awaited = self.step is Step.FREEZING and frozen.notice_id == self.notice_id
         self._on_held(frozen.notice_id, now)
         if not is_awaited or frozen.node_id not in self._awaited:
@@ -304,7 +307,7 @@ class Drain(Generic[T]):
         return [] if self._awaited else self._go_on(now)
 
     def _on_held(self, notice_id: int, now: float) -> None:
-        """Ranks of a node wait for the next notice; if no drain is on, an earlier leader announced one."""
+        """A node's ranks wait for the next notice.  If no drain is on, an earlier leader announced one."""
         if self.step is Step.OFF:
             self.step, self.deadline = Step.HELD, now + ASKED_AGAIN_S
         self.notice_id = max(self.notice_id, notice_id)
@@ -315,7 +318,7 @@ class Drain(Generic[T]):
             return [] if is_asked else self._call_off(crew)
         if self.step is Step.FREEZING and now < self._first.end_at:
             self.is_signalled = True
-            return self._save(now)  # an agent is silent: no call can be named
+            return self._save(now)  # an agent is silent, so no call can be named
         late = How(SaveOutcome.LATE, len(self._awaited), len(self._nodes))
         self.late = late if self.step is Step.SAVING else How(SaveOutcome.NO_CALL)
         self._end(self.late)
@@ -324,18 +327,18 @@ class Drain(Generic[T]):
     # Moves.
 
     def _follow(self, crew: Crew, now: float) -> list[T]:
-        """A drain of the round that runs begins, is called off, or has another deadline."""
+        """Begins a drain of the running round, calls it off, or changes its deadline."""
         if not crew.nodes:
             return []
-        told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes that have no part in it
+        told = self.let_go(crew.hosts.keys() - {*crew.nodes}, now)  # nodes without a part in it
         if not self.leaving.keys() & {*crew.nodes} and self.aim is None:
             return told + (self._call_off(crew) if self.step in {Step.FREEZING, Step.SAVING} else [])
         if self.aim is not None and not self.aim.at_save:
             self._end(_NOT_ASKED)
             return told
-        if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last that was awaited is gone
+        if not self._awaited and self.step in {Step.FREEZING, Step.SAVING}:  # the last awaited node is gone
             return told + self._go_on(now)
-        if self.step is Step.HELD and now >= self._first.end_at:  # it was asked for while the round was taken over
+        if self.step is Step.HELD and now >= self._first.end_at:  # requested while this leader took over the round
             self.late = How(SaveOutcome.NO_CALL)
             self._end(self.late)
             return told
@@ -352,7 +355,7 @@ class Drain(Generic[T]):
         return told + (self._tell(Stage.SAVE, now) if self.step is Step.SAVING else [])
 
     def _go_on(self, now: float) -> list[T]:
-        """All nodes that are there have frozen, or saved."""
+        """All nodes that are left have frozen, or saved."""
         if self.step is Step.SAVING:
             self._end(How(SaveOutcome.ALL))
             return []
@@ -369,7 +372,7 @@ class Drain(Generic[T]):
 
     @property
     def _can_end_in_place(self) -> bool:
-        """Whether nodes stay that have the state, and no script waits for its call."""
+        """Whether nodes with the state stay, and no script waits for its call."""
         stay = self._frozen.keys() - self.leaving.keys()
         is_asked = any(each.pages for each in self._frozen.values())
         have_opted_in = all(each.has_opted_in for each in self._frozen.values())
@@ -401,12 +404,12 @@ class Drain(Generic[T]):
 
     def validate(self) -> None:
         is_timed = self.step in {Step.HELD, Step.FREEZING, Step.SAVING}
-        assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a time"
-        assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that go, or for all"
+        assert (self.deadline is not None) == is_timed, "ranks are held, and saves awaited, for a limited time"
+        assert not self.is_over or self.leaving or self.aim, "a drain is over for nodes that leave, or for the job"
 
 
 def _problem_of(deadline_s: float, instead: str) -> str:
-    """Why nodes cannot save within that time; empty if they can."""
+    """Returns why nodes cannot save within that time; empty if they can."""
     if deadline_s > DEADLINE_MAX_S:
         return f"{deadline_s:g} s is too long: use {DEADLINE_MAX_S:,.0f} s at most"
     return "" if deadline_s >= DEADLINE_MIN_S else f"{deadline_s:g} s is too short to save: {instead}"
