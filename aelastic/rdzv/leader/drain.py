@@ -13,8 +13,8 @@ Ranks don't talk to each other about it; their agents do, while training continu
 
 A leader that takes over receives the request again from the node that made it, and freezes again.  A call that was
 named before is named again, unless a rank may be past it.  Without a request it lets the ranks that are held, or have
-saved, continue.  A failure ends the round and the drain with it; the nodes leave all the same.  While no round runs they
-leave at once, because nothing is lost.
+saved, continue.  A failure ends the round and the drain with it; the nodes leave all the same.  While no round runs
+they leave at once, because nothing is lost.
 """
 
 from __future__ import annotations
