@@ -329,7 +329,7 @@ def pauses(node_id: str, candidacies: int) -> list[float]:
     story.core.node_id = node_id
     for _ in range(candidacies):
         began = story.now
-        lost = ev.LeadershipLost(Node("me", 5), "me-5", "there is no quorum", lacks_quorum=True)
+        lost = ev.LeadershipLost(Node(node_id, 5), "me-5", "there is no quorum", lacks_quorum=True)
         until_campaign(story, cell, story.tell(lost, ev.CellSaid(cell)))
         found.append(story.now - began)
     return found
@@ -791,6 +791,20 @@ def test_a_verdict_that_no_leader_wrote_is_unreadable(text: str) -> None:
 
 
 # Two logs.
+
+
+def test_a_node_that_has_joined_another_log_keeps_its_new_name_as_it_leads() -> None:
+    story = alone()
+    story.tell(ev.CellSaid(stored("other", TERM + 1)), ev.Connected(story.core.conn))
+    story.hear(m.Plan(TERM + 9, LEASE_S, of_log(TERM + 9, committed=ELSEWHERE)))
+    gone = ev.ConnectionLost(story.core.conn, "connection closed", Close.ORDERLY)
+    cell = stored("", TERM + 9)
+    story.tell(ev.Connected(story.core.conn), gone)
+    action = until_campaign(story, cell, story.tell(ev.CellSaid(cell)))
+    assert action.node.name == "me~1"
+    (connect,) = story.tell(ev.Leading(leader_at("me", TERM + 10), TERM + 10))
+    (sent,) = story.tell(ev.Connected(connect.conn))
+    assert sent.message.name == "me~1", "its vote counts under that name"
 
 
 def test_a_node_joins_a_leader_of_another_log_under_a_new_name() -> None:

@@ -98,11 +98,16 @@ class Member(Machine[Event, Action]):
     _silent: str = ""  # token of the last leader, if it was lost without proof that it has ended
     _job_before: str = ""  # the log of a job that is over, for example if a scheduler requeues one under its id
     _led_here: tuple[m.LeaderAt, int] | None = None  # the leader in this agent, and its term
-    _names: int = 0  # how many names it has had in the log
+    _names: int = 0  # how many times it has joined another log
     _story: Story = field(default_factory=Story, compare=False)
 
     def __post_init__(self) -> None:
         self.log = Node(self.node_id)
+
+    @property
+    def name(self) -> str:
+        """The name of its node in the log, which it changes whenever it joins another log."""
+        return f"{self.node_id}~{self._names}" if self._names else self.node_id
 
     @property
     def lease_s(self) -> float:
@@ -156,6 +161,7 @@ class Member(Machine[Event, Action]):
 
     def validate(self) -> None:
         assert (self.phase is Phase.CAMPAIGNING) <= self.is_leader, "a candidate's log is in other hands"
+        assert self.log is None or self.log.name == self.name, "its node has one name at a time"
         if self.phase in {Phase.CONNECTING, Phase.FOLLOWING}:
             assert self.leader is not None, "a connection is to an agent that leads, or wants to"
         self.state.validate()
@@ -463,8 +469,7 @@ class Member(Machine[Event, Action]):
     def _on_connected(self, now: float) -> list[Action]:
         assert self.leader is not None
         self.heard_at, self._is_open = now, True
-        name = self.node_id if self.log is None else self.log.name
-        return [ev.Send(m.Hello(PROTOCOL, self.terms, self.leader.token, name, self._status(now)))]
+        return [ev.Send(m.Hello(PROTOCOL, self.terms, self.leader.token, self.name, self._status(now)))]
 
     def _on_connect_failed(self, event: ev.ConnectFailed, now: float) -> list[Action]:
         self.search.blame(event.reason)
@@ -571,7 +576,7 @@ class Member(Machine[Event, Action]):
         assert self.leader is not None and self.log is not None
         leader, term = self.leader, self.term
         self._names += 1
-        self.log = Node(f"{self.node_id}~{self._names}", replaces=(self.log.name,))
+        self.log = Node(self.name, replaces=(self.log.name,))
         return [ev.Disconnect(), *self._connect(leader, term, now)]
 
     # Time.

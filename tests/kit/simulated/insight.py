@@ -225,9 +225,8 @@ def is_member(agent: Agent) -> bool:
 
 
 def name_of(agent: Agent) -> str:
-    """Of its node in the log; another one once it has joined another log."""
-    times = 0 if agent.link is None else agent.link._member._names
-    return f"{agent.node_id}~{times}" if times else agent.node_id
+    """Of its node in the log."""
+    return agent.node_id if agent.link is None else agent.link._member.name
 
 
 def term_of(agent: Agent) -> int:
