@@ -401,10 +401,12 @@ def test_the_leader_of_a_new_log_takes_the_count_of_restarts_from_nodes_of_the_l
     assert {(each.message.round, each.message.restart_count) for each in told} == {(50, 3)}
 
 
-def test_a_leader_that_knows_the_log_believes_no_count_of_a_node() -> None:
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_a_count_of_restarts_is_taken_from_a_node_only_if_the_log_lacks_its_round(*, is_newer: bool) -> None:
     job, _ = coordinator(node("a"), max_nodes=1)
-    job.connect(node("b"), m.Past(m.NodePhase.READY, 1, 5, restart_count=3), 100.0)
-    assert job.core.state(100.0).restart_count == 0
+    past = m.Past(m.NodePhase.READY, job.core.round + is_newer, job.core.roster.term, restart_count=3)
+    job.connect(node("b"), past, 100.0)
+    assert job.core.state(100.0).restart_count == (3 if is_newer else 0)
 
 
 def test_what_the_log_keeps_of_a_job_can_be_read_again() -> None:

@@ -150,7 +150,7 @@ class Coordinator(Machine[ev.Event, Send]):
             sends += self._replace_previous_agent(node, now)
             self.drain.on_connected(node.node_id)
             self.roster.hear_round(past.round)
-            if not self.round:  # a new log: that of the job may be lost
+            if not self.round or past.fence > self.roster.fence:  # the log, or the entry of that round, is lost
                 self.forming.hear_count(past.restart_count)
             if self.gathering is None and is_here and self._has_met(node.node_id):
                 back_at = since - event.back_s
