@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 
-from aelastic.host.sockets import is_loopback
+from aelastic.host.sockets import ADDRESSES_MAX, is_loopback
 from aelastic.rdzv.protocol.messages import Node
 
 
-@lru_cache(maxsize=1024)  # asked several times of each connection
+@lru_cache(maxsize=ADDRESSES_MAX)  # needed several times for each connection
 def plain_address(address: str) -> str:
     """An address as it is written: an IPv4 one that came through an IPv6 socket is an IPv4 one."""
     try:
