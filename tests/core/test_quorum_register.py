@@ -247,6 +247,24 @@ def test_a_store_that_is_back_gives_slow_ones_more_time_in_each_try() -> None:
     story.answer = go  # type: ignore[method-assign]
     assert story.ask("one", "two") == "two"
     assert late_s[:2] == [STEP_S, 2 * STEP_S]
+    story.core.handle(ev.Asked(), story.now)
+    assert story.core.deadline == story.now + STEP_S, "the next operation begins as ever"
+
+
+def test_a_lock_of_an_earlier_try_that_comes_late_does_not_count_for_this_one() -> None:
+    story = written()
+    story.down = {0}
+    looks = story.core.handle(ev.Asked(b"one", b"two"), story.now)
+    locks = of_next_step(story, looks) or passed(story, PATIENCE_MAX_S)
+    (late,) = [lock for lock in locks if isinstance(lock, ev.Write) and lock.store == 1]
+    story.down, story.silent = set(), {1}
+    again = of_next_step(story, locks)
+    while story.core.phase != "looking":  # store 0 is back, so another try begins
+        again = of_next_step(story, again) or passed(story, STEP_S)
+    story.silent = set()
+    assert {type(lock) for lock in of_next_step(story, again)} == {ev.Write} and story.core.phase == "locking"
+    story.core.handle(ev.Written(late.step, late.store, True), story.now)
+    assert not story.core._try.locked
 
 
 @pytest.mark.parametrize("is_written", [False, True])
