@@ -350,13 +350,16 @@ class Connections:
 
     def _answer_rivals(self, rival: int, now: float, *, is_alive: bool) -> list[Action]:
         """Admits the agents that waited for an answer of another one: instead of it, or beside it."""
-        probed = self._probed.pop(rival, None)
+        probed, silent = self._probed.pop(rival, None), self._connections.get(rival)
         actions: list[Action] = []
         for conn in probed.waiting if probed is not None else []:
             connection = self._connections.get(conn)
             if connection is None or connection.stage is Stage.HUNG_UP:
                 continue  # gone in the meantime
             if not is_alive:
+                if silent is not None and not silent.has_left:  # it is lost since its last message
+                    self.unheard.add(silent.node_id, Broken(silent.node_id, silent_s=now - silent.said_at), now)
+                    silent = None
                 actions += self._admit_unless_rivalled(conn, now, dead=rival)
                 continue
             taken = f"--node-rank {connection.preferred_rank} is already in use by {self._connections[rival].peer}"
