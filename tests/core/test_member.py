@@ -323,6 +323,18 @@ def test_after_a_campaign_that_was_lost_an_agent_pauses(stand_back_s: float) -> 
     assert story.now - began == pytest.approx(max(PAUSE_S, stand_back_s)) and action.highest == 5
 
 
+def test_what_the_endpoint_said_before_it_fell_silent_is_no_reason_to_campaign() -> None:
+    story = phases.campaigning()
+    lost = ev.LeadershipLost(Node("me", 5), "me-5", "another agent leads the job now")
+    assert of_kind(story.tell(lost, ev.CellSaid(stored("me", 5))), ev.Campaign) == [], "it pauses first"
+    actions, until = story.tell(ev.CellFailed("no answer")), story.now + 4 * PAUSE_S
+    while story.now < until:
+        assert of_kind(actions, ev.Campaign) == []
+        actions = story.pass_deadline()
+        if ev.ReadCell() in actions:
+            actions = story.tell(ev.CellFailed("no answer"))
+
+
 def pauses(node_id: str, candidacies: int) -> list[float]:
     """How long an agent waits after each of several candidacies that find no quorum."""
     story, cell, found = phases.campaigning(), stored("", 5), list[float]()
