@@ -42,6 +42,9 @@ from aelastic.rdzv.log.node import (
 )
 from aelastic.rdzv.log.votes import Mandate, Votes
 
+# More terms than agents count to before the endpoint hears of one of them.
+UNSEEN_TERMS = 1_000
+
 
 class Follower(Record):
     """What a leader knows of a follower.
@@ -110,9 +113,10 @@ def term_from_clock(milliseconds: int, highest: int) -> int:
     """Returns a term "from the wall clock", for recovery and founding: above terms that only ended nodes knew as well.
 
     Args:
-        milliseconds: since 1970.  Terms start there and rise by a few a minute, so they stay behind the clock.
+        milliseconds: since 1970.  Terms start there and rise by a few a minute, so they stay behind the clock.  A clock
+            may be wrong, so the term is also far above those that this candidate has seen.
     """
-    return max(milliseconds, highest + 1)
+    return max(milliseconds, highest + UNSEEN_TERMS)
 
 
 def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = False) -> Leader:

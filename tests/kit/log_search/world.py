@@ -352,7 +352,7 @@ def _campaign(world: World, name: str, kind: str) -> World:
     agent = world.agents[name]
     own = node_of(agent).term
     highest = highest_term(world)
-    now = 100 * (1 + world.setup.campaigns - world.left.campaigns)  # the clock is ahead of all terms
+    now = 10_000 * (1 + world.setup.campaigns - world.left.campaigns)  # the clock is ahead of all terms
     if kind == "clock":
         term = leading.term_from_clock(now, own)
     else:
