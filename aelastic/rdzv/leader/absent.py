@@ -78,7 +78,7 @@ class Absent:
         self._unreachable.discard(node_id)
 
     def has_silent_one(self, since: float) -> bool:
-        """Whether a node that has been lost since then may live without receiving anything from this agent."""
+        """Returns whether a node that has been lost since then may live without receiving anything from this agent."""
         return any(self._looking[node_id] >= since for node_id in self._unreachable)
 
     @property
