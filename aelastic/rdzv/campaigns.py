@@ -168,7 +168,7 @@ class _Asking:
         stream.close()
 
     def on_unfinished(self, stream: Stream) -> None:
-        pass  # an answer that is not complete is too late
+        pass  # the rest of the answer follows, or comes too late
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         _log.info("no vote from %s: %s", stream.peer, error)

@@ -79,21 +79,21 @@ class Ledger(Record):
         return {each.host: each for each in self.excluded if now < each.at + each.for_s}
 
     def exclude(self, host: str, why: str, now: float, for_s: float = 0.0) -> Ledger:
-        """Cordons a host's nodes for a time (0: an hour, doubled each time, a day at most)."""
+        """Returns the ledger with a host cordoned for a time (0: an hour, doubled each time, a day at most)."""
         kept = [each for each in self.excluded if now < each.at + each.for_s + COOL_DOWN_MAX_S][-EXCLUDED_MAX:]
         times = sum(each.host == host for each in kept)
         for_s = for_s or min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S)
         return self.replace(excluded=(*kept, Excluded(host, now, for_s, why)))
 
     def include(self, host: str) -> Ledger:
-        """Uncordons a host, and forgets all blame."""
+        """Returns the ledger with a host uncordoned and cleared of all blame."""
         return self.replace(
             excluded=tuple(each for each in self.excluded if each.host != host),
             blamed=tuple(each for each in self.blamed if each.host != host),
         )
 
     def blame(self, host: str, now: float, *, is_loss: bool = False) -> Ledger:
-        """Adds one proved cause to a host's record."""
+        """Returns the ledger with one more proved cause against a host."""
         kept = [each for each in self.blamed if now < each.at + BLAME_WINDOW_S]
         return self.replace(blamed=(*kept, Blamed(host, now, is_loss))[-EXCLUDED_MAX:])
 
@@ -125,7 +125,7 @@ class Ledger(Record):
         return reached.life_s >= LONG_LIFE_S
 
     def after(self, root: str, reached: Reached, *, is_complete: bool) -> Ledger:
-        """Adds the end of a round; unknown values change nothing."""
+        """Returns the ledger with the end of one more round; unknown values change nothing."""
         has_advanced = self.advance(reached, is_complete=is_complete)
         return self.replace(
             root=root,
@@ -139,7 +139,7 @@ class Ledger(Record):
         return sum(each.rule == rule and each.at > since for each in self.spent)
 
     def spend(self, rule: int, now: float, window_s: float) -> Ledger:
-        """Adds a restart of a rule; forgets those of the rule that are older than its window."""
+        """Returns the ledger with one more restart of a rule, and without those that are older than its window."""
         kept = (each for each in self.spent if each.rule != rule or each.at > now - window_s)
         return self.replace(spent=(*kept, Spent(rule, now)))
 

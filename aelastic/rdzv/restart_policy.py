@@ -214,7 +214,7 @@ class RestartPolicy(Record):
         )
 
     def _without(self, host: str, decision: Decision, end: End, for_s: float = 0.0) -> Decision:
-        """Restarts without a host, unless too many are cordoned already: then the hosts are not the cause."""
+        """Returns the restart without a host, or with it if too many are cordoned already: it is not the cause then."""
         if not self._room(host, end.ledger, end):
             absent = len(end.ledger.absent(end.now).keys() - {host})
             return decision.replace(kept=host, absent=absent, seats=end.seats)

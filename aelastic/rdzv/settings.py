@@ -42,7 +42,7 @@ KEYS: dict[str, tuple[str, ...]] = {
         BACKENDS,
     ),
     "last_call_timeout": ("c10d", *_ETCD),
-    "timeout": ("static", "etcd"),  # these two call `join_timeout` so in torch
+    "timeout": ("static", "etcd"),  # torch's name for `join_timeout` in these two
     "read_timeout": ("c10d", "static", "etcd-v2"),
     **dict.fromkeys(("survivor", "is_host"), ("c10d",)),
     "endpoints": ("c10d", "static"),

@@ -101,7 +101,7 @@ class Absent:
             times = list(lost_at.values())
             assert times == sorted(times), "nodes are in the order in which they were lost"
         assert self._unreachable <= self._looking.keys(), "a node that has given up needs no leader"
-        assert self._unheard.items() <= self._lost_at.items(), "a node that may not hear this agent is lost"
+        assert self._unheard.items() <= self._lost_at.items(), "a node that may not receive from this agent is lost"
 
     def _until(self, lost_at: float) -> float:
         return lost_at + self.lease_s + RETURN_S

@@ -1,4 +1,4 @@
-"""The endpoint's cell, as one leader reads and writes it: its content, the open question, and how long it was silent.
+"""The endpoint's cell, as one leader reads and writes it: its content, the open question, and its silence.
 
 The leader decides what is written there, and when.  One question to the endpoint is open at a time.
 """

@@ -125,7 +125,7 @@ class Attempt:
         return None
 
     def may_have_begun(self, name: str) -> bool:
-        """Returns whether a first vote may hold although none was seen: one store has its lock, an empty one may have.
+        """Returns whether a first vote may hold unseen: one store has its lock, and an empty one may have had the vote.
 
         A client that has not sent a vote knows that its own locks were not followed by one.
         """
