@@ -30,7 +30,7 @@ from aelastic.rdzv.stores.endpoints import look_up_limit_s
 
 _log = logging.getLogger(__name__)
 
-# A living agent answers at once; one that does not is asked again.
+# A live agent answers at once; an agent that does not is asked again.
 ANSWER_TIMEOUT_S = 1.0
 
 
@@ -38,7 +38,7 @@ class Campaigns(Incoming[Any]):
     """Receives the campaigns of others, and sends this agent's.
 
     Args:
-        port: where other agents ask, once they know an address of it.
+        port: the port for requests of other agents, which open once they know its address.
         strangers: those of this agent.
         proofs: those of this agent.
         lease_s: the job's lease.
@@ -58,7 +58,7 @@ class Campaigns(Incoming[Any]):
         self._look_up_s = look_up_limit_s(lease_s)
         self._on_campaign = on_campaign
         self._told = "", ""  # address and peer address of this agent, as given to others
-        self._moved = anyio.Event()  # set when that is another one
+        self._moved = anyio.Event()  # set when these change
 
     def listen_at(self, participants: Sequence[Participant], node_id: str) -> None:
         """Notes the address at which the other nodes of a round reach this agent for its vote."""
@@ -134,7 +134,7 @@ class Campaigns(Incoming[Any]):
                 addresses = list(filter(None, [participant.address, participant.peer_address]))
                 stream = await connect(addresses, participant.vote_port, new_stream, self._look_up_s)
             except NoConnectionError:
-                return  # it is gone, or cut off
+                return  # the other agent is gone, or cut off
             try:
                 stream.send(encode(campaign))
                 await stream.closed.wait()
@@ -168,7 +168,7 @@ class _Asking:
         stream.close()
 
     def on_unfinished(self, stream: Stream) -> None:
-        pass  # an answer comes whole, or too late
+        pass  # the rest of the answer follows, or comes too late
 
     def on_garbage(self, stream: Stream, error: WireError | ProofError) -> None:
         _log.info("no vote from %s: %s", stream.peer, error)

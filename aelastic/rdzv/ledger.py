@@ -1,27 +1,27 @@
-"""What is remembered of how rounds have ended: how far workers came, what ended them, what restarts were spent.
+"""The record of how rounds have ended: how far workers came, what ended them, which restarts were spent.
 
-The leader writes it when a round's end is settled, and hands it to each node with the next round; a leader
-that takes over has it from them.
+The leader writes it when a round's end is settled, and sends it to each node with the next round; a leader
+that takes over gets it from them.
 """
 
 from __future__ import annotations
 
 from aelastic.core.record import Record
 
-# Without steps, a life of so many seconds counts as progress.
+# If no steps are reported, workers that lived this long have made progress.
 LONG_LIFE_S = 60.0
 COOL_DOWN_S, COOL_DOWN_MAX_S = 3600.0, 86400.0
 EXCLUDED_MAX, SPENT_MAX = 64, 2000  # the second: 20 rules, of 100 restarts each
-# A host that is blamed so often within a day is broken: an hour does not mend it, and each try costs all a restart.
+# A host that is blamed this often within a day is broken: an hour does not fix it, and each try restarts all nodes.
 BLAMES, BLAME_WINDOW_S, BROKEN_S = 2, 86400.0, 7 * 86400.0
 NONE, UNKNOWN = -1, -2
 
 
 class Reached(Record):
-    """How far the workers of a node were, when they ended.
+    """How far the workers of a node were when they ended.
 
-    `step` is by `--progress`: -1 if none was told, -2 if that is not known (they count from the beginning again, or
-    what they wrote last was not read yet).  `calls` are those of `notice.due`; -1 if there were none.
+    `step` is by `--progress`: -1 if none was reported, -2 if it is not known (workers count from the beginning again,
+    or their last output was not read yet).  `calls` are those of `notice.due`; -1 if there were none.
     """
 
     step: int = NONE
@@ -30,10 +30,10 @@ class Reached(Record):
 
 
 class Spent(Record):
-    """A restart that a rule has a budget of its own for."""
+    """A restart charged to a rule with its own budget."""
 
     rule: int  # its place, from 0
-    at: float  # on the leader's clock; how long ago, on the wire
+    at: float  # on the leader's clock; on the wire: seconds ago
 
 
 class Excluded(Record):
@@ -46,17 +46,17 @@ class Excluded(Record):
 
 
 class Blamed(Record):
-    """Once that a host was the cause of a round's end, as far as that is proved."""
+    """One time that a host is proved to have caused a round's end."""
 
     host: str
     at: float  # as above
-    is_loss: bool = False  # it was lost without a word
+    is_loss: bool = False  # it was lost without notice
 
 
 class Ledger(Record):
-    """Of all rounds of a job so far."""
+    """The record of all rounds of a job so far."""
 
-    root: str = ""  # what ended the last one, if that can be proof (`failures.root_cause`)
+    root: str = ""  # what ended the last round, if that can be proof (`failures.root_cause`)
     step: int = NONE  # the largest of all rounds
     calls: int = NONE  # of the last round that had some
     still: int = 0  # ends in a row without progress
@@ -65,7 +65,7 @@ class Ledger(Record):
     blamed: tuple[Blamed, ...] = ()
 
     def turned(self, now: float) -> Ledger:
-        """With ages in the place of moments, or the other way round."""
+        """Returns the ledger with ages instead of points in time, or the reverse."""
         if not (self.spent or self.excluded or self.blamed):
             return self
         return self.replace(
@@ -75,30 +75,30 @@ class Ledger(Record):
         )
 
     def absent(self, now: float) -> dict[str, Excluded]:
-        """Hosts that are cordoned."""
+        """Returns the hosts that are cordoned."""
         return {each.host: each for each in self.excluded if now < each.at + each.for_s}
 
     def exclude(self, host: str, why: str, now: float, for_s: float = 0.0) -> Ledger:
-        """A host's nodes are cordoned for some time (0: an hour, twice as long each time, a day at most)."""
+        """Returns the ledger with a host cordoned for a time (0: an hour, doubled each time, a day at most)."""
         kept = [each for each in self.excluded if now < each.at + each.for_s + COOL_DOWN_MAX_S][-EXCLUDED_MAX:]
         times = sum(each.host == host for each in kept)
         for_s = for_s or min(COOL_DOWN_S * 2.0 ** min(times, 16), COOL_DOWN_MAX_S)
         return self.replace(excluded=(*kept, Excluded(host, now, for_s, why)))
 
     def include(self, host: str) -> Ledger:
-        """With a host no longer cordoned, and nothing held against it."""
+        """Returns the ledger with a host uncordoned and cleared of all blame."""
         return self.replace(
             excluded=tuple(each for each in self.excluded if each.host != host),
             blamed=tuple(each for each in self.blamed if each.host != host),
         )
 
     def blame(self, host: str, now: float, *, is_loss: bool = False) -> Ledger:
-        """With one thing more that is proved against a host."""
+        """Returns the ledger with one more proved cause against a host."""
         kept = [each for each in self.blamed if now < each.at + BLAME_WINDOW_S]
         return self.replace(blamed=(*kept, Blamed(host, now, is_loss))[-EXCLUDED_MAX:])
 
     def is_broken(self, host: str, now: float, *, is_loss: bool = False) -> bool:
-        """Whether a host is the cause once too often, if it is the cause now.
+        """Returns whether a host is broken if it is the cause once more, now.
 
         Losses alone prove nothing: networks, spot markets and people take nodes away and give them back, for free.
         """
@@ -106,11 +106,11 @@ class Ledger(Record):
         return 1 + len(losses) >= BLAMES and not (is_loss and all(losses))
 
     def advance(self, reached: Reached, *, is_complete: bool) -> bool | None:
-        """Whether a round has come further than all before it; `None`: that is not known.
+        """Returns whether a round came further than all before it; `None`: unknown.
 
         Args:
-            reached: the most that its nodes have told.
-            is_complete: all of them have.
+            reached: the furthest that its nodes have reported.
+            is_complete: all of them have reported.
         """
         step, calls = reached.step, reached.calls
         if step == UNKNOWN:
@@ -120,12 +120,12 @@ class Ledger(Record):
         if self.step > NONE:
             return False if step > NONE or is_complete else None
         if max(calls, self.calls) > NONE:
-            # A script counts from 0 wherever it resumes: with fewer calls it may have come further all the same.
+            # A script counts from 0 wherever it resumes: with fewer calls it may still have come further.
             return True if calls > self.calls else False if calls == self.calls and is_complete else None
         return reached.life_s >= LONG_LIFE_S
 
     def after(self, root: str, reached: Reached, *, is_complete: bool) -> Ledger:
-        """With the end of one more round; what is not known changes nothing."""
+        """Returns the ledger with the end of one more round; unknown values change nothing."""
         has_advanced = self.advance(reached, is_complete=is_complete)
         return self.replace(
             root=root,
@@ -135,17 +135,17 @@ class Ledger(Record):
         )
 
     def spent_by(self, rule: int, since: float) -> int:
-        """Restarts that a rule has spent since a moment."""
+        """Returns how many restarts a rule has spent since a point in time."""
         return sum(each.rule == rule and each.at > since for each in self.spent)
 
     def spend(self, rule: int, now: float, window_s: float) -> Ledger:
-        """With one restart more of a rule; those that its window has left behind are forgotten."""
+        """Returns the ledger with one more restart of a rule, and without those that are older than its window."""
         kept = (each for each in self.spent if each.rule != rule or each.at > now - window_s)
         return self.replace(spent=(*kept, Spent(rule, now)))
 
 
 def most_of(*reached: Reached | None) -> Reached:
-    """How far a round was, by what its nodes tell; one that cannot tell leaves that open."""
+    """Returns how far a round was, from its nodes' reports; the step is unknown if one node does not know its own."""
     told = [each for each in reached if each is not None]
     return Reached(
         UNKNOWN if not told or any(each.step == UNKNOWN for each in told) else max(each.step for each in told),

@@ -1,11 +1,10 @@
-"""Between the supervisor and the job's leader: what a rendezvous must do, and rendezvous back ends by name.
+"""The interface between the supervisor and the job's leader, and the rendezvous back ends by name.
 
 A job of one node needs no connection: its leader is in the agent's own process.  All others go through
 `agent_link.py` or `torch_handler_link.py`.  `open_link` chooses.
 
-Your own store gets a name through `register`, and `RendezvousSettings.backend` selects it.  Names that are neither here
-nor registered are torch's: its own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selects one
-of these explicitly.
+`register` gives your own store a name, and `RendezvousSettings.backend` selects it.  All other names are torch's: its
+own, and those of the entry-point group `torchrun.handlers`.  `torch:NAME` selects one of these explicitly.
 """
 
 from __future__ import annotations

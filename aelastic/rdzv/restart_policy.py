@@ -1,7 +1,7 @@
-"""Whether workers are started again after a round's end, what that costs, and why not.
+"""Whether workers restart after a round ends, what that costs, and why not.
 
-Pure.  What ends a round for free (nodes that come, leave or drain, what somebody asks for) asks only where a rule names
-it; each failure does.  `--max-restarts` is the budget of all rules that have none of their own.
+Pure.  Every failure is decided here.  Ends that are not charged (nodes that join, leave or drain, requests) are decided
+here only if a rule names them.  `--max-restarts` is the budget of all rules without one of their own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from aelastic.rdzv.ledger import BROKEN_S, Ledger, Reached
 if TYPE_CHECKING:
     from aelastic.rdzv.restart_rules import Condition, Rule
 
-# At most one in so many hosts is kept out at once, and one always may be.
+# At most one host for this many seats is cordoned at once, but one always may be.
 SEATS_PER_ABSENT = 10
 
 
 def cause_of(failure: ProcessFailure) -> Cause:
-    """A worker's failure, as what ended its round."""
+    """Returns a worker's failure as the cause of its round's end."""
     return Cause(CauseKind.FAILURE, (failure.host,), (failure.rank,))
 
 
 def innocence(failure: ProcessFailure) -> Innocence | None:
-    """Why a failure alone is no evidence against its host; `None` if it is."""
+    """Returns why a failure alone is not evidence against its host; `None` if it is."""
     if failure.found_by:
         return Innocence.HANG
     if failure.runs_out_of_memory:
@@ -41,25 +41,25 @@ def innocence(failure: ProcessFailure) -> Innocence | None:
 
 
 def culprit_of(cause: Cause, failure: ProcessFailure | None) -> str:
-    """The host that the end of a round is evidence against; empty if it proves nothing of one."""
+    """Returns the host that the end of a round is evidence against; empty if there is none."""
     if failure is None:
         return cause.lost_host
     return failure.host if innocence(failure) is None else ""
 
 
 class End(Record):
-    """All that a decision is made of."""
+    """Everything that a decision depends on."""
 
     cause: Cause
     failure: ProcessFailure | None = None  # if that is the cause
     restart_count: int = 0  # charged so far
     ledger: Ledger = Ledger()
     reached: Reached = Reached()
-    is_complete: bool = True  # all nodes of the round have said how far they were
+    is_complete: bool = True  # all nodes of the round have reported how far they were
     now: float = 0.0
     seats: int = 1  # of the round
     hosts: int = 1  # that these are on
-    unfit: frozenset[str] = frozenset()  # hosts that have come out of the round unfit, by their own check
+    unfit: frozenset[str] = frozenset()  # hosts whose own check found them unfit after the round
 
     @property
     def has_advanced(self) -> bool | None:
@@ -67,7 +67,7 @@ class End(Record):
 
     @property
     def culprit(self) -> str:
-        """The host that it is evidence against; empty if it proves nothing of one."""
+        """The host that this end is evidence against; empty if there is none."""
         return culprit_of(self.cause, self.failure)
 
 
@@ -77,7 +77,7 @@ class RestartPolicy(Record):
     Args:
         max_restarts: for the whole job.
         rules: `None`: the default, `restart_rules.DEFAULT`.
-        text: of the rules.
+        text: the rules as text.
     """
 
     max_restarts: int
@@ -85,7 +85,7 @@ class RestartPolicy(Record):
     text: str = ""
 
     def decide(self, end: End) -> Decision:
-        """What follows from an end.  The same end has the same answer, however often it is asked for."""
+        """Returns what follows from an end.  The same end always gets the same decision."""
         decision, host = self._judge(end), end.culprit
         may_be_broken = host and end.hosts > 1 and not decision.is_final
         if not may_be_broken or not end.ledger.is_broken(host, end.now, is_loss=end.cause.is_loss):
@@ -110,7 +110,7 @@ class RestartPolicy(Record):
         return next_round(cause) if failure is None else self._charge(end)
 
     def after(self, end: End, decision: Decision) -> Ledger:
-        """What is remembered of an end once workers are to start again."""
+        """Returns the ledger with this end, once workers will restart."""
         from aelastic.failures.root_cause import root_of
 
         failure = end.failure
@@ -129,13 +129,13 @@ class RestartPolicy(Record):
         return ledger.spend(decision.place, end.now, decision.within_s) if decision.place >= 0 else ledger
 
     def after_drain(self, cause: Cause) -> Decision | None:
-        """How the job ends with a drain; `None` if it continues."""
+        """Returns how a drain ends the job; `None` if the job continues."""
         rule = self.drain_rule
         return None if rule is None else Decision(DecisionKind.STOPPED_BY_RULE, cause, rule=rule.text)
 
     @property
     def drain_rule(self) -> Rule | None:
-        """The rule by which a drain ends the job, if one does."""
+        """The rule that ends the job on a drain, if any."""
         rule = next((each for each in self.rules or () if any(c.word == "drained" for c in each.conditions)), None)
         return rule if rule is not None and rule.action == "stop" else None
 
@@ -143,13 +143,13 @@ class RestartPolicy(Record):
         if self.rules is not None:
             return self.rules
         if not end.ledger.root or end.has_advanced is not False:
-            return ()  # no proof: what is left of the default is a restart
+            return ()  # no proof, so the default rules can only restart
         from aelastic.rdzv.restart_rules import DEFAULT
 
         return DEFAULT
 
     def _holds(self, condition: Condition, place: int, end: End) -> bool:
-        """Whether a condition of the rule in that place does."""
+        """Returns whether a condition of the rule at that place holds."""
         failure = end.failure
         if failure is None:
             return condition.word == "node-lost"
@@ -159,7 +159,7 @@ class RestartPolicy(Record):
             case "signal":
                 return failure.exitcode == -condition.first and not failure.found_by
             case "error":
-                return place in failure.matched_rules  # found out where it failed
+                return place in failure.matched_rules  # matched on the node where it failed
             case "oom":
                 return failure.runs_out_of_memory
             case "hang":
@@ -214,7 +214,7 @@ class RestartPolicy(Record):
         )
 
     def _without(self, host: str, decision: Decision, end: End, for_s: float = 0.0) -> Decision:
-        """A restart without a host; where too many are cordoned already, the cause is another."""
+        """Returns the restart without a host, or with it if too many are cordoned already: it is not the cause then."""
         if not self._room(host, end.ledger, end):
             absent = len(end.ledger.absent(end.now).keys() - {host})
             return decision.replace(kept=host, absent=absent, seats=end.seats)
@@ -222,7 +222,7 @@ class RestartPolicy(Record):
 
     @staticmethod
     def _room(host: str, ledger: Ledger, end: End) -> bool:
-        """Whether one host more may be cordoned."""
+        """Returns whether another host may be cordoned."""
         return len(ledger.absent(end.now).keys() - {host}) < max(1, end.seats // SEATS_PER_ABSENT)
 
     def _charge(self, end: End, delay_s: float = 0.0) -> Decision:
@@ -233,7 +233,7 @@ class RestartPolicy(Record):
 
 
 def _error_of(failure: ProcessFailure) -> str:
-    """The error, with the line that raises it each time."""
+    """Returns the error, with the line that raises it each time."""
     from aelastic.failures.root_cause import place_of
 
     what, place = failure.message.strip().partition("\n")[0], place_of(failure)

@@ -1,9 +1,9 @@
-"""Rules of `--restart-policy`: what follows from which end of a round.
+"""The rules of `--restart-policy`: how the job reacts to the end of a round.
 
     exit 42: stop; error "ECC|NVLink": restart 2/1h after 5s..1m; node-lost: ignore; *: restart
 
-A rule is conditions, with commas between, a colon and an action; `;` or the end of a line ends it, `#` begins a
-comment.  The first rule that matches counts; the form is that of a Kubernetes `podFailurePolicy`.
+A rule is a list of conditions, separated by commas, a colon and an action.  `;` or the end of the line ends it, `#`
+begins a comment.  The first rule that matches applies, as in a Kubernetes `podFailurePolicy`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from aelastic.core.record import Record
 
 RULES_MAX = 20
-CHARS_MAX = 8192  # agents compare what they were given
-RESTARTS_MAX = 100  # of one rule: each is remembered for its window
+CHARS_MAX = 8192  # agents compare their texts
+RESTARTS_MAX = 100  # per rule: each restart is remembered for the rule's window
 CONDITIONS = (
     "exit N[-M]", "signal NAME", "error REGEX", "oom", "hang", "node-lost", "drained", "unfit", "same-error [any]",
     "no-progress K", "*",
@@ -28,7 +28,7 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 class Condition(Record):
-    """What a rule asks for: its word, and what belongs to it."""
+    """A condition of a rule: its word and its arguments."""
 
     word: str
     first: int = 0
@@ -37,9 +37,9 @@ class Condition(Record):
 
 
 class Rule(Record):
-    """Conditions, and what follows if one of them holds."""
+    """Conditions, and the action if one of them holds."""
 
-    text: str  # as it was given
+    text: str  # as the user wrote it
     conditions: tuple[Condition, ...]
     action: str  # restart, elsewhere, ignore or stop
     most: int = 0  # restarts within the window; 0: those of `--max-restarts`
@@ -48,12 +48,12 @@ class Rule(Record):
 
     @property
     def is_endless(self) -> bool:
-        """Whether it restarts whatever comes, however often."""
+        """Whether the rule restarts after any failure, without limit."""
         return self.action == "ignore" and any(each.word == "*" for each in self.conditions)
 
 
 def error_patterns(rules: Sequence[Rule]) -> dict[str, list[int]]:
-    """The patterns of `error` conditions, with the places of the rules that have them."""
+    """Returns the patterns of `error` conditions, with the places of the rules that have them."""
     places: dict[str, list[int]] = {}
     for place, rule in enumerate(rules):
         for condition in rule.conditions:
@@ -63,7 +63,7 @@ def error_patterns(rules: Sequence[Rule]) -> dict[str, list[int]]:
 
 
 class RuleError(ValueError):
-    """Says which column is wrong, and which words are allowed."""
+    """The rules are invalid; the message names the column and the words that are allowed."""
 
 
 DEFAULT = (
@@ -74,16 +74,16 @@ DEFAULT = (
 
 
 def parse(text: str) -> tuple[Rule, ...]:
-    """The rules.
+    """Parses the rules.
 
     Raises:
-        RuleError: something is wrong with them.
+        RuleError: the rules are invalid.
     """
     return tuple(_Reader(text).rules())
 
 
 def problem_of(text: str) -> str:
-    """What is wrong with rules; empty if nothing."""
+    """Returns what is wrong with the rules; empty if nothing is."""
     try:
         parse(text)
     except RuleError as error:
@@ -141,14 +141,14 @@ class _Reader:
         return self._token.is_mark and self._token.text in marks
 
     def _word(self) -> _Token | None:
-        """The next word, if there is one before the next mark."""
+        """Reads the next word, if there is one before the next mark."""
         if self._token.is_mark:
             return None
         self._next += 1
         return self._tokens[self._next - 1]
 
     def _error(self, where: int | _Token | None, what: str) -> RuleError:
-        """At a place in the text, or at a token; `None`: where a word is missing."""
+        """Returns an error at an offset or a token; `None`: at the next token, where a word is missing."""
         at = where if isinstance(where, int) else (where or self._token).at
         line, column = self._text.count("\n", 0, at) + 1, at - self._text.rfind("\n", 0, at)
         return RuleError(f"line {line}, " * ("\n" in self._text) + f"column {column}: {what}")
@@ -263,12 +263,12 @@ class _Reader:
 
 
 def _seconds(text: str) -> float | None:
-    """A time such as `90s`, `1.5h`."""
+    """Parses a time such as `90s` or `1.5h`; returns `None` if it is invalid."""
     match = _TIME.fullmatch(text)
     return float(match[1]) * _UNITS[match[2]] if match else None
 
 
 def in_time(seconds: float) -> str:
-    """As a rule has it: `90s`, `1h`."""
+    """Formats a time as in a rule: `90s`, `1h`."""
     unit = next((unit for unit in ("d", "h", "m") if seconds >= _UNITS[unit] and not seconds % _UNITS[unit]), "s")
     return f"{seconds / _UNITS[unit]:g}{unit}"

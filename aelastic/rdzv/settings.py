@@ -1,7 +1,7 @@
-"""How the agents of a job find each other: what the user chose, checked once.
+"""How the agents of a job find each other: the user's settings, checked once.
 
-The names and defaults of `config` are those of torchelastic's rendezvous (`--rdzv-conf`).  `KEYS` has all of them, and
-the back ends that use each; with another back end a key is without effect, whatever its value.
+The names and defaults of `config` are those of torchelastic's rendezvous (`--rdzv-conf`).  `KEYS` lists all of them
+with the back ends that use each; other back ends ignore the key, whatever its value.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from aelastic.errors import InputError
 # torch's `join_timeout`, `last_call_timeout`.
 JOIN_TIMEOUT_S = 600.0
 LAST_CALL_TIMEOUT_S = 30.0
-# A silent agent is lost after so long.  torch asks for 3 missed heartbeats of 5 s and then does nothing.
+# A silent agent is lost after this time.  torch waits for 3 missed heartbeats of 5 s and then does nothing.
 LEASE_S = 5.0
-# Others notice within a lease that an agent is silent; then they begin another round, and start workers.
+# The others notice within a lease that an agent is silent; then they begin another round and start workers.
 GUARD_MORE_S = 1.0
 # Nodes that a scheduler starts together arrive within this time of each other: one interruption for all.
 SETTLE_TIME_S = 0.5
 READ_TIMEOUT_S = 60.0  # as torch's setting of this name
 
-# torch's, where an endpoint has none.
+# torch's default ports.
 C10D_PORT = 29400
 ETCD_PORT = 2379
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "etcd-v3")
 _ETCD = ("etcd", "etcd-v2", "etcd-v3")
-_DYNAMIC = ("c10d", "etcd-v2", "etcd-v3")  # in torch all of one kind
-# Each key, and the back ends that use it.  Keys that only torch's back ends of these names read are among them: a
-# command line of torchrun's is right as it is.
+_DYNAMIC = ("c10d", "etcd-v2", "etcd-v3")  # one kind of back end in torch
+# Each key, and the back ends that use it.  This includes keys that only torch's back ends of these names read, so that
+# command lines of torchrun work unchanged.
 KEYS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("join_timeout", "lease", "guard_timeout", "settle_time", "keep_alive_interval", "keep_alive_max_attempt"),
         BACKENDS,
     ),
     "last_call_timeout": ("c10d", *_ETCD),
-    "timeout": ("static", "etcd"),  # what these two call `join_timeout` in torch
+    "timeout": ("static", "etcd"),  # torch's name for `join_timeout` in these two
     "read_timeout": ("c10d", "static", "etcd-v2"),
     **dict.fromkeys(("survivor", "is_host"), ("c10d",)),
     "endpoints": ("c10d", "static"),
@@ -54,7 +54,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "ttl": ("etcd-v3",),
     "rank": ("static",),
 }
-# What each field is, and what to use instead of anything else.
+# The type of each field, and the advice for values of another type.
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     **dict.fromkeys(("backend", "endpoint", "endpoint_from"), (str, "use a str")),
     "local_addr": ((str, NoneType), "use a str, or None"),
@@ -65,23 +65,23 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "config": (Mapping, "use a dict"),
     **dict.fromkeys(("bind_all", "remote_requests"), (bool, "use a bool")),
 }
-# For a back end of another package, too: they are the agent's.
+# The agent reads these, so they also apply to back ends of other packages.
 _TIMES = ("join_timeout", "last_call_timeout", "lease", "settle_time", "keep_alive_interval", "keep_alive_max_attempt")
-# Refused where they are no times, also where only torch's back end of that name reads them.
+# Rejected if they are not times, even if only torch's back end of that name reads them.
 _TORCH_TIMES = ("timeout", "read_timeout", "close_timeout", "heartbeat_timeout")
 
 
 def is_used(key: str, backend: str) -> bool:
-    """Whether a back end may do something with a key of `config`; one of another package may with any."""
+    """Returns whether a back end may use a key of `config`; one of another package may use any."""
     backend = backend.removeprefix("torch:")
     return backend not in BACKENDS or backend in KEYS.get(key, ())
 
 
 def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str, int]:
-    """Host and port of `host:port`, `[v6]:port` or, where there is a default port, `host`; the brackets are taken off.
+    """Splits `host:port`, `[v6]:port` or, with a default port, `host` into host and port, without brackets.
 
     Raises:
-        InputError: it is nothing of that.
+        InputError: the endpoint has none of these forms.
     """
     found = re.fullmatch(r"(?:\[([\w.:%]+)\]|([\w.-]+))(?::([0-9]{1,5}))?", endpoint)
     if found is None:
@@ -96,10 +96,10 @@ def split_endpoint(endpoint: str, default_port: int | None = None) -> tuple[str,
 
 
 def split_endpoints(endpoints: str, default_port: int | None = None) -> list[tuple[str, int]]:
-    """Host and port of each endpoint of a list; its order says nothing.
+    """Returns host and port of each endpoint of a list; the order has no meaning.
 
     Raises:
-        InputError: one is invalid, or there twice.
+        InputError: an endpoint is invalid, or listed twice.
     """
     found = [split_endpoint(each.strip(), default_port) for each in endpoints.split(",")]
     if twice := next((each for index, each in enumerate(found) if each in found[:index]), None):
@@ -168,7 +168,7 @@ class RendezvousSettings(Record):
                 raise InputError(f"{name} is {seconds:g} s: use 0 or more")
         if self.node_rank is not None and self.node_rank < 0:
             raise InputError(f"node rank is {self.node_rank}: count from 0")
-        # `torch:c10d` meets by the same rules.
+        # The same rules apply to `torch:c10d`.
         backend = self.backend.removeprefix("torch:")
         if backend in KEYS["endpoints"] and "endpoints" in self.config:
             self._check_count(str(self.config["endpoints"]))
@@ -180,10 +180,10 @@ class RendezvousSettings(Record):
             case "etcd" | "etcd-v2" | "etcd-v3":
                 self._check_etcd()
             case _:
-                pass  # its handler knows
+                pass  # its handler checks
         for name in _TIMES + _TORCH_TIMES if backend in BACKENDS else _TIMES:
             self._seconds(name, 1.0)
-        self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # of torch:c10d; no agents of ours collide so
+        self._seconds("cas_backoff_max_seconds", 0.0, is_zero_fine=True)  # only torch:c10d uses it
         _ = self.join_timeout_s, self.lease_s, self.guard_timeout_s
         if (path := self.secret_path) is not None:
             from aelastic.rdzv.protocol.secret_file import SecretFile
@@ -242,7 +242,7 @@ class RendezvousSettings(Record):
             self._refuse_free_port()
 
     def _check_several(self) -> bool:
-        """Whether there are several endpoints, which have been checked then."""
+        """Checks several endpoints; returns whether there are several."""
         if not self.has_several_endpoints:
             return False
         if self.backend.startswith("torch:"):
@@ -271,7 +271,7 @@ class RendezvousSettings(Record):
     def _check_etcd(self) -> None:
         if not self.endpoint:
             self._refuse_no_endpoint()
-        if self.backend in {"torch:etcd", "torch:etcd-v2"}:  # ours take several, and look at them themselves
+        if self.backend in {"torch:etcd", "torch:etcd-v2"}:  # our own stores take several, and check them
             split_endpoint(self.endpoint, ETCD_PORT)
 
     def _refuse_no_endpoint(self) -> NoReturn:
@@ -288,7 +288,7 @@ class RendezvousSettings(Record):
 
     @property
     def endpoint_note(self) -> str:
-        """A text for messages that tells where the endpoint comes from; empty unless it is from a variable."""
+        """A text for messages on where the endpoint comes from; empty unless it is from a variable."""
         return f"the endpoint is from {self.endpoint_from}" if self.endpoint_from else ""
 
     @property
@@ -313,7 +313,7 @@ class RendezvousSettings(Record):
 
         Never true for several nodes with `localhost` as their endpoint: other nodes may know that host by another name.
         """
-        from aelastic.host.sockets import is_loopback  # needs sockets, which to read options does not
+        from aelastic.host.sockets import is_loopback  # imports sockets, which reading options does not need
 
         if self.local_addr:
             return is_loopback(self.local_addr)

@@ -1,7 +1,7 @@
-"""The leader of a job of one node: all that `coordinator` decides about other nodes falls away.
+"""The leader of a job of one node: a `Coordinator` without anything that concerns other nodes.
 
-What is left are the restart policy and the numbers of rounds.  It says the same, word for word, as `Coordinator` would
-of a job for one node: a test holds the two side by side.
+The restart policy and the numbers of rounds remain.  `SingleNode` sends exactly the messages that `Coordinator` would
+send in a job of one node: a test compares the two.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SingleNode:
     restart_count: int = 0
     verdict: m.Ended | None = None
     _assigned: m.Assigned | None = None  # the last round
-    _is_running: bool = False  # that one
+    _is_running: bool = False  # whether that round is running
     _host: str = ""
-    _question: m.Hangs | None = None  # what is asked about the workers of that round
+    _question: m.Hangs | None = None  # the open question about the workers of that round
     _node_id: str = ""
     _ledger: Ledger = field(default_factory=Ledger)
-    _ended: End | None = None  # the last round
+    _ended: End | None = None  # how the last round ended
     _ended_at: float = 0.0
-    _waiting: m.Ready | None = None  # for the moment at which workers may start again
+    _waiting: m.Ready | None = None  # the node waits until workers may start again
     _begins_at: float = 0.0
     _drain: Drain[m.LeaderMessage] | None = None  # made by the first request
     _opted_in: int = 0  # the last round that all workers can leave in place
@@ -57,7 +57,7 @@ class SingleNode:
         return drains_at if self._waiting is None else min(self._begins_at, drains_at or self._begins_at)
 
     def handle(self, message: m.NodeMessage, now: float = 0.0) -> list[m.LeaderMessage]:  # noqa: C901, PLR0912  one case for each
-        """What the node hears of what it says.  A message about an earlier round changes nothing."""
+        """Returns the leader's replies to the node's message.  One about an earlier round changes nothing."""
         match message:
             case m.Ready() if self.verdict is not None:
                 return [self.verdict]
@@ -132,8 +132,8 @@ class SingleNode:
         return m.Interrupted(failed.round, decision, count, in_place=in_place)
 
     def _on_ready(self, ready: m.Ready, now: float) -> None:
-        """No worker runs: now it is known how far all of them were."""
-        if self._ended is None and self._assigned is not None:  # for free
+        """No worker is running, so how far all of them came is now known."""
+        if self._ended is None and self._assigned is not None:  # not charged
             self._ended, self._ended_at = End(PENDING, None, self.restart_count, self._ledger), now
         if self._ended is not None and ready.reached is not None:
             self._ended = self._ended.replace(reached=ready.reached)
@@ -144,11 +144,11 @@ class SingleNode:
         return self.verdict
 
     def _on_request(self, request: r.Request | None, now: float) -> list[m.LeaderMessage]:
-        """The node asks for a drain, or says how far it is with it; once that is over, or no round runs, it leaves."""
+        """Handles a request, or the time if `None`.  Once a drain is over, or if no round runs, the node leaves."""
         from aelastic.rdzv.leader.drain import Crew, Drain
 
         if request is not None:
-            self._node_id = request.node_id  # it may ask before it is ready for its first round
+            self._node_id = request.node_id  # a request may come before the node is ready for its first round
         drain = self._drain = self._drain or Drain[m.LeaderMessage](lambda _, message: message)
         if self.verdict is not None or (request is None and not self._is_running):
             drain.on_round_over()
@@ -178,7 +178,7 @@ class SingleNode:
         return self._begin(now) if is_due else self._on_request(None, now)
 
     def _compare(self, places: Sequence[Place]) -> list[m.LeaderMessage]:
-        """What the workers do, once that is known, or is waited for no longer."""
+        """Answers the open question with what the workers do; without any places, the node has stopped waiting."""
         question, self._question = self._question, None
         if question is None or self._assigned is None:
             return []

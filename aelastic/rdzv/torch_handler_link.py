@@ -1,20 +1,20 @@
-"""Any torch `RendezvousHandler` as this agent's rendezvous: the node can join a job of torchrun agents.
+"""Any torch `RendezvousHandler` as this agent's rendezvous, so that the node can join a job of torchrun agents.
 
-What this node does is what torchelastic's agent does with a handler (`SimpleElasticAgent`), and by the same code of
-torch's: ranks and the exit barrier are agreed through the store that the handler hands out.  torch is imported here, in
-a thread, and in this mode only.
+This node uses a handler as torchelastic's agent does (`SimpleElasticAgent`), with the same code of torch: nodes agree
+on ranks and on the exit barrier through the store that the handler provides.  torch is imported here in a thread, and
+only in this mode.
 
-Limits, all of the interface that torch gives a handler:
+The interface of torch's handlers sets these limits:
 
-- There are no notifications.  Newcomers, and nodes that start again, are polled for each `monitor_interval`; a node
+- There are no notifications.  The handler is polled for newcomers and restarting nodes each `monitor_interval`; a node
   that died is noticed when the workers of other nodes fail.
-- The restart budget is each agent's own, so `TORCHELASTIC_RESTART_COUNT` differs between nodes.
-- How another node's part ended is not known: no verdict, no first failure from elsewhere.
+- Each agent has its own restart budget, so `TORCHELASTIC_RESTART_COUNT` differs between nodes.
+- How other nodes ended is not known: there is no verdict, and no first failure from elsewhere.
 - torch's store ends with the process that serves it.
 
-Where torch lets us, we do better than torchrun.  A node that has finished still watches, and starts again if others do.
-A rendezvous that cannot be reached stops no workers.  The workers' store is emptied between rounds.  Only the
-job's end closes the rendezvous: being stopped, late or alone does not.
+Where torch allows it, we do better than torchrun.  A node that has finished still watches, and restarts if others do.
+An unreachable rendezvous does not stop workers.  The workers' store is emptied between rounds.  Only the job's end
+closes the rendezvous: a node that is stopped, late or alone does not.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
-# Says that a torch handler is meant where we have a back end of the same name.
+# Selects a torch handler if we have a back end of the same name.
 PREFIX = "torch:"
-# What torch registers by itself (`rendezvous/registry.py`), and where packages add theirs.
+# Handlers that torch itself registers (`rendezvous/registry.py`), and the entry points with which packages add theirs.
 _OF_TORCH = frozenset({"c10d", "etcd", "etcd-v2", "static"})
 _ENTRY_POINTS = "torchrun.handlers"
-# torchrun's `LaunchConfig` adds this where the user says nothing.
+# The default in torchrun's `LaunchConfig`.
 _LEGACY_TIMEOUT_S = 900
-# Closing is a courtesy to nodes that come late; where it takes longer, the rendezvous is likely gone.
+# Closing is a courtesy to nodes that come late; if it takes longer than this, the rendezvous is likely gone.
 CLOSE_TIMEOUT_S = 10.0
-# The node that serves the store leaves a moment after the last one has come to the barrier.
+# The node that serves the store leaves a moment after the last node has reached the barrier.
 BARRIER_INTERVAL_S = 0.02
 
 
@@ -61,18 +61,18 @@ BARRIER_INTERVAL_S = 0.02
 
 
 def handler_opener(name: str, settings: RendezvousSettings, run_id: str) -> Callable[[], Any]:
-    """What makes the handler that torchrun would, by a name in torch's registry.
+    """Returns a function that makes the handler that torchrun would, by its name in torch's registry.
 
     Args:
         name: with or without `torch:` in front.
 
     Raises:
-        InputError: torch has none of that name.
+        InputError: torch has no handler of that name.
     """
     from importlib.metadata import entry_points  # takes 20 ms that only this mode needs
 
     backend, names = name.removeprefix(PREFIX), _OF_TORCH | {entry.name for entry in entry_points(group=_ENTRY_POINTS)}
-    # A program around us may have registered its own; then it has imported torch.
+    # The program that uses us may have registered its own handler; then it has imported torch.
     torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")
     known = sorted(names | set(getattr(getattr(torchs, "rendezvous_handler_registry", None), "_registry", {})))
     if backend not in known:
@@ -103,16 +103,16 @@ def _open_handler(backend: str, settings: RendezvousSettings, run_id: str) -> An
 
 
 class TorchHandlerLink:
-    """A torch handler where the supervisor expects a coordinator.
+    """A torch handler in the role of the leader that the supervisor expects.
 
     Args:
-        open_handler: makes the handler, or gives the user's own; called once, in the thread that makes all calls.
+        open_handler: makes the handler, or returns the user's own; called once, in the thread that makes all calls.
         spec: the workers of this node.
-        policy: what follows from their failures; by default, what `max_restarts` says.
+        policy: what follows from their failures; by default, `max_restarts` restarts.
         local_addr: this node's address, for a handler that leaves `MASTER_ADDR` to its agent.
     """
 
-    coordinates, agreed = False, None  # nobody leads: the handlers meet on a store
+    coordinates, agreed = False, None  # there is no leader: the handlers meet on a store
 
     def __init__(
         self,
@@ -128,13 +128,13 @@ class TorchHandlerLink:
         self._calls = HandlerCalls(open_handler, spec, local_addr)
         self._thread = CallThread(self._calls.forget)
         self._mailbox: Mailbox[m.NodeMessage] = Mailbox()
-        # What we do until the next message: join and watch, or wait for the others to finish.
+        # What this node does until the next message: join and watch, or wait for the others to finish.
         self._activity = anyio.CancelScope()
         self._round = 0
-        self._is_on = False  # the workers of that round run here, or have succeeded
+        self._is_on = False  # the workers of that round run on this node, or have succeeded
         self._restart_count = 0
-        self._why_over: m.Failed | m.Succeeded | None = None  # what this node did in the last round, if it did
-        self._hangs: m.Hangs | None = None  # what this node asks of its own workers
+        self._why_over: m.Failed | m.Succeeded | None = None  # how the last round ended on this node, if it has
+        self._hangs: m.Hangs | None = None  # the question to this node's own workers
         self._is_job_over = False
         self._is_reachable = True
         self._closing = anyio.Lock()
@@ -143,11 +143,11 @@ class TorchHandlerLink:
         self._mailbox.post(message)
 
     async def run(self, deliver: Callable[[m.LeaderMessage], None]) -> None:
-        """Does what torchelastic's agent would.  Cancelled, it leaves a call that blocks to its thread.
+        """Does what torchelastic's agent would.  If cancelled, it leaves a blocking call to its thread.
 
         Raises:
-            InputError: the handler cannot be made from what the user gave.
-            RendezvousError: it did not let us in; which error says why.
+            InputError: the handler cannot be made from the user's settings.
+            RendezvousError: the rendezvous did not admit this node; the class of the error tells why.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -187,19 +187,19 @@ class TorchHandlerLink:
                 self._is_on = False
                 self._activity.cancel()
             case _:
-                pass  # the round it speaks of is over already, or it is not for us
+                pass  # it is about a round that is over, or does not apply here
 
     async def finish(self) -> None:
-        """There is nothing to hand over while `run` runs: `aclose`, at its end, does what is to be done."""
+        """Does nothing: there is nothing to hand over while `run` runs.  At its end, `aclose` closes the rendezvous."""
 
     def hurry(self) -> None:
-        """Nothing is waited for."""
+        """Does nothing: `finish` does not wait."""
 
     async def aclose(self) -> None:
-        """Closes the rendezvous if the job is over, and gives everything back.  Takes seconds at most."""
+        """Closes the rendezvous if the job is over, and ends the thread.  Takes seconds at most."""
         async with self._closing:  # a second call waits: `stop` would end the shutdown of the first
             if self._is_job_over:
-                self._is_job_over = False  # asked again, there is nothing to close
+                self._is_job_over = False  # a second call has nothing to close
                 with anyio.move_on_after(CLOSE_TIMEOUT_S):
                     try:
                         await self._thread.call(self._calls.shutdown)
@@ -239,9 +239,9 @@ class TorchHandlerLink:
             await anyio.sleep(self._spec.monitor_interval)
 
     def _without_a_round(self, error: RendezvousError) -> m.Ended:
-        """How it ends if no next round comes.
+        """Returns how the job ends if there is no next round.
 
-        What our own workers did is worth more than that the others have gone, which mostly follows from it.
+        The result of our own workers matters more than the loss of the others, which mostly follows from it.
         """
         match self._why_over:
             case m.Succeeded():
@@ -271,7 +271,7 @@ class TorchHandlerLink:
         deliver(m.Interrupted(self._round, decision, self._restart_count))
 
     async def _interrupts(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> bool:
-        """Whether the round is over because others wait for the next: newcomers, or nodes that start over."""
+        """Returns whether the round is over, as it is once others wait for the next: newcomers or restarting nodes."""
         try:
             count = await self._thread.call(self._calls.num_nodes_waiting)
         except HandlerExit:
@@ -290,7 +290,7 @@ class TorchHandlerLink:
         return not self._is_current(round_)
 
     async def _wait_for_others(self, round_: int, deliver: Callable[[m.LeaderMessage], None]) -> None:
-        """torch's exit barrier, while newcomers are still watched for."""
+        """Waits at torch's exit barrier, and still watches for newcomers."""
         timeout_s = self._spec.exit_barrier_timeout_s
         reason = f"every worker of this node succeeded; other nodes did not finish within {timeout_s:g} s of them"
         with anyio.move_on_after(timeout_s):
@@ -301,7 +301,7 @@ class TorchHandlerLink:
                         return
                     await anyio.sleep(min(self._spec.monitor_interval, BARRIER_INTERVAL_S))
             except RendezvousError as error:
-                # Mostly, the node that served the store had left the barrier before this one read the key.
+                # Usually the node that served the store has left the barrier before this one read the key.
                 reason = f"every worker of this node succeeded; other nodes cannot be waited for any more: {error}"
             else:
                 reason, self._is_job_over = "", True

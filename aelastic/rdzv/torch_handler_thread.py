@@ -1,6 +1,6 @@
 """The blocking calls into torch's rendezvous, and the one thread that makes them.
 
-Errors come out as this package's.  Nothing here decides:  `handler_link.py` does.
+torch's errors become this package's.  Nothing is decided here, but in `torch_handler_link.py`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# torch's handlers wake up every second, so one that is asked to give up does so within that.
+# torch's handlers wake up every second, so a handler gives up within that time.
 END_TIMEOUT_S = 2.0
 STORE_TIMEOUT_S = 10.0
-# Private parts of torchelastic: agents agree by running the same code.
+# Private parts of torchelastic: agents agree because they run the same code.
 _AGENT = "torch.distributed.elastic.agent.server.api"
 _ASSIGN_RANKS = f"{_AGENT}:SimpleElasticAgent._assign_worker_ranks"
 _BARRIER_PREFIX = f"{_AGENT}:_TERMINAL_STATE_SYNC_ID"
@@ -62,9 +62,9 @@ class HandlerCalls:
         self._enter: Any = None
 
     def next_round(self, node: Node, round_: int, restart_count: int) -> Assigned:
-        """Blocks until a round is complete, and for as long as its nodes take to agree on their ranks."""
+        """Blocks until a round is complete and its nodes have agreed on their ranks."""
         with _errors_of("opened", InputError):
-            # All of them now: a job that runs is not to fail for one that is missing.
+            # Look them all up now: a running job must not fail because one is missing.
             assign, self._barrier_prefix, self._enter = map(_part, (_ASSIGN_RANKS, _BARRIER_PREFIX, _ENTER_BARRIER))
             if self._handler is None:
                 self._handler = self._open_handler()
@@ -72,10 +72,10 @@ class HandlerCalls:
             info = self._handler.next_rendezvous()
             self._store, self._group_world_size = info.store, info.world_size
             master_addr, master_port, store_server = self._master(info)
-            if store_server == "rendezvous":  # where the handler serves it, whatever name workers know it by
+            if store_server == "rendezvous":  # at the handler's own address, not the one that workers use
                 where = info.bootstrap_store_info
                 _empty_workers_store(self._handler, where.master_addr, where.master_port)
-            # All it reads of torch's `WorkerSpec`; of its agent, nothing.
+            # These are the only fields of torch's `WorkerSpec` that it reads; it reads none of the agent.
             spec = SimpleNamespace(role=node.role, local_world_size=node.local_world_size)
             first = assign(None, info.store, info.rank, info.world_size, spec)[0]
         ranks = NodeRanks(
@@ -92,12 +92,12 @@ class HandlerCalls:
     def _master(self, info: Any) -> tuple[str, int, str]:
         where = info.bootstrap_store_info
         store_server = "rendezvous" if where is not None and self._handler.use_agent_store else "worker"
-        if where is None:  # torchrun fails here; torch's way to agree on one is at hand
+        if where is None:  # torchrun fails here, though torch has a way to agree on an address
             where = _part("torch.distributed.elastic.rendezvous:RendezvousStoreInfo").build(
                 info.rank, info.store, self._local_addr
             )
         spec = self._spec
-        if spec.rdzv is not None:  # a back end by its name: torchrun puts nothing into its spec either
+        if spec.rdzv is not None:  # a named back end: torchrun does not set an address in its spec either
             return where.master_addr, where.master_port, store_server
         return spec.master_addr or where.master_addr, spec.master_port or where.master_port, store_server
 
@@ -106,13 +106,13 @@ class HandlerCalls:
             return int(self._handler.num_nodes_waiting())
 
     def enter_barrier(self) -> str:
-        """Says that this node has finished.  Returns the key that will be there once all have."""
+        """Reports that this node has finished.  Returns the key that exists once all have."""
         with _errors_of("told"):
             key = self._enter(store=self._store, world_size=self._group_world_size, key_prefix=self._barrier_prefix)
             return str(key)
 
     def has_come(self, key: str) -> bool:
-        # torch's own barrier blocks, and with it the handler's heartbeats: they share the store's connection.
+        # torch's own barrier would also block the handler's heartbeats, which share the store's connection.
         with _errors_of("asked"):
             return bool(self._store.check([key]))
 
@@ -121,8 +121,8 @@ class HandlerCalls:
             self._handler.shutdown()
 
     def forget(self) -> None:
-        """Lets go of the handler without closing the rendezvous for others."""
-        # Else the other nodes would take this node for alive while something holds the handler.
+        """Releases the handler without closing the rendezvous for others."""
+        # Otherwise this node would seem alive to the others while something holds the handler.
         stop_heartbeats = getattr(self._handler, "_stop_heartbeats", None)
         if stop_heartbeats is not None:
             stop_heartbeats()
@@ -130,10 +130,10 @@ class HandlerCalls:
 
 
 def _part(path: str) -> Any:
-    """A part of torch.
+    """Returns a part of torch.
 
     Raises:
-        InputError: this torch has it no more.
+        InputError: this version of torch does not have it.
     """
     module, _, names = path.partition(":")
     found: Any = importlib.import_module(module)
@@ -148,17 +148,18 @@ def _part(path: str) -> Any:
 
 
 def _empty_workers_store(handler: Any, master_addr: str, master_port: int) -> None:
-    """Drops what the workers of earlier rounds wrote.
+    """Deletes the keys that workers of earlier rounds wrote.
 
     torch's handler serves one store for all rounds.  New workers find the addresses of dead ones in it, and
     fail (pytorch#135712): torchrun alone does not survive a restart with gloo.  No worker uses that store now: the last
-    round's workers are gone, and the next start once the ranks are agreed, which needs our word.
+    round's workers are gone, and the next ones start once all nodes, including this one, have agreed on ranks.
     """
     if not isinstance(
         handler, _part("torch.distributed.elastic.rendezvous.dynamic_rendezvous:DynamicRendezvousHandler")
     ):
-        return  # the agents may be in that store themselves
-    # torch's agent reads it too.  With it ranks are agreed without a word, so workers may have begun.
+        return  # the agents may use that store themselves
+    # torch's agent reads this variable as well.  If it is set, nodes exchange nothing to agree on ranks, so other
+    # workers may have started.
     if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":  # noqa: TID251
         return
     try:
@@ -188,7 +189,7 @@ class HandlerExit(RendezvousError):
     """The handler asked this program to end: `SystemExit`, `KeyboardInterrupt`, or an exception of that kind."""
 
 
-# Known by name, so that it does not matter what of torch could be imported.
+# By name, so that it does not matter which modules of torch could be imported.
 _OURS: dict[str, type[AelasticError]] = {
     "RendezvousClosedError": RendezvousClosedError,
     "RendezvousTimeoutError": RendezvousTimeoutError,
@@ -199,8 +200,8 @@ _OURS: dict[str, type[AelasticError]] = {
 }
 
 
-class _GiveUp(BaseException):  # so that no handler takes it for an error of its own
-    """Raised in the thread, between two steps of a call that no task waits for any more."""
+class _GiveUp(BaseException):  # so that no handler mistakes it for its own error
+    """Raised in the thread, in the middle of a call that no task waits for any more."""
 
 
 @contextmanager
@@ -217,7 +218,7 @@ def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> I
         if error.__cause__ is not None:  # torch says "See inner exception for details"
             text = f"{text} ({error.__cause__})"
         raise ours(f"torch's rendezvous cannot be {what}: {text}") from error
-    except BaseException as error:  # in this thread, it would end nothing but the thread
+    except BaseException as error:  # it would end only this thread
         raise HandlerExit(f"torch's rendezvous cannot be {what}: its handler raised {error!r}") from error
 
 
@@ -225,9 +226,9 @@ def _errors_of(what: str, otherwise: type[AelasticError] = RendezvousError) -> I
 
 
 class CallThread:
-    """One thread for all calls, one at a time: a handler is not made for more.
+    """One thread for all calls, one at a time: handlers do not support more.
 
-    A daemon, and none of anyio's: the interpreter's end does not wait for a call that blocks for minutes.
+    It is a daemon, not one of anyio's threads: the interpreter's exit does not wait for a call that blocks for minutes.
 
     Args:
         at_end: called last, in the thread.
@@ -238,10 +239,10 @@ class CallThread:
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._is_busy = False
-        self._busy = threading.Lock()  # held to give up a job: it is under way, and does not end meanwhile
+        self._busy = threading.Lock()  # held while a running job is given up, so that it cannot end meanwhile
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Runs a function in the thread.  Cancelled, it goes on there; the next call waits for it."""
+        """Runs a function in the thread.  If this is cancelled, the function continues; the next call waits for it."""
         answer: Future[T] = Future()
 
         def job() -> None:
@@ -278,7 +279,7 @@ class CallThread:
                 while (job := self._jobs.get()) is not None:
                     self._is_busy = True
                     job()
-                    with self._busy:  # the exception comes here at the latest, and never while the thread ends
+                    with self._busy:  # the exception arrives here at the latest, never while the thread ends
                         self._is_busy = False
         finally:
             self._at_end()

@@ -4,14 +4,14 @@
 
 - `connections`, and the nodes behind them; `unheard`: reports that wait for a decision; `plans`: the whole plan of each
   node; `absent`: nodes that were lost but may live
-- `rdzv.log`: how the agents agree on the next entry; `job_state`: what an entry holds; `followers`: those that vote;
+- `rdzv.log`: how the agents agree on the next entry; `job_state`: its content; `followers`: the nodes that vote;
   `leader_cell`: the endpoint's cell, and the open question to it
 - `coordinator`: rounds, restarts and the verdict, with `roster` (nodes), `first_cause` (why a round has ended),
   `forming` (what that costs, and when the next one begins), `gathering` (the nodes of a round that is older than this
   leader) and `inquiry` (what all workers do when one hangs); `cordons` (the ledger, and the nodes that it cordons);
   `rdzv.restart_policy` decides what follows when a round ends
-- `drain`: what a running job can be asked for, above all that all ranks save at one step before nodes go
-- `waiting_text`: what waiting nodes log
+- `drain`: requests to a running job, above all that all ranks save at one step before nodes leave
+- `waiting_text`: the lines that waiting nodes log
 
 `leader_events` and `coordinator_events` are the events and actions of the two cores.
 """

@@ -78,7 +78,7 @@ class Absent:
         self._unreachable.discard(node_id)
 
     def has_silent_one(self, since: float) -> bool:
-        """Whether a node that has been lost since then may live without receiving anything from this agent."""
+        """Returns whether a node that has been lost since then may live without receiving anything from this agent."""
         return any(self._looking[node_id] >= since for node_id in self._unreachable)
 
     @property
@@ -101,7 +101,7 @@ class Absent:
             times = list(lost_at.values())
             assert times == sorted(times), "nodes are in the order in which they were lost"
         assert self._unreachable <= self._looking.keys(), "a node that has given up needs no leader"
-        assert self._unheard.items() <= self._lost_at.items(), "a node that may not hear this agent is lost"
+        assert self._unheard.items() <= self._lost_at.items(), "a node that may not receive from this agent is lost"
 
     def _until(self, lost_at: float) -> float:
         return lost_at + self.lease_s + RETURN_S

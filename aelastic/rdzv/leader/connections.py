@@ -170,7 +170,7 @@ class Connections:
             self.plans.send(connection.node_id)
 
     def are_all_silent(self, own_node_id: str, at_least: int) -> bool:
-        """Whether no other node is in contact, and at least this many that may live were given up within a lease."""
+        """Returns whether no other node is in contact, and this many or more that may live were lost within a lease."""
         is_alone = not self._graces and self._conn_of.keys() <= {own_node_id}
         return is_alone and self.absent.count_unheard(own_node_id) >= at_least
 
@@ -279,7 +279,7 @@ class Connections:
                 probed.until = now + PROBE_TIMEOUT_S
         self._woke_at = now
 
-    # What nodes say.
+    # What nodes send.
 
     def _on_said_early(self, conn: int, connection: Connection, message: m.Upward, now: float) -> list[Action]:
         """Handles a message on a connection whose node is not admitted yet: the node's state may change meanwhile."""
@@ -373,7 +373,7 @@ class Connections:
     # Admitting nodes.
 
     def begin_term(self, term: int) -> None:
-        """Our term is a newer one."""
+        """This leader has a newer term."""
         self.term = term
         self.plans.begin_term(term)
         for node_id in self._conn_of:
@@ -437,7 +437,7 @@ class Connections:
         conn = self._conn_of.get(node_id)
         if conn is None or node_id in self.unheard.first_reports:
             return []
-        self._forget(conn)  # what it has yet to say must not harm the agent that has replaced it
+        self._forget(conn)  # its later messages must not harm the agent that has replaced it
         self.plans.forget(node_id)
         return [Say(conn, self.plans.empty.replace(ended=decision)), Drop(conn, in_order=True)]
 

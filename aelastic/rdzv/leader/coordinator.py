@@ -108,7 +108,7 @@ class Coordinator(Machine[ev.Event, Send]):
             gone: nodes that are known to have ended.
             now: the time.
         """
-        assert self.phase is Phase.FORMING and not self.round, "a leader resumes a job before it hears of any node"
+        assert self.phase is Phase.FORMING and not self.round, "a leader resumes a job before any node reports"
         self.forming.resume(state, now)
         for ask in state.asks:
             self._asks[ask.ask_id] = ask, now
@@ -163,7 +163,7 @@ class Coordinator(Machine[ev.Event, Send]):
         return sends
 
     def _has_met(self, node_id: str) -> bool:
-        """Whether a node of the round was connected to this leader before.  Otherwise it was only missing until now."""
+        """Returns whether a node of the round was connected to this leader before; if not, it was only missing."""
         return node_id in self.roster.members or node_id in self.forming.end.losses
 
     def _follow(self, node: m.Node, past: m.Past, before: m.Status | None, now: float, since: float) -> list[Send]:
@@ -211,7 +211,7 @@ class Coordinator(Machine[ev.Event, Send]):
             self.roster.put(node, NodePhase.FINISHED)  # it was lost after its work was done, so the round continued
             return []
         if member is not None and member.is_left_behind and before is not None:
-            return []  # its plan says so
+            return []  # its plan contains that
         if not has_place or member is None or member.is_left_behind:  # its workers are of a round that is over
             was_awaited = self.roster.leave_behind(node) and self.phase is Phase.FORMING
             went_on = Send(node_id, self.forming.went_on(past.round))
@@ -232,7 +232,7 @@ class Coordinator(Machine[ev.Event, Send]):
         match past.phase:
             case NodePhase.BUSY:
                 return []
-            case NodePhase.STOPPING:  # it has stopped its workers, though nobody told it to
+            case NodePhase.STOPPING:  # it has stopped its workers without being told to
                 return self._end_round(now, Cause(CauseKind.WORKERS_RESTARTED, (node.host,)))
             case NodePhase.FAILED:  # that is noted already
                 return self._end_round(now)
@@ -532,7 +532,7 @@ class Coordinator(Machine[ev.Event, Send]):
         self.newcomers.validate()
         if self.gathering is not None:
             self.gathering.validate()
-            assert self.deadline is not None, "nodes are waited for, for a time"
+            assert self.deadline is not None, "a leader gathers nodes for a limited time"
         assert (self.verdict is not None) == self.is_closed, "a verdict closes the job"
         assert (self.gathering is not None) == (self.phase is Phase.GATHERING), "gathering is a phase"
         assert not is_running or len(self.roster.participants) <= self.rules.max_nodes, "a round has at most max nodes"

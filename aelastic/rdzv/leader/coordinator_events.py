@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 from aelastic.decisions.cause import CauseKind
 from aelastic.rdzv.protocol import messages as m

@@ -1,6 +1,6 @@
 """The ledger of all rounds, and the nodes whose hosts it cordons.
 
-Cordoned nodes stay with the job, but take part in no round while there are enough others.
+Cordoned nodes stay with the job, but do not take part in rounds while there are enough others.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ The rules are the same for a leader that saw the round end and for one that has 
 4. Anything else that ends a round for free (newcomers, a worker group that restarted on its own) is its cause unless a
    failure came before.
 5. Otherwise **the first failure is charged**, and named.  Failures are ordered by when their agents noticed them.  One
-   that says that a peer was gone comes after others, and a worker that was killed comes before those that raised.
+   that reports a lost peer comes after others, and a worker that was killed comes before those that raised.
 
 Times are on the leader's clock: nodes report how old their facts are.
 """
@@ -30,9 +30,9 @@ from aelastic.rdzv.ledger import Reached, most_of
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.restart_policy import cause_of
 
-# A connection mostly breaks because its agent ended; if a switch has cut it, the agent reconnects at once.
+# A connection usually breaks because its agent ended; if a switch has cut it, the agent reconnects at once.
 GRACE_S = 0.3
-# How much later the cause may be reported than a failure: agents of busy machines are late by that much.
+# How much later than a failure its cause may be reported: agents on busy machines are late by this much.
 NAMING_S = 0.03
 # An agent notices at once that a worker was killed, but one that raised only after its interpreter has ended.
 KILLED_LEAD_S = 0.1
@@ -43,7 +43,7 @@ class Weight(IntEnum):
 
     OWN = 0  # a signal, or the agent's own finding: the worker did not die because of a peer
     PLAIN = 1
-    ECHO = 2  # its message says that a peer was gone
+    ECHO = 2  # its message reports a lost peer
 
     @classmethod
     def of(cls, failure: ProcessFailure) -> Weight:
@@ -89,7 +89,7 @@ class Loss(Record):
         return self.what.replace(is_loss=self.ends_round and not self.has_left)
 
     def excuses(self, report: Report) -> bool:
-        """Whether a failure is a victim of this loss."""
+        """Returns whether a failure is a victim of this loss."""
         if self.has_left and self.node_id == report.node_id:
             return False
         return self.at <= report.at + GRACE_S and (self.ends_round or report.at <= self.seen_at + GRACE_S)
@@ -118,7 +118,7 @@ class RoundEnd:
     untold: list[str] = field(default_factory=list[str])  # nodes that must be notified that it is over
     told: Cause | None = None  # the cause that nodes were given
     _ending: Loss | None = None  # the first loss that ends the round
-    _excuse: Loss | None = None  # the first one whose victim the first failure is
+    _excuse: Loss | None = None  # the first loss that has the first failure as its victim
 
     # What happens.
 
@@ -156,7 +156,7 @@ class RoundEnd:
         self._note(Loss(node.node_id, at, seen_at, what, ends_round=False))
 
     def on_gathered(self, node: m.Node, past: m.Past, now: float) -> None:
-        """A node of the round has found the new coordinator."""
+        """A node of the round has found the new leader."""
         node_id = node.node_id
         self.hosts.add(node.host)
         loss = self.losses.pop(node_id, None)
@@ -196,11 +196,11 @@ class RoundEnd:
         self._note(Loss(node.node_id, at, now, what, has_left, ends_round))
 
     def _stays(self, known: Loss | None) -> bool:
-        """Whether the loss of a node counts, whatever happens to that node later."""
+        """Returns whether the loss of a node counts, whatever happens to that node later."""
         return known is not None and (known.ends_round or (self.first is not None and known.excuses(self.first)))
 
     def on_missing(self, what: Cause, at: float) -> None:
-        """Nodes of the round do not report to a new coordinator."""
+        """Nodes of the round do not report to a new leader."""
         self.hosts |= {*what.hosts}
         self._note(Loss("", at, at, what))
 
@@ -247,7 +247,7 @@ class RoundEnd:
             self._excuse = loss
 
     def _weighed(self) -> tuple[Loss | None, Loss | None]:
-        """Returns the first loss that ends the round, and the first one whose victim the first failure is."""
+        """Returns the first loss that ends the round, and the first one that has the first failure as its victim."""
         first, losses = self.first, self.losses.values()
         ending = min((each for each in losses if each.ends_round), key=_age, default=None)
         excuses = (each for each in losses if first is not None and each.excuses(first))
@@ -297,7 +297,7 @@ class RoundEnd:
 
     def validate(self) -> None:
         assert self.broken <= self.losses.keys(), "a broken connection is a loss until its node is back"
-        assert self.told is None or not self.untold, "all nodes hear the same, at once"
+        assert self.told is None or not self.untold, "all nodes are notified at once, of the same cause"
         assert (self._ending, self._excuse) == self._weighed(), "the losses that come first are known"
 
 

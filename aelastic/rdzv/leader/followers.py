@@ -58,7 +58,7 @@ class Followers:
         return self._serial
 
     def was_last(self, conn: int, serial: int) -> bool:
-        """Whether this is the last plan that the follower was sent."""
+        """Returns whether this is the last plan that the follower was sent."""
         name = self._name_of.get(conn)
         return name is not None and self._sent.get(name) == serial
 

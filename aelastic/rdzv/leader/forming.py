@@ -282,7 +282,7 @@ class Forming:
         return self.interrupted(round_, next_round(Cause(CauseKind.CONTINUED_WITHOUT, round=round_)), went_on=True)
 
     def _told(self, node_ids: Iterable[str], round_: int) -> list[Send]:
-        assert self.decided is not None, "nodes hear what was decided"
+        assert self.decided is not None, "nodes are sent what was decided"
         interrupted = self.interrupted(round_, self.decided, in_place=self.is_in_place)
         return [Send(node_id, interrupted) for node_id in node_ids]
 
@@ -316,7 +316,7 @@ class Forming:
 
     @property
     def next_count(self) -> int:
-        """Returns the restart count of the next round, as sent to nodes."""
+        """The restart count of the next round, as sent to nodes."""
         return max(self.restart_count, self.end.restart_count + self.is_charged)
 
     def on_heard(self, *, is_all: bool) -> None:

@@ -14,7 +14,7 @@ from aelastic.rdzv.protocol.messages import NodePhase, Past
 
 
 def credible(past: Past) -> Past:
-    """Returns a node's account made consistent: a failed node says how it failed, and a running one has not failed."""
+    """Returns a node's report made consistent: a failed node has a failure, and a running or finished one has none."""
     has_workers = past.phase in {NodePhase.BUSY, NodePhase.FINISHED}
     if past.phase is NodePhase.FAILED and past.failure is None:
         past = past.replace(phase=NodePhase.STOPPING)

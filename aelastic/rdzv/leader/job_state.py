@@ -1,4 +1,4 @@
-"""What the log keeps of a job: everything that a leader must know to continue it."""
+"""The state of a job in its log: everything that a leader must know to continue the job."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def check_entries(message: m.Upward | m.Downward) -> None:
 
 
 def payload_of(state: JobState) -> Payload:
-    """Returns the content of an entry as it travels, compressed because names repeat."""
+    """Returns the content of an entry for the wire, compressed because names repeat."""
     return Payload(b85encode(compress(record_to_text(state).encode())).decode())
 
 

@@ -478,9 +478,9 @@ class Leader(Machine[ev.Event, ev.Action]):
         """Takes a term above that of each node, as soon as it can.
 
         The story behind it: three agents begin at once, and one leads.  The others have campaigned in higher terms by
-        then.  The first of them to connect has the leader campaign again.  The second one connects before the store has
-        answered, and its term was noticed with its next status only, when workers had started.  Then the store fell
-        silent: the leader had given up its mandate, which the store alone can renew, and had to step down.
+        then.  The first of them to connect makes the leader campaign again.  The second one connects before the store
+        has answered, and its term was noticed only with its next status, when workers had started.  Then the store fell
+        silent: the leader had given up its mandate, which only the store can renew, and had to step down.
         """
         waits_for_store = self._decides_alone and self.cell.has_failed
         can_outbid = self.phase is Phase.CANDIDATE or (bool(self.log.mandate) and not waits_for_store)
@@ -587,7 +587,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return now - self.cell.seen.since >= self.lease_s
 
     def _has_quorum_without(self) -> bool:
-        """Whether this agent does not need the endpoint's vote."""
+        """Returns whether this agent does not need the endpoint's vote."""
         committed = self.log.node.committed
         if not isinstance(committed, Entry) or not committed.voters:
             return False
@@ -687,7 +687,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self._campaign_again(self.term, now, has_listened=True)
 
     def _has_contact(self, now: float) -> bool:
-        """Whether this leader has heard from a quorum within a lease."""
+        """Returns whether this leader has heard from a quorum within a lease."""
         committed, node = self.log.node.committed, self.log.node
         if not isinstance(committed, Entry) or self.is_over:
             return True  # no round runs
@@ -717,7 +717,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return m.Heartbeat(self._has_spares, cell.renewals if cell is not None and self.is_cell_ours else 0)
 
     def _has_cell(self, committed: Entry, now: float) -> bool:
-        """Whether the endpoint that the committed entry names votes for this leader."""
+        """Returns whether the endpoint that the committed entry names votes for this leader."""
         view = self.log.views[0]
         is_named = view is not None and votes.is_named(committed.configuration, 0, view.incarnation)
         return is_named and self.cell.has_taken(self.lease_s, now)
@@ -793,7 +793,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             self.cell.renew_by(now)
 
     def _is_next_round_out_of_reach(self, now: float) -> bool:
-        """Whether the store alone decides, and is silent, so that no round could follow the present one."""
+        """Returns whether the store alone decides, and is silent, so that no round could follow the present one."""
         return self._decides_alone and self.cell.is_silent(ASK_AGAIN_S, now)
 
     @property
@@ -812,7 +812,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return self._deliver(sends, now)
 
     def _note_read(self, event: CoordinatorEvent) -> None:
-        """Notes what the coordinator's event says of a node: that it is gone, or has read answers."""
+        """Notes what an event of the coordinator shows about a node: that it is gone, or has read answers."""
         plans = self.connections.plans
         if isinstance(event, Lost):
             plans.forget(event.node_id)
@@ -831,7 +831,7 @@ class Leader(Machine[ev.Event, ev.Action]):
                 case r.Show() | r.Shown():
                     actions += self.connections.say(node_id, message)
                 case r.Answer(ask_id) if not self.coordinator.roster.has_asked(node_id, ask_id):
-                    actions += self.connections.say(node_id, message)  # it wants to see something of others
+                    actions += self.connections.say(node_id, message)  # it queries other nodes
                 case _:
                     actions += self.connections.decide(node_id, message, now)
         return actions

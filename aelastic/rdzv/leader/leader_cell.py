@@ -1,4 +1,4 @@
-"""The endpoint's cell, as one leader reads and writes it: its content, the open question, and how long it is silent.
+"""The endpoint's cell, as one leader reads and writes it: its content, the open question, and its silence.
 
 The leader decides what is written there, and when.  One question to the endpoint is open at a time.
 """
@@ -78,7 +78,7 @@ class LeaderCell:
         return 0.0 if self._silent_since is None else now - self._silent_since
 
     def has_taken(self, within_s: float, now: float) -> bool:
-        """Whether the endpoint has taken a write that was asked for within this time."""
+        """Returns whether the endpoint has taken a write that this leader requested within this time."""
         return now - self.taken_at <= within_s
 
     def renew_by(self, at: float) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 from aelastic.rdzv.leader.job_state import Participant
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Downward, Upward
-from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
+from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  also an event of this core
 from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
 # Events.

@@ -28,7 +28,7 @@ class Plans:
     term: int
     lease_s: float
     _plans: dict[str, m.Plan] = field(default_factory=dict[str, m.Plan])
-    # When the notice in a node's plan was decided, and when its cordon was: both say how long something lasts.
+    # When the notice in a node's plan was decided, and when its cordon was: both contain a remaining time.
     _notice_at: dict[str, float] = field(default_factory=dict[str, float])
     _cordoned_at: dict[str, float] = field(default_factory=dict[str, float])
     _changed: dict[str, None] = field(default_factory=dict[str, None])  # nodes with an unsent plan

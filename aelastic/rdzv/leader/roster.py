@@ -124,7 +124,7 @@ class Roster:
         return old if old != node.node_id and old in self.members else None
 
     def has_asked(self, node_id: str, ask_id: str) -> bool:
-        """Whether a node's request is in its status."""
+        """Returns whether a node's request is in its status."""
         status = self.reported.get(node_id)
         return status is not None and any(each.ask_id == ask_id for each in status.asks)
 
@@ -322,7 +322,7 @@ class Roster:
         for phase, nodes in self._of.items():
             tracked = [i for i, each in self.members.items() if each.phase is phase and not each.is_left_behind]
             assert list(nodes) == tracked, "what nodes do is what their members do, apart from those left behind"
-            assert all(node is self.members[i].node for i, node in nodes.items()), "a node is as its member has it"
+            assert all(node is self.members[i].node for i, node in nodes.items()), "a node equals that of its member"
         assert +self._starts == Counter(each.kind for each in self.members.values()), "each start is counted"
         assert self.broken <= self.members.keys(), "a node that is gone does not come back"
         for node_id, member in self.members.items():

@@ -61,7 +61,7 @@ class Unheard:
         self._numbers_of.setdefault(node_id, []).append(self._number)
 
     def _replace_report(self, node_id: str, event: Reported, now: float) -> bool:
-        """Replaces a status that still waits by this one; returns whether there was one."""
+        """Replaces a status that still waits with this one; returns whether there was one."""
         for number in self._numbers_of.get(node_id, ()):
             _, earlier, since = self._queue[number]
             if not isinstance(earlier, Reported):
@@ -114,7 +114,7 @@ def _as_first(past: m.Past, first: m.Past, waited_s: float) -> m.Past:
 
 
 def _is_of_failure(earlier: Event, report: Reported) -> TypeGuard[Reported]:
-    """Whether a node had already reported the failure that it reports.
+    """Returns whether a node had already reported the failure that it reports.
 
     The story behind it: a node failed, and then its connection broke, so the break did not end the round.
     """

@@ -1,4 +1,4 @@
-"""What a waiting node logs: which nodes have joined, and which are missing."""
+"""The line that a waiting node logs: which nodes have joined, and which are missing."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def waiting_texts(coordinator: Coordinator, now: float) -> list[Send]:
 
 
 def votes_text(hosts: Sequence[str]) -> str:
-    """Returns what is waited for while voters have not accepted the next entry."""
+    """Returns the line to log while voters have not accepted the next entry."""
     return f"rendezvous: no answer from {some_of(hosts)}, which must vote: no new round can start"
 
 
 def silent_text(silent_s: float) -> str:
-    """Returns what is waited for while the endpoint has not taken the next entry."""
+    """Returns the line to log while the endpoint has not taken the next entry."""
     silent = f"rendezvous: no answer from the endpoint for {silent_s:.0f} s"
     return f"{silent}: running workers continue, no new round can start"
 

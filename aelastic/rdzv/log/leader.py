@@ -323,7 +323,7 @@ def must_begin_again(leader: Leader, view: View) -> bool:
 
 
 def is_of_log(leader: Leader, view: View) -> bool:
-    """Whether an endpoint's memory belongs to the leader's log: the cell or the committed entry says so."""
+    """Returns whether an endpoint's memory belongs to the leader's log: the cell or the committed entry says so."""
     committed = leader.node.committed
     is_known = isinstance(committed, Entry) and view.incarnation in committed.incarnations
     return is_known or view.log == log_of(committed)
@@ -335,7 +335,7 @@ def own_views(leader: Leader) -> tuple[View | None, ...]:
 
 
 def may_write(leader: Leader, endpoint: int) -> bool:
-    """Whether the leader may write to an endpoint that it has locked: never into the memory of another log.
+    """Returns whether the leader may write to an endpoint that it has locked: never into the memory of another log.
 
     It may not write either while it knows only the id of the committed entry: it could not tell what the endpoint must
     keep.

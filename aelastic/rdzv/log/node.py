@@ -211,7 +211,7 @@ def can_speak_for_leader(node: Node) -> bool:
 
 
 def must_report(before: Node, after: Node) -> bool:
-    """Whether the leader must know what a plan has changed.  Without a vote, the next connection's status will do."""
+    """Returns whether the leader must learn what a plan has changed; if not, the next connection's status will do."""
     may_vote = votes_in(after.committed, after.name) or before.accepted is not None or after.accepted is not None
     return may_vote and status_of(after) != status_of(before)
 

@@ -37,7 +37,7 @@ from aelastic.rdzv.protocol.sense import is_too_high, too_high_text
 
 # After a lease without a message the leader has given this node up; this much later the node stops its workers.
 MARGIN_S = 0.7
-# Voters campaign one after the other, by rank, so that mostly the first is elected before the second begins.
+# Voters campaign one after the other, by rank, so that usually the first is elected before the second begins.
 STAGGER_S = 0.05
 # Between two looks at the cell while a node reconnects to a leader that it has lost.
 LOOK_S = 0.5
@@ -87,7 +87,7 @@ class Member(Machine[Event, Action]):
     is_gone: bool = False  # the last one has ended, or has said goodbye
     gone: tuple[str, ...] = ()  # tokens of such leaders
     alive_at: float = 0.0  # when this node must next send the leader a sign of life, at the latest
-    read_verdict: bool = False  # the cell said how the job ended
+    read_verdict: bool = False  # it has read the verdict in the cell
     _is_open: bool = False  # the connection is open, and `Hello` is sent
     _is_candidate: bool = False  # that agent seeks this node's vote
     _is_leading: bool = False  # the agent that this node is connected to leads
@@ -143,7 +143,7 @@ class Member(Machine[Event, Action]):
 
     @property
     def _look_at(self) -> float | None:
-        """When to read the cell because a leader says nothing: does it renew the cell?"""
+        """When to read the cell because a leader is silent: it may still renew the cell."""
         if self.sight.is_asked:
             return None
         if self.phase is Phase.CONNECTING and self.lost_at is not None:
@@ -213,7 +213,7 @@ class Member(Machine[Event, Action]):
         return self.phase in {Phase.CONNECTING, Phase.FOLLOWING}
 
     def _is_on(self, conn: int) -> bool:
-        """Whether this is the connection, and it is open."""
+        """Returns whether this is the connection, and it is open."""
         return conn == self.conn and self._is_connected
 
     @property
@@ -230,14 +230,14 @@ class Member(Machine[Event, Action]):
         if isinstance(message, r.Ask | r.Fetch) and (why := self._unreadable(message)):
             return [ev.Deliver(r.Answer(message.ask_id, False, why))]
         if isinstance(message, m.Ready) and message.is_before(self.state.round):
-            return []  # its supervisor does not know yet of the round that it was assigned to
+            return []  # its supervisor does not yet know the round that it was assigned to
         is_first = self.state.node is None
         if isinstance(message, m.Ready) and is_first and (why := self._unreadable(message)):
             self.phase = Phase.OVER
             return [ev.GiveUp(why, is_refused=True)]
         self.state.submit(message, now)
         if isinstance(message, r.Fetch | r.Fetched):
-            return [ev.Send(message)] if self.phase is Phase.FOLLOWING else []  # else sent with the first plan
+            return [ev.Send(message)] if self.phase is Phase.FOLLOWING else []  # or with the first plan
         if is_first and self.state.node is not None:
             self.search.begin(now)
             return self._read_cell(now)
@@ -308,7 +308,7 @@ class Member(Machine[Event, Action]):
         self._highest = max(self._highest, term)
 
     def _renews_nothing(self, leader: m.LeaderAt, now: float) -> bool:
-        """Whether a leader that this node has lost is gone, because it does not renew the cell either."""
+        """Returns whether a leader that this node has lost is gone, because it does not renew the cell either."""
         is_gone = leader.token == self._silent and self.sight.still_s(now) >= self.lease_s * SILENT_SHARE
         if is_gone:
             self._note_gone(leader.token)
@@ -658,7 +658,7 @@ class Member(Machine[Event, Action]):
             self.log = following.on_leader_closed(self.log, close)
 
     def _distrust(self, why: str, now: float) -> list[Action]:
-        """The leader says something that no leader can say: this node asks it again, later each time."""
+        """The leader sends something that no leader can send: this node tries it again, later each time."""
         assert self.leader is not None
         told = not_followed(self.leader, why)
         self._lose_leader(told, now)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from enum import StrEnum, auto
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 from aelastic.rdzv.log.node import Close, Node
 from aelastic.rdzv.log.seen import Seen
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.messages import Downward, LeaderMessage, NodeMessage, Upward
-from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  an event of this core, too
+from aelastic.rdzv.stores.cell_events import CellFailed as CellFailed  # noqa: PLC0414  also an event of this core
 from aelastic.rdzv.stores.cell_events import CellSaid as CellSaid  # noqa: PLC0414
 
 # How many leaders that ended or said goodbye are remembered: the last ones.
@@ -33,7 +33,7 @@ class Phase(StrEnum):
 
 
 class Submitted(Record):
-    """The supervisor has a message for the coordinator."""
+    """The supervisor has a message for the leader."""
 
     message: NodeMessage
 
@@ -81,7 +81,7 @@ class ConnectFailed(Record):
     """Answers `Connect`."""
 
     conn: int
-    is_refused: bool  # the host, or something before it, answered that no process listens at that port
+    is_refused: bool  # the host, or something in front of it, answered that no process listens at that port
     reason: str
     is_here: bool = False  # that host is this machine
 

@@ -1,4 +1,4 @@
-"""The state of this node: its part in the rounds so far, as reported by its supervisor and the coordinator."""
+"""The state of this node: its part in the rounds so far, as reported by its supervisor and the leader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aelastic.rdzv.log.node import Status as LogStatus
 from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol import requests as r
 
-# More than a person requests while there is no coordinator.
+# More than a person requests while there is no leader.
 ASKED_MAX = 32
 # A notice that kills workers earlier by less than this is the same.
 EARLIER_S = 0.5
@@ -63,7 +63,7 @@ class NodeState:
     has_spares: bool = False  # nodes wait for a place, as far as this node knows
     # This node's requests, by id: until they are answered, or, for requests that last, refused or done.
     asked: dict[str, Asked] = field(default_factory=dict[str, "Asked"])
-    # What this node wants to see of others, until they are asked.
+    # This node's queries, until they are answered.
     fetches: dict[str, r.Fetch] = field(default_factory=dict[str, r.Fetch])
     frozen: r.Frozen | None = None  # this node's progress with an announced interruption
     saved: r.Saved | None = None
@@ -212,7 +212,7 @@ class NodeState:
         return news
 
     def _is_news(self, notice: r.Notice, before: r.Notice | None, now: float) -> bool:
-        """Whether a notice says something new; an earlier kill of the workers is enough."""
+        """Returns whether a notice contains something new; an earlier kill of the workers is enough."""
         kill_at, known_at = now + notice.kill_s, self._notice_kill_at
         is_known = before is not None and before.replace(kill_s=0.0) == notice.replace(kill_s=0.0)
         if is_known and kill_at >= known_at - EARLIER_S:
@@ -243,7 +243,7 @@ class NodeState:
         return True
 
     def on_fetch_answered(self, ask_id: str) -> None:
-        """Those that this node wants to see something of have been asked."""
+        """The leader has answered a query of this node."""
         self.fetches.pop(ask_id, None)
 
     def drop_unanswered(self) -> list[str]:
@@ -306,6 +306,6 @@ class NodeState:
         """The leader is lost."""
         if self.alone_since is None:
             self.alone_since = since
-        # The failure may be a victim of that loss.  The next leader may know that, but be lost before it says so.
+        # The failure may be a victim of that loss.  The next leader may know that, but be lost before it reports it.
         if self.is_charged and self.ended_alone_since is None:
             self.ended_alone_since = since

@@ -1,4 +1,4 @@
-"""The search for a coordinator: since when, why none is found, and when this node gives up."""
+"""The search for a leader: since when, why none is found, and when this node gives up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aelastic.rdzv.settings import JOIN_TIMEOUT_S
 
 # Between two looks at the cell.
 READ_AGAIN_S = 0.25
-# How often the user is told what this node waits for.
+# How often the user is shown what this node waits for.
 NOTE_INTERVAL_S = 10.0
 # The pause before a leader that cannot be followed is asked again doubles each time, up to this.
 BACK_OFF_MAX_S = 4.0
@@ -25,7 +25,7 @@ class Search:
     Args:
         timeout_s: how many seconds without any leader pass before this node gives up.
         trouble: why there is no leader, in words for the user.
-        hint: what the user is also told, each time that the endpoint is the trouble.
+        hint: a note that is added for the user whenever the endpoint is the trouble.
     """
 
     timeout_s: float = JOIN_TIMEOUT_S
@@ -74,7 +74,7 @@ class Search:
         return f"no leader for {self._waited_s(now):.0f} s: {self.trouble}"
 
     def note(self, now: float) -> m.Waiting | None:
-        """Returns what this node waits for, each time that the user must be told; otherwise `None`."""
+        """Returns what this node waits for, whenever it is time to show that to the user; otherwise `None`."""
         if self.since is None or now < self._note_at:
             return None
         self._note_at = now + NOTE_INTERVAL_S
@@ -84,7 +84,7 @@ class Search:
 
     def validate(self) -> None:
         assert self.since is None or self._note_at >= self.since + NOTE_INTERVAL_S, (
-            "nothing is said in the first seconds of a search"
+            "nothing is shown in the first seconds of a search"
         )
 
     def _waited_s(self, now: float) -> float:

@@ -10,7 +10,7 @@ from aelastic.rdzv.protocol import messages as m
 
 @dataclass(slots=True)
 class Sight:
-    """What was last read in the cell."""
+    """The cell as last read, and what follows from it."""
 
     stored: m.StoredCell | None = None
     seen: Seen = NOTHING_SEEN
@@ -41,9 +41,9 @@ class Sight:
         self.says_gone = is_gone
 
     def on_failed(self) -> None:
-        """The endpoint does not answer: what it said before is no reason to campaign."""
+        """The endpoint does not answer: its earlier answers are not a reason to campaign."""
         self.is_asked, self.says_gone = False, False
 
     def still_s(self, now: float) -> float:
-        """Returns how long the leader in the cell has renewed nothing."""
+        """Returns how long the leader in the cell has not renewed it."""
         return now - self.seen.since

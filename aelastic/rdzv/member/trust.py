@@ -1,8 +1,8 @@
-"""Whether a leader can mean what it says, judged by what this agent was started with and what its node knows.
+"""Whether a leader's claims can be true, judged by this agent's settings and by what its node knows.
 
-The story behind it: a program that can write to the endpoint names itself as leader, and says that a lease lasts 0 s,
+The story behind it: a program that can write to the endpoint names itself as leader, and claims that a lease lasts 0 s,
 or that nodes of a term that never existed have a vote.  It goes away, but its claims would remain: no lease is kept,
-and no round may begin.  So a leader that contradicts this agent is not followed, and what it said is void
+and no round may begin.  So a leader that contradicts this agent is not followed, and its claims are void
 (`sense.py` checks the rest).
 """
 
@@ -52,7 +52,7 @@ def _objection_to_round(plan: m.Plan, terms: m.Terms, state: NodeState) -> str:
 
 
 def not_followed(leader: m.LeaderAt, why: str) -> str:
-    """Returns what the user reads about such a leader."""
+    """Returns the message for the user about such a leader."""
     where = f"{next(iter(leader.addresses), 'an unknown host')}:{leader.port}"
     return f"ignoring the leader at {where}, which sent an invalid message: {why}"
 

@@ -1,8 +1,8 @@
-"""What agents tell each other, and how it gets there.
+"""The messages that agents exchange, and the connections that carry them.
 
 Messages:
 
-- `messages`: the status of a node, its plan, and signs of life; `requests`: what somebody asks of a running job
+- `messages`: the status of a node, its plan, and signs of life; `requests`: requests to a running job
 - `codec`: their bytes
 - `sense`: which values of their fields make sense
 - `ranks`: which node gets which rank
@@ -10,15 +10,15 @@ Messages:
 
 Connections:
 
-- `stream` carries messages; `strangers` are connections of which nothing is known yet
-- `listening` says where an agent can be reached, `incoming` has the connections of one port
+- `stream` carries messages; `strangers` are connections that have not identified themselves
+- `listening` finds the addresses of an agent, `incoming` holds the connections of one port
 
-A job's secret, which is itself kept nowhere:
+A job's secret, which is not kept anywhere itself:
 
-- `secret_file` reads and judges the file, `keys` makes a job's keys of its lines
-- `proofs` says what each end has to prove before a message is read; `handshake` proves it, and each frame
-- `writing` proves what is written in the endpoint's cell, with `seals`
-- `other_secret` says how long to wait for a leader whose secret is another one
+- `secret_file` reads and checks the file, `keys` derives a job's keys from its lines
+- `proofs` decides what each end must prove before a message is read; `handshake` proves it, and each frame
+- `writing` signs and verifies the endpoint's cell, with `seals`
+- `other_secret` decides how long to wait for a leader with a different secret
 """
 
 __all__ = [

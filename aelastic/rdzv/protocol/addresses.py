@@ -1,7 +1,7 @@
-"""Where workers find the store of group rank 0, from what connections have shown to work.
+"""Where workers find the store of group rank 0, based on addresses that have worked for connections.
 
-No name is looked up here, and none is turned around: an agent is where its connection to the leader
-comes from, and the leader's own is where the others have reached it.
+No names are looked up, forward or reverse: an agent's address is the source of its connection to the leader, and the
+leader's is the one at which the others have reached it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from aelastic.host.sockets import ADDRESSES_MAX, is_loopback
 from aelastic.rdzv.protocol.messages import Node
 
 
-@lru_cache(maxsize=ADDRESSES_MAX)  # needed several times for each connection
+@lru_cache(maxsize=ADDRESSES_MAX)  # called several times for each connection
 def plain_address(address: str) -> str:
-    """An address as it is written: an IPv4 one that came through an IPv6 socket is an IPv4 one."""
+    """Returns an address in its plain form: IPv4 for an IPv4 address that an IPv6 socket reports."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -26,23 +26,23 @@ def plain_address(address: str) -> str:
 
 
 def node_addresses(nodes: Sequence[Node]) -> list[str]:
-    """Where each node is reached, the same for all; by group rank.  The first one is `MASTER_ADDR`."""
+    """Returns the address of each node, by group rank, the same for all nodes.  The first one is `MASTER_ADDR`."""
     return _useful_to_all([(node.master_addr, node.way_address) for node in nodes])
 
 
 def peer_addresses(nodes: Sequence[Node]) -> list[str]:
-    """Where the connections of nodes come from, the same for all; by group rank."""
+    """Returns the source address of each node's connection, by group rank, the same for all nodes."""
     return _useful_to_all([(node.peer_address, node.way_address) for node in nodes])
 
 
 def _useful_to_all(places: Sequence[tuple[str, str]]) -> list[str]:
-    """The address of each node.
+    """Returns an address of each node that all nodes can use.
 
-    A node on the leader's machine came over the loopback interface, an address that is of use to its neighbours only.
-    If others came from elsewhere, it is where these found the leader.
+    A node on the leader's machine connects over loopback, and only its neighbours can use that address.  If others
+    connect from elsewhere, its address is the one at which they reached the leader.
 
     Args:
-        places: of each node its address, and that at which it found the leader.
+        places: each node's address, and the address at which it reached the leader.
     """
     here = {address for address, _ in places if is_loopback(address)}
     way_to_leader = next((way for address, way in places if way and address not in here), "")

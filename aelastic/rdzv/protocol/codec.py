@@ -30,17 +30,17 @@ from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.protocol.sense import Rule, anything, contradiction, rule_of
 
 PROTOCOL = m.PROTOCOL
-# How the text in the cell began until protocol 17: a count of renewals, then JSON.
+# The beginning of the cell's text up to protocol 17: a count of renewals, then JSON.
 UNTIL_17 = re.compile(r'\d+\n\{"epoch":')
-# The largest frame carries the traceback of a failure, which is cut to fit long before.
+# The largest frame carries the traceback of a failure, which is cut long before this limit.
 FRAME_MAX = 1 << 20
-# The limit of a text, so that two of them, whatever their characters, fit into a frame.
+# The limit of a text: two texts of any characters fit into a frame.
 TEXT_MAX = 40_000
 # The limit of an entry; the cell has two of them.
 PAYLOAD_MAX = 450_000
 HEAD_BYTES = 4
-# What messages of a round repeat: each node sends itself again and again, all nodes ended the same round, and mostly
-# get the same ranks in the next one.
+# Records that messages of a round repeat: each node keeps sending the same `Node`, all nodes ended the same round, and
+# most get the same ranks in the next one.
 REPEATED: frozenset[type[Record]] = frozenset({m.Node, m.Past, NodeRanks})
 REPEATED_MAX = 1 << 14  # more than a job has nodes
 
@@ -55,7 +55,7 @@ class WireError(Exception):
 
 
 class OtherProtocolError(WireError):
-    """The data is from an agent of another version, or is a `Hello` of one that has a secret."""
+    """The data is from an agent of another version, or is a `Hello` of an agent with a secret."""
 
 
 class OtherAgentError(OtherProtocolError):
@@ -269,7 +269,7 @@ def _reader_of(kind: Any) -> _Reader:
 
 
 def _reader_of_union(kinds: list[Any]) -> _Reader:
-    """Reads one kind, or a record that may be given by its id alone: an object, or a list for the id."""
+    """Reads one kind, or a record that its id can replace: an object for the record, a list for the id."""
     if len(kinds) == 1:
         (read_inner,) = map(_reader_of, kinds)
         return lambda value, where: None if value is None else read_inner(value, where)
@@ -389,14 +389,14 @@ def _remembering(read: _Reader) -> _Reader:
             return read(value, where)
         try:
             return read_fields(where, tuple(value), *value.values())
-        except TypeError:  # it cannot be looked up
+        except TypeError:  # a value is not hashable
             return read(value, where)
 
     return read_again
 
 
 def _reader_of_failure() -> _Reader:
-    """Reads a failure without the fields that stay on their host, and cuts texts: what one node sends goes to all."""
+    """Reads a failure without the fields that stay on their host, and cuts texts: all nodes receive it."""
     names = SHARED_FIELDS
     readers = _readers_of(ProcessFailure, names)
 
@@ -421,7 +421,7 @@ def _other_fields(value: Any, where: str, names: Sequence[str]) -> WireError:
 
 
 def _sensible(reader: _Reader, rule: Rule | None) -> _Reader:
-    """Reads a value by its type, and then by what it may be in a field of that name."""
+    """Reads a value by its type, then applies the rule of its field."""
     if rule is None or rule is anything:
         return reader
 

@@ -5,12 +5,12 @@
                                         <-   Hello {protocol, run, keys, nonce}, Proof
     Proof                               ->
 
-Each proof is over both greetings and the port that was meant, and each side has its own: what was recorded proves
-nothing in another connection, nor to the one that said it.  Both are greeted by before either is trusted, so each can
-say what differs.  Then each direction has a key of its own, and each frame a tag over its number, which is not sent:
-none can be left out, added, changed, repeated or moved.
+Each proof covers both greetings and the purpose of the port, and each side has its own: a recorded proof is worthless
+on another connection, or when it is sent back.  Both ends greet before either is trusted, so each can tell what
+differs.  After that, each direction has its own key, and each frame a tag that covers its number, which is not sent:
+no frame can be dropped, added, changed, repeated or moved.
 
-The greeting has the form of a `Hello` that older agents answer with what they think of its `protocol`.
+The greeting has the form of a `Hello`, so that older agents answer with their objection to its `protocol`.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from aelastic.rdzv.protocol.keys import Key, shown
 
 NONCE_BYTES = 32
 TAG_BYTES = 16
-# Of one end, before it has proved itself.
+# The most that one end may send in a message before it has proved itself.
 UNPROVED_BYTES_MAX = 256
 _HEAD = 4
-# JSON, as older agents read it; written and read as bytes here, since each connection of thousands has two.
+# JSON, because older agents read it; handled as bytes, because each of thousands of connections has two.
 _GREETING = b'["Hello",{"nonce":"%s","protocol":%d,"run":"%s","keys":["%s"]}]'
 _IS_GREETING = re.compile(
     rb'\["Hello",\{"nonce":"[0-9a-f]{64}","protocol":([0-9]{1,9}),"run":"([0-9a-f]{8})",'
     rb'"keys":\["([0-9a-f]{16}(?:","[0-9a-f]{16})?)"\]\}\]'
 )
-# The first words of an agent that proves nothing.
+# The first words of an agent without a secret.
 _PLAIN_HELLO = re.compile(rb'\["Hello",\{"protocol":([0-9]{1,9})[,}]')
 _PLAIN_HELLO_BYTES = 40
 
 
 class ProofError(Exception):
-    """The other end is no agent of this job, or something between changes what it says; tells what differs.
+    """The peer is not an agent of this job, or its messages are altered in transit; the message tells what differs.
 
     Attributes:
-        answer: what it is told.
+        answer: the frame to send to it.
     """
 
     def __init__(self, words: str, answer: bytes = b"") -> None:
@@ -57,8 +57,8 @@ class OtherSecretError(ProofError):
     """The other end has another secret.
 
     Attributes:
-        keys: the beginnings of their hashes, and where ours are from.
-        may_be_changed: an end has two of them, so they are being changed on the nodes of the job, one after the other.
+        keys: the beginnings of both ends' key ids, and the file that ours are from.
+        may_be_changed: one end has two secrets, so the secret is being changed on the nodes of the job, one by one.
     """
 
     def __init__(self, theirs: tuple[str, ...], ours: tuple[str, ...], source: str, answer: bytes) -> None:
@@ -68,11 +68,11 @@ class OtherSecretError(ProofError):
 
 
 class RefusedError(ProofError):
-    """The other end cannot read a proof: it has no secret, or another version; it answers with its reason.
+    """The other end cannot read a proof, because it has no secret or another version, and answers with its reason.
 
     Attributes:
-        reason: as it has given it.
-        is_final: there is no use in trying again.
+        reason: the reason that it gives.
+        is_final: retrying cannot help.
     """
 
     def __init__(self, reason: str, *, is_final: bool) -> None:
@@ -90,7 +90,7 @@ class Tagger:
         self._number = 0
 
     def tag(self, body: bytes) -> bytes:
-        """Of the next frame."""
+        """Returns the tag of the next frame."""
         mac = self._keyed.copy()
         mac.update(self._number.to_bytes(8, "big"))
         mac.update(body)
@@ -99,7 +99,7 @@ class Tagger:
 
 
 class Tags(NamedTuple):
-    """Of a connection whose ends are proved."""
+    """The taggers of a connection whose ends are both proved."""
 
     sent: Tagger
     received: Tagger
@@ -115,17 +115,17 @@ class Handshake:
     """One end of a connection, until the other has proved itself.
 
     Args:
-        keys: of the job; the first is used, each is accepted.
-        protocol: of this agent.
-        door: what the connection is for.
-        nonce: of `NONCE_BYTES`, used once.
+        keys: the job's; the first is used, each is accepted.
+        protocol: the version that this agent speaks.
+        door: the purpose of the connection.
+        nonce: `NONCE_BYTES` bytes, used once.
         is_client: whether this end has connected.
-        source: where the keys are from, for messages.
+        source: the file that the keys are from, for messages.
 
     Attributes:
-        other_keys: identifiers of those that the other end has, once it has greeted.
-        tags: once it is over.
-        rest: what came after it.
+        other_keys: ids of the other end's keys, once it has greeted.
+        tags: set once the handshake is over.
+        rest: the data that came after it.
     """
 
     def __init__(
@@ -136,18 +136,18 @@ class Handshake:
         self._own = own = _Greeting(protocol, keys[0].run.encode(), tuple(each.id for each in keys))
         self._said = _GREETING % (nonce.hex().encode(), own.protocol, own.run, '","'.join(own.keys).encode())
         self._heard = b""  # the other end's greeting
-        self._key: Key | None = None  # that both have
+        self._key: Key | None = None  # the key that both ends have
         self.other_keys: tuple[str, ...] = ()
         self._buffer = b""
         self.tags: Tags | None = None
         self.rest = b""
 
     def begin(self) -> bytes:
-        """What this end says first: a server waits to be greeted."""
+        """Returns the first data to send; a server waits for the client's greeting."""
         return _frame(self._said) if self._is_client else b""
 
     def feed(self, data: bytes) -> bytes:
-        """Takes what came in; gives what to say.
+        """Handles received data; returns the data to send.
 
         Raises:
             ProofError: the other end is not trusted.
@@ -175,7 +175,7 @@ class Handshake:
         return body
 
     def _plain(self, body: bytes) -> ProofError:
-        """Why what begins so is no greeting."""
+        """Returns why data that begins like this is not a greeting."""
         found = _PLAIN_HELLO.match(body)
         if found is None or self._heard:
             return ProofError(f"it is not an aelastic agent, and proved nothing ({body[:16]!r})")
@@ -225,7 +225,7 @@ class Handshake:
 
     @cached_property
     def _both(self) -> bytes:
-        """What was said so far; each part begins with its length."""
+        """The door and both greetings; each part begins with its length."""
         greetings = (self._said, self._heard) if self._is_client else (self._heard, self._said)
         return b"".join(map(_frame, (self._door, *greetings)))
 

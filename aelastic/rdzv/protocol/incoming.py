@@ -1,7 +1,7 @@
-"""The connections that come in at a port of an agent, by number, until each has closed.
+"""The incoming connections of one port of an agent, by number, until each has closed.
 
-What they bring goes to the mailbox of the core that the port is for; what is no message of an agent of this job is told
-by `strangers`.
+Their messages go to the mailbox of the port's core; `strangers` logs everything that is not a message from an agent of
+this job.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EventT = TypeVar("EventT")
 
 
 class Incoming(ABC, Generic[EventT]):
-    """The base of what listens at a port; called by the loop (`stream.Listener`).
+    """Base class for listening at a port; called by the loop (`stream.Listener`).
 
     Args:
-        port: where connections come in.
-        strangers: of this agent.
-        proofs: of this agent.
+        port: the port that listens.
+        strangers: those of this agent.
+        proofs: those of this agent.
     """
 
     def __init__(self, port: HeldPort, strangers: Strangers, proofs: Proofs) -> None:
@@ -44,7 +44,7 @@ class Incoming(ABC, Generic[EventT]):
 
     @abstractmethod
     def on_message(self, stream: Stream, message: Any) -> None:
-        """An agent says something."""
+        """Handles a message from an agent."""
 
     def on_unfinished(self, stream: Stream) -> None:
         self._strangers.note(stream, aio.now())
@@ -57,9 +57,9 @@ class Incoming(ABC, Generic[EventT]):
 
     @abstractmethod
     def _on_garbled(self, stream: Stream, error: WireError) -> None:
-        """What came in is no message; nothing more comes."""
+        """Handles data that is not a message; nothing more is read."""
 
-    def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  all ends are one here
+    def on_closed(self, stream: Stream, reason: str) -> None:  # noqa: ARG002  every end is handled alike
         del self._streams[stream.conn]
         self._strangers.forget(stream)
 

@@ -1,6 +1,6 @@
-"""Keys of one job, made of a secret.
+"""The keys of one job, derived from a secret.
 
-BLAKE2b with a key (RFC 7693), and a label for each purpose, so that what proves one thing proves no other.
+Keyed BLAKE2b (RFC 7693), with a label for each purpose, so that a proof of one thing does not prove another.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from hashlib import blake2b
 
 KEY_BYTES = 32
 ID_BYTES, RUN_BYTES = 8, 4
-ID_CHARS = 4  # of an identifier, in messages: enough to see that two differ
+ID_CHARS = 4  # of an id, in messages: enough to see that two differ
 
 
 class Key:
-    """What one secret is to one job.
+    """The key of one job, derived from one secret.
 
     Args:
         secret: at least 32 bytes.
         run_id: the job's.
 
     Attributes:
-        id: names the secret, and tells nothing of it; hexadecimal digits.
-        run: names the run id; 8 of them.
+        id: identifies the secret without revealing it; 16 hexadecimal digits.
+        run: identifies the run id; 8 hexadecimal digits.
     """
 
     __slots__ = ("_key", "id", "run")
@@ -34,7 +34,7 @@ class Key:
         self._key = blake2b(run, key=master, digest_size=KEY_BYTES, person=b"aelastic run").digest()
 
     def made_of(self, label: bytes, text: bytes) -> tuple[bytes, bytes]:
-        """Two proofs of a text, or two keys for it, one for each side; 32 bytes each.
+        """Returns two proofs of a text, or two keys for it, one for each side; 32 bytes each.
 
         Args:
             label: their purpose, at most 16 bytes.
@@ -44,5 +44,5 @@ class Key:
 
 
 def shown(ids: tuple[str, ...] | list[str]) -> str:
-    """Identifiers of keys, as messages show them."""
+    """Returns ids of keys, as messages show them."""
     return " and ".join(each[:ID_CHARS] for each in ids)

@@ -1,4 +1,4 @@
-"""Where other agents reach this one, and so where it listens."""
+"""The addresses at which other agents reach this one, and at which it therefore listens."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aelastic.rdzv.settings import RendezvousSettings
 from aelastic.rdzv.stores.endpoint_cell import EndpointCell
 from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, told_elsewhere
 
-# Addresses that others are told beside a name; messages have a limit.
+# How many addresses others get besides a name; messages have a limit.
 BESIDE_MAX = 8
 
 
 def own_addresses(settings: RendezvousSettings, cell: EndpointCell) -> list[str]:
-    """What others are told: addresses of this host, and the endpoint as the user wrote it."""
+    """Returns the addresses that others get: those of this host, and the endpoint as the user wrote it."""
     if settings.is_on_loopback:
         return [loopback_address(settings.local_addr or "localhost")]
     if settings.local_addr:
@@ -28,12 +28,12 @@ def own_addresses(settings: RendezvousSettings, cell: EndpointCell) -> list[str]
 
 
 def addresses_beside(told: Sequence[str], local: Sequence[str], cell: EndpointCell) -> list[str]:
-    """What others are told beside the name of this host, for when no name server answers them.
+    """Returns the addresses that others get besides the name of this host, in case no name server answers them.
 
     Args:
-        told: as `own_addresses` gives it.
-        local: as `local_addresses` gives it.
-        cell: where this agent's connection to it comes from others may reach it, where its name says nothing here.
+        told: the result of `own_addresses`.
+        local: the result of `local_addresses`.
+        cell: if `local` is empty, the source address of this agent's connection to the cell is returned.
     """
     if any(map(is_address, told)):
         return []
@@ -44,32 +44,32 @@ def addresses_beside(told: Sequence[str], local: Sequence[str], cell: EndpointCe
 
 
 async def local_addresses(settings: RendezvousSettings) -> list[str]:
-    """Of this host, those of the name that others are told; none where that says nothing here."""
+    """Returns the addresses that the name given to others has on this host; none if it has no useful ones here."""
     if settings.local_addr and not settings.is_on_loopback:
         return await local_addresses_told(settings.local_addr, RESOLVE_TIMEOUT_S)
     return []
 
 
 async def local_addresses_told(host: str, within_s: float) -> list[str]:
-    """The addresses of this host behind a name that others are told; none if the name leads nowhere here."""
-    with suppress(RendezvousError, InputError):  # it may be no name at all: others have told of it
+    """Returns this host's addresses behind a name that others were given; none if the name has no useful ones here."""
+    with suppress(RendezvousError, InputError):  # another agent sent it, so it may not be a valid name
         return told_elsewhere(await local_addresses_of(Endpoint(host, 0), within_s))
     return []
 
 
 def listen_for_members(port: HeldPort, told: Sequence[str], local: Sequence[str]) -> None:
-    """Listens where others are told to come.
+    """Listens at the addresses that others were given.
 
     Args:
-        told: as `own_addresses` gives it.
-        local: as `local_addresses` gives it.
+        told: the result of `own_addresses`.
+        local: the result of `local_addresses`.
     """
     known = local or [each for each in map(loopback_address, told) if is_address(each)]
-    port.listen_at([*known, *LOOPBACKS] if known else [])  # its own node comes over loopback
+    port.listen_at([*known, *LOOPBACKS] if known else [])  # its own node connects over loopback
 
 
 def outward_addresses() -> list[str]:
-    """This machine's addresses on its way out, by the kernel's routes; no packet is sent (`connect(2)` on UDP)."""
+    """Returns the source addresses that the kernel picks for outgoing traffic; sends nothing (`connect(2)` on UDP)."""
     found = []
     # Addresses set aside for documentation (RFC 5737, RFC 3849): no host has them, so the default route counts.
     for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
@@ -78,5 +78,5 @@ def outward_addresses() -> list[str]:
                 probe.connect((somewhere, 9))
                 found.append(str(probe.getsockname()[0]))
         except OSError:
-            pass  # no such way
+            pass  # no route in this address family
     return found

@@ -39,7 +39,7 @@ from aelastic.rdzv.protocol.requests import (
     Show,
     Shown,
 )
-from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  a message, too
+from aelastic.rdzv.protocol.waiting import Waiting as Waiting  # noqa: PLC0414  also a message
 from aelastic.rdzv.protocol.waiting import WaitKind as WaitKind  # noqa: PLC0414
 
 # Rises whenever a message changes its form; agents of different versions do not form a job.
@@ -48,7 +48,7 @@ PROTOCOL = 19
 ROUNDS_OF_A_TERM = 1_000
 ROUND_MAX = 1_000_000  # more than any job has
 TERMS_AHEAD_MAX = 1_000_000_000_000  # milliseconds: a wall clock may be behind by thirty years, but no further
-STORE_SERVERS = "agent", "worker"  # of group rank 0, or of rank 0: what may serve the workers' store
+STORE_SERVERS = "agent", "worker"  # the agent of group rank 0 or the worker of rank 0 serves the workers' store
 
 
 def fence_of(term: int, round_: int) -> int:
@@ -81,15 +81,15 @@ class Node(Record):
     master_addr: str  # of its store, if it gets group rank 0; empty: where its connection comes from
     master_port: int
     preferred_rank: int | None = None
-    way_address: str = ""  # the leader's own, as this node reached it
-    peer_address: str = ""  # where its connection comes from
+    way_address: str = ""  # the leader's address at which this node reached it
+    peer_address: str = ""  # the source address of its connection
     starts: Starts = Starts.COLD
     vote_port: int = 0  # where the other nodes of its round ask its agent for its vote; 0: it has none
     log_name: str = ""  # of its memory of the log; empty: its node id
-    unfit: str = ""  # why it takes part in no round for now
+    unfit: str = ""  # why it does not take part in rounds for now
 
 
-# What a supervisor submits.
+# Submitted by a supervisor.
 
 
 class Ready(Record):
@@ -100,7 +100,7 @@ class Ready(Record):
     after: int | None = None  # the newest round that its supervisor had been assigned to
 
     def is_before(self, round_: int) -> bool:
-        """Whether the node was not ready again after this round, and does not know yet that it was assigned to it."""
+        """Returns whether this precedes the round: the node does not know yet that it was assigned to it."""
         return self.after is not None and self.after < round_
 
 
@@ -152,8 +152,8 @@ class Hangs(Record):
     node_id: str
     round: int
     reason: str
-    waited_s: float  # how long the node has waited for it already
-    is_stopped: bool  # ranks that are odd must be stopped
+    waited_s: float  # how long the node has waited for the worker already
+    is_stopped: bool  # odd ranks must be stopped
     is_last: bool = False  # the node asked before and waits no longer: the answers so far are used
     number: int = 0  # how often this node has asked
 
@@ -225,7 +225,7 @@ class Status(Record):
 
     node: Node
     past: Past
-    ready_count: int = 0  # how often it has been ready for a round: ready again, it may be assigned again
+    ready_count: int = 0  # how often it has been ready for a round; once it is ready again, it may be assigned again
     prepared_count: int = 0  # how often it has reported how its workers will start
     asks: tuple[Ask, ...] = ()
     frozen: Frozen | None = None  # its progress with an announced interruption
@@ -261,13 +261,13 @@ class Alive(Record):
 
 
 class HungUp(Record):
-    """This node closes the connection, but lives: it may vote for another coordinator."""
+    """This node closes the connection, but lives: it may vote for another leader."""
 
 
 Upward: TypeAlias = Hello | Status | Alive | HungUp | Fetch | Fetched
 
 
-# What is delivered to a supervisor.
+# Delivered to a supervisor.
 
 
 class Assigned(Record):
@@ -292,7 +292,7 @@ class Interrupted(Record):
     round: int
     decision: Decision
     restart_count: int = 0  # of the round to come, unless the failure turns out to be a victim's
-    went_on: bool = False  # without this node: another round raised the count
+    went_on: bool = False  # the job continued without this node: another round raised the count
     in_place: bool = False  # workers keep their processes: all workers of the job have opted in
 
 
@@ -395,7 +395,7 @@ class Refused(Record):
     """The node cannot take part.  The form of this message stays the same in every version of the protocol."""
 
     reason: str
-    is_final: bool  # there is no use in trying again: the command line, or the version, of the node is wrong
+    is_final: bool  # retrying cannot help: the command line or the version of the node is wrong
 
 
 class Heartbeat(Record):
@@ -417,10 +417,10 @@ class Goodbye(Record):
     """This agent no longer leads."""
 
     reason: str
-    is_gone: bool  # its agent leaves; else another agent leads, and its node stays in its round
+    is_gone: bool  # its agent leaves; otherwise another agent leads, and its node stays in its round
 
 
-# A request for information is not part of status and plan: it and its answers are passed on.
+# A query is not part of status and plan: the leader forwards it and its answers.
 Downward: TypeAlias = Plan | Refused | GivenUp | Heartbeat | Probe | Goodbye | Answer | Show | Shown
 
 
@@ -430,7 +430,7 @@ class LeaderAt(Record):
     Args:
         name: the name of its node in the log.
         addresses: hosts where it listens, in the order in which others try them.
-        token: tells which agent a connection is meant for: no two candidates have the same one.
+        token: identifies the agent that a connection is meant for: no two candidates have the same one.
     """
 
     node_id: str
@@ -474,7 +474,7 @@ class Declined(Record):
 OfCampaign: TypeAlias = Campaign | Declined
 
 
-# What the endpoint keeps.
+# Kept by the endpoint.
 
 
 class StoredCell(Record):

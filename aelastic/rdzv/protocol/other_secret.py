@@ -1,4 +1,4 @@
-"""A leader whose secret differs from this agent's, or that has none: is it worth waiting for them to agree?"""
+"""Whether to wait for a leader whose secret differs from this agent's, or that has none."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from aelastic.errors import InputError
 from aelastic.rdzv.protocol.handshake import OtherSecretError, ProofError, RefusedError
 from aelastic.rdzv.protocol.writing import NotTrustedError
 
-# While the secret of a job is changed, a node has the new file within this: a kubelet brings it in some 90 s.
+# While a job's secret is being changed, each node gets the new file within this: a kubelet takes some 90 s.
 SECRET_CHANGE_S = 120.0
 
 
 class OtherSecret:
-    """What is known of the leader that the cell names, and that no agent with this secret has written there.
+    """What is known of a leader that the cell names, if the cell was not written with this agent's secret.
 
-    A record alone says nothing: it may be what an earlier job has left.  One whose leader lives, and has another
-    secret or none, is of the job that is meant.
+    The record alone proves nothing: an earlier job may have left it.  If its leader lives, and has another secret or
+    none, the record is of this job.
     """
 
     def __init__(self) -> None:
         self._token = ""  # of the leader that was greeted last
         self._since = 0.0
-        self._distrust: ProofError | None = None  # what it said
+        self._distrust: ProofError | None = None  # why it was not trusted
 
     def is_new(self, token: str, now: float) -> bool:
-        """Whether that leader has not been greeted yet; it is from now on."""
+        """Returns whether that leader has not been greeted yet, and notes that it now is."""
         if token == self._token:
             return False
         self._token, self._since, self._distrust = token, now, None
         return True
 
     def take(self, distrust: ProofError | None) -> None:
-        """It has answered the greeting."""
+        """Notes the leader's answer to the greeting."""
         self._distrust = distrust
 
     def judge(self, error: NotTrustedError, where: str, now: float) -> NotTrustedError | InputError:
-        """The error to raise for a read of the cell, given the greeting: an `InputError` if waiting cannot help."""
+        """Returns the error to raise for a read of the cell, an `InputError` if waiting cannot help."""
         other = self._distrust
         if isinstance(other, RefusedError) and other.is_final:
             return InputError(f"{where}: its leader refused this agent: {other.reason}", topic="agents-do-not-match")

@@ -1,4 +1,4 @@
-"""What the connections of an agent have to prove; nothing where the job has no secret."""
+"""The handshakes of an agent's connections; there are none if the job has no secret."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aelastic.rdzv.protocol.secret_file import SecretFile
 
 _log = logging.getLogger(__name__)
 
-# What a connection is for: a proof for one port is none for another.
+# The purpose of a connection: a proof for one port is not valid at another.
 MEMBER, CAMPAIGN = "member", "campaign"
 OPEN = (
     "agents talk over %s without a secret: anyone who reaches this port can join, restart or end the job, and read its "
@@ -25,7 +25,7 @@ class Proofs:
     """Makes the handshakes of one agent.
 
     Args:
-        secret: of the job, if it has one.
+        secret: the job's, if it has one.
     """
 
     def __init__(self, secret: SecretFile | None) -> None:
@@ -33,14 +33,14 @@ class Proofs:
         self._has_warned = False
 
     def make(self, door: str, *, is_client: bool) -> Handshake | None:
-        """For a new connection."""
+        """Returns the handshake of a new connection; `None` if the job has no secret."""
         if (secret := self._secret) is None:
             return None
         nonce, source = os.urandom(NONCE_BYTES), secret.path
         return Handshake(secret.keys, PROTOCOL, door, nonce, is_client=is_client, source=source)
 
     def warn_if_open(self, peer: str) -> None:
-        """Says once that another host is talked to, and nothing is proved."""
+        """Warns once if this agent talks to another host without a secret."""
         if self._secret is None and not self._has_warned and peer and not is_loopback(plain_address(peer)):
             self._has_warned = True
             _log.warning(OPEN, plain_address(peer), extra={"topic": "the-job-has-no-secret"})

@@ -1,7 +1,6 @@
 """Which node gets which ranks.
 
-Pure tables: nodes in the order of their group ranks in, every node's ranks out.  Global
-ranks run through the nodes in group-rank order; role ranks run, in the same order,
+A pure function of the nodes in group-rank order.  Global ranks are counted through all nodes in that order, role ranks
 through the nodes that share a role.  Nodes may differ in role and in number of workers.
 Source: the torchelastic documents, "rank assignment", slow path.
 """
@@ -28,7 +27,7 @@ class NodeRanks(Record):
 
 
 def assign_ranks(nodes: Sequence[tuple[str, int]]) -> list[NodeRanks]:
-    """Ranks of every node, in the order given.
+    """Returns the ranks of every node, in the given order.
 
     Args:
         nodes: (role, local world size) of each node; the position is the group rank.
@@ -60,8 +59,8 @@ def order_nodes(
 ) -> tuple[str, ...]:
     """Chooses at most `max_nodes` nodes and puts them in the order of their group ranks.
 
-    Survivors of the previous round come before newcomers and keep their group rank where it
-    still exists; newcomers fill the holes, first those that ask for a rank, then by host name.
+    Nodes of the previous round come before newcomers and keep their group rank if it still exists; newcomers fill the
+    gaps, first those with a preferred rank, then by host name.
 
     Args:
         candidates: node id to (preferred group rank or None, host name).
@@ -82,6 +81,6 @@ def order_nodes(
 
 
 def _precedence(preferred: int | None, host: str) -> tuple[float, list[tuple[int, int | str]]]:
-    """node2 comes before node10: digits compare as numbers."""
+    """Returns a sort key: by preferred rank, then by host name with digits as numbers (node2 before node10)."""
     parts = [(0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", host) if part]
     return (float("inf") if preferred is None else preferred, parts)

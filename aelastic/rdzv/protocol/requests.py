@@ -1,8 +1,8 @@
-"""Messages about requests to a running job, and about an interruption that is announced.
+"""Messages about requests to a running job, and about announced interruptions.
 
-A node asks (`Ask`), and is answered (`Answer`).  What the leader then wants of all nodes is a `Notice`; they say
-how far they are with it (`Frozen`, `Saved`).  What a node wants to see of others (`Fetch`) is passed on to them, and
-what they show (`Fetched`) to it.
+A node sends a request (`Ask`) and receives an `Answer`.  The leader then sends all nodes a `Notice`, and they report
+their progress (`Frozen`, `Saved`).  The leader forwards a node's query (`Fetch`) to the others, and their answers
+(`Fetched`) back to it.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ from typing import TypeAlias
 from aelastic.core.record import Record
 from aelastic.decisions.cause import Cause
 
-# Node to coordinator.
+# Node to leader.
 
 
 class Verb(StrEnum):
-    DRAIN = "drain"  # a node is about to go: it leaves in order, once all ranks of the job have saved
-    CANCEL = "cancel"  # it stays after all
+    DRAIN = "drain"  # a node leaves in order, once all ranks of the job have saved
+    CANCEL = "cancel"  # that node stays after all
     RESTART = "restart"  # the workers of all nodes end, and the next round begins
     STOP = "stop"  # the job ends
-    KILL = "kill"  # as above, and its workers are not asked to
-    CORDON = "cordon"  # a host's nodes take part in no round for some time
+    KILL = "kill"  # the job ends, and its workers are killed at once
+    CORDON = "cordon"  # a host's nodes do not take part in rounds for some time
     UNCORDON = "uncordon"  # they may take part again
 
 
-REASON_MAX = 1_000  # characters; what is longer is cut
-DEADLINE_MIN_S = 1.0  # to save in: a shorter notice is a stop
+REASON_MAX = 1_000  # characters; longer reasons are cut
+DEADLINE_MIN_S = 1.0  # the least time to save in; a shorter notice is a stop
 
 
 class Ask(Record):
-    """A request to the running job: decided once, by its id.  Answered by `Answer`."""
+    """A request to the running job, decided once for each id.  Answered by `Answer`."""
 
     node_id: str
     ask_id: str
     verb: Verb
-    target: str  # nodes, by host or id; empty: the one that asks
-    deadline_s: float  # of a drain, or a save: from now on, until the nodes must be gone
+    target: str  # nodes, by host or id; empty: the requesting node
+    deadline_s: float  # of a drain or a save: seconds from now until the nodes must be gone
     reason: str
-    round: int = 0  # of a restart: which is to end
-    at_save: bool = False  # of a restart, or a stop: once all ranks have saved
-    spares_job: bool = False  # of a drain: refused where the job would end by it
+    round: int = 0  # of a restart: the round that must end
+    at_save: bool = False  # of a restart or a stop: once all ranks have saved
+    spares_job: bool = False  # of a drain: refused if it would end the job
 
 
 class Frozen(Record):
-    """No rank of this node goes beyond its next call of `notice.due`, after `Notice` has said so."""
+    """After a `Notice`: no rank of this node goes past its next call of `notice.due`."""
 
     node_id: str
     notice_id: int
-    calls: int  # the most of a rank
-    pages: int  # ranks that have called it
-    save_at: int  # the call that was named before, if ranks may stand at it; 0: none
+    calls: int  # of the foremost rank
+    pages: int  # how many ranks have called it
+    save_at: int  # the call that was named before, if ranks may be waiting there; 0: none
     has_opted_in: bool = False  # its workers can leave the round in place
 
 
@@ -70,7 +70,7 @@ class What(StrEnum):
 
 
 class Fetch(Record):
-    """A node wants to see something of others.  Answered by `Answer`, and then by what each of them has `Shown`."""
+    """A node queries others.  Answered by `Answer`, then by one or more `Shown` from each of them."""
 
     node_id: str
     ask_id: str
@@ -82,7 +82,7 @@ class Fetch(Record):
 
 
 class Fetched(Record):
-    """What a node shows, after `Show`; the last of one answer says so."""
+    """A node's answer to `Show`, in one or more parts."""
 
     node_id: str
     asker: str
@@ -90,8 +90,8 @@ class Fetched(Record):
     key: str  # of stacks: the rank
     value: str
     is_last: bool = True
-    is_refused: bool = False  # the value says why
-    is_continued: bool = False  # the value goes on where that of the message before ended: a text has a limit
+    is_refused: bool = False  # the value is the reason
+    is_continued: bool = False  # the value continues that of the previous message: a text has a limit
 
 
 Request: TypeAlias = Ask | Frozen | Saved
@@ -102,8 +102,8 @@ Enquiry: TypeAlias = Fetch | Fetched
 
 
 class Stage(StrEnum):
-    FREEZE = "freeze"  # no rank goes beyond its next call.  Answered by `Frozen`
-    SAVE = "save"  # ranks go on, and save at the call that is named.  Answered by `Saved`
+    FREEZE = "freeze"  # no rank goes past its next call.  Answered by `Frozen`
+    SAVE = "save"  # ranks continue, and save at the named call.  Answered by `Saved`
     LEAVE = "leave"  # this node leaves now
     NONE = "none"  # called off
 
@@ -111,17 +111,17 @@ class Stage(StrEnum):
 class Notice(Record):
     """An interruption is announced, or called off."""
 
-    notice_id: int  # higher each time that ranks are held anew
+    notice_id: int  # rises each time that ranks are held again
     round: int
     stage: Stage
     save_at: int = 0  # 0: no call could be agreed
     is_signalled: bool = False  # no rank has called `notice.due`: workers with a handler get the drain signal
-    kill_s: float = 0.0  # from now on, until workers that have not ended are killed
+    kill_s: float = 0.0  # seconds from now until workers that still run are killed
     cause: Cause | None = None
-    verb: Verb = Verb.DRAIN  # what for: a node leaves, or the job restarts, or stops
+    verb: Verb = Verb.DRAIN  # the purpose: a node leaves, or the job restarts or stops
 
 
-# What a leader says that has just taken over: who asks again a moment later is told of more.
+# The reply of a leader that has just taken over: a query a moment later reaches more nodes.
 STILL_COMING = "nodes have yet to find this leader"
 
 
@@ -129,28 +129,28 @@ ONE_NODE = "the job has one node, which cannot be cordoned"
 
 
 class Answer(Record):
-    """What has become of a request."""
+    """The leader's answer to a request or a query."""
 
     ask_id: str
     is_applied: bool
     text: str
-    nodes: tuple[str, ...] = ()  # that have been asked to show something
+    nodes: tuple[str, ...] = ()  # those that received the query
 
 
 class Show(Record):
-    """Another node, or this one, wants to see something.  Answered by `Fetched`."""
+    """A query of another node, or of this one.  Answered by `Fetched`."""
 
     fetch: Fetch
 
 
 class Shown(Record):
-    """What a node has shown."""
+    """A node's answer to a query, forwarded to the node that sent it."""
 
     fetched: Fetched
 
 
 class Cordoned(Record):
-    """This node is cordoned for some time, and may be ready again then.  At 0: it is uncordoned."""
+    """This node is cordoned for `again_s` seconds, and may then be ready again; 0: it is uncordoned."""
 
     reason: str
     again_s: float

@@ -1,7 +1,7 @@
-"""What agents write in a store, proved: whoever can write there, and has no secret, has written nothing.
+"""Proofs of the texts that agents write to a store, so that texts of writers without the secret are ignored.
 
-The proof is the last item of the JSON list that it proves.  A key is made for each run id, so what one job has written
-says nothing in another; that a cell is an older one of the same job shows in its term.
+The proof is the last item of the JSON list that it proves.  Each run id has its own key, so the text of one job is
+worthless in another.  An older text of the same job is recognized by its term.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _SEALED = re.compile(rb'(.*), "proof ([0-9a-f]{16}) ([0-9a-f]{64})"\]', re.DOTAL
 
 
 class ForeignError(Exception):
-    """No agent with this secret wrote it; says what differs."""
+    """The text was not written by an agent with this secret; the message tells what differs."""
 
 
 def sign(text: bytes, keys: Sequence[Key]) -> bytes:
-    """What to write, of a text that is a JSON list; without a key the text itself."""
+    """Returns a text, a JSON list, with its proof; without a key the text itself."""
     if not keys:
         return text
     proof = f', "proof {keys[0].id} {keys[0].made_of(_LABEL, text)[0].hex()}"]'
@@ -29,10 +29,10 @@ def sign(text: bytes, keys: Sequence[Key]) -> bytes:
 
 
 def verify(text: bytes, keys: Sequence[Key]) -> bytes:
-    """The text that an agent of this job wrote; empty where nothing is written.
+    """Returns the text that an agent of this job wrote, without its proof; empty if there is no text.
 
     Raises:
-        ForeignError: another agent did, or another program.
+        ForeignError: another agent or another program wrote it.
     """
     found = _SEALED.fullmatch(text)
     if not text or (found is None and not keys):
@@ -52,6 +52,6 @@ def verify(text: bytes, keys: Sequence[Key]) -> bytes:
 
 
 def claimed(text: bytes) -> bytes:
-    """What a text says, whoever wrote it."""
+    """Returns a text without its proof, whether or not that is valid."""
     found = _SEALED.fullmatch(text)
     return text if found is None else found[1] + b"]"

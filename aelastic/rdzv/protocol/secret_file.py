@@ -1,8 +1,8 @@
-"""The file that holds a job's secret: who may read it, and what is in it.
+"""The file that holds a job's secret: its permissions and its content.
 
-It is looked at again every second, so that a secret can be changed while a job runs: a second line is added on all
-nodes, then becomes the first, then the old one is removed.  What was read is overwritten at once: a core dump of the
-agent has keys of this run in it, and never the secret.
+It is checked every second, so that a secret can be changed while a job runs: add a second line on all nodes, make it
+the first line, then remove the old one.  The memory that held the content is overwritten at once: a core dump of the
+agent contains keys of this run, but never the secret.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _HOW = "use one or two lines of at least 32 bytes each (openssl rand -hex 32)"
 
 
 class SecretFile:
-    """Keys of one job, from a file.
+    """The keys of one job, from a file.
 
     Attributes:
-        keys: one or two; the first is used, each is accepted.  While the file cannot be read: what was in it.
+        keys: one or two; the first is used, each is accepted.  While the file cannot be read, the previous ones.
 
     Args:
-        path: of the file.
+        path: the file's path.
         run_id: the job's.
 
     Raises:
-        InputError: others can read it, or it holds no secret; says what mends it.
+        InputError: others can read the file, or it holds no secret; the message names the fix.
     """
 
     def __init__(self, path: str, run_id: str) -> None:
@@ -53,14 +53,14 @@ class SecretFile:
         self._trouble = ""
 
     async def follow(self) -> None:
-        """Looks at it again and again, in a thread: its disk may hang.  Runs until cancelled."""
+        """Checks the file repeatedly, in a thread, because its disk may hang.  Runs until cancelled."""
         limiter = anyio.CapacityLimiter(1)
         while True:
             await anyio.sleep(LOOK_INTERVAL_S)
             await run_sync(self.look, abandon_on_cancel=True, limiter=limiter)
 
     def look(self) -> None:
-        """Reads it again if it has changed."""
+        """Reads the file again if it has changed."""
         try:
             if _identity(os.stat(self.path)) != self._seen:
                 self.keys, self._seen = self._read()
@@ -98,14 +98,14 @@ class SecretFile:
 
 
 def default_path(environ: Mapping[str, str]) -> str | None:
-    """The credential that systemd hands to a service, if it hands one."""
+    """Returns the path of the credential that systemd passes to a service, if any."""
     path = os.path.join(environ.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
     return path if environ.get("CREDENTIALS_DIRECTORY") and os.path.lexists(path) else None
 
 
 def _read_into(data: bytearray, path: str) -> tuple[tuple[int, ...], int]:
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # as what a link leads to is judged
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # follows links: the target is checked
     except (OSError, ValueError) as error:
         why = os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)
         raise InputError(
@@ -122,9 +122,9 @@ def _read_into(data: bytearray, path: str) -> tuple[tuple[int, ...], int]:
 
 
 def _group_rights(file: int, mode: int) -> int:
-    """What the file's group may do: 0 to 7; everything, if an access list names yet another user or group.
+    """Returns the rights of the file's group, 0 to 7; 7 if an access list names another user or group.
 
-    systemd gives a service's credential to its user by such a list (acl(5)), and then the mode's group is its mask.
+    systemd grants a service's user its credential by such a list (acl(5)); the mode's group bits are then its mask.
     """
     try:
         acl = os.getxattr(file, "system.posix_acl_access")
@@ -137,7 +137,7 @@ def _group_rights(file: int, mode: int) -> int:
 
 
 def _objection(found: os.stat_result, path: str, group_rights: int) -> str:
-    """What is wrong with who may read it, and what mends that; empty if nothing is."""
+    """Returns what is wrong with the file's type, owner or permissions, and the fix; empty if nothing is."""
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISREG(found.st_mode):
         return "it is not a regular file: name the file that holds the secret"

@@ -1,8 +1,8 @@
 """Which values make sense in a message: a value of the right type may still not be a rank, a port or an address.
 
-`codec.py` checks every record that comes in, before anything else reads it; a message without sense costs its sender
-the connection.  Fields with the same name have the same rule, whatever the message.  Some things only one of the two
-ends can judge, by what it was started with: `objection_to` checks a greeting, `trust.py` a coordinator.
+`codec.py` checks every received record before anything else reads it; after a message that makes no sense, the
+connection is closed.  Fields with the same name have the same rule in all messages.  Some values only one of the two
+ends can check, against its own settings: `objection_to` checks a greeting, `trust.py` a leader.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aelastic.rdzv.protocol import messages as m
 from aelastic.rdzv.protocol.ranks import NodeRanks
 from aelastic.rdzv.restart_rules import RULES_MAX
 
-# A name in DNS has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
+# A DNS name has at most 255 characters (RFC 1035); ids and tokens of agents are shorter.
 NAME_MAX = 255
 LOG_NAME_MAX = 4000
-# More than any job has, and so small that sums and fencing numbers stay integers of 64 bits.
+# More than any job has, yet small enough that sums and fencing numbers stay integers of 64 bits.
 COUNT_MAX = 1 << 31
 TERM_MAX = (1 << 62) // m.ROUNDS_OF_A_TERM
 SECONDS_MAX = 1e9
@@ -35,12 +35,12 @@ Rule = Callable[[Any], Any]
 
 
 def rule_of(kind: type[Record], name: str) -> Rule | None:
-    """Returns the value as it must be read, or raises a `ValueError` that says what it should be."""
+    """Returns the rule of a field, if any: it returns the value to use, or raises a `ValueError` with what is valid."""
     return _OWN_RULES.get((kind, name), _RULES.get(name))
 
 
 def contradiction(record: Record) -> str:
-    """Returns what in a record contradicts itself, though each of its fields makes sense; empty if nothing does."""
+    """Returns how a record contradicts itself, though each field alone makes sense; empty if it does not."""
     check = _CHECKS.get(type(record))
     return "" if check is None else next((text for text, is_wrong in check(record) if is_wrong), "")
 
@@ -51,7 +51,7 @@ def one_line(text: str) -> str:
 
 
 def _rule(holds: Callable[[Any], bool], what: str) -> Rule:
-    """Accepts a value that meets a condition; of any other, it says what it should be."""
+    """Returns a rule that accepts values that meet a condition, and names the condition for others."""
 
     def check(value: Any) -> Any:
         if holds(value):
@@ -93,7 +93,7 @@ def _words(values: Any) -> Any:
 
 
 def _is_log_name(value: str) -> bool:
-    """Whether a text is several incarnations, joined by plus signs."""
+    """Returns whether a text may be several incarnations, joined by plus signs."""
     return len(value) <= LOG_NAME_MAX and value.isprintable() and " " not in value
 
 
@@ -244,7 +244,7 @@ _CHECKS: dict[type[Record], _Check] = {
 
 
 def is_too_high(term: int, known: int) -> bool:
-    """Whether a term is so high that no log has counted to it; `known` is the highest known term.
+    """Returns whether a term is too high for any log to have reached; `known` is the highest known term.
 
     Nobody would follow a leader in a term above that, because the number of terms is limited.
     """

@@ -1,8 +1,8 @@
-"""Connections of which nothing is known yet: few of them, with little memory, and one line about them in a minute.
+"""Connections that have not identified themselves: limited in number, memory, and log lines (one a minute).
 
-Whatever can reach the leader's port may connect, and say nothing, or half of something.  Agents identify
-themselves at once; so of the others those go first that have said nothing for the longest time, of the address that has
-most of them, or hold the most.
+Any program that can reach the leader's port may connect and send nothing, or half a message.  Agents identify
+themselves at once.  So if there are too many others, the oldest from the address with the most of them is dropped, or
+the one with the most unfinished data.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from aelastic.rdzv.protocol.stream import Stream
 
 _log = logging.getLogger(__name__)
 
-# All agents of a job may connect at the same moment, and again before their old connections are seen to be broken.
+# All agents of a job may connect at the same moment, and again before their old connections are known to be broken.
 STRANGERS_MIN = 256
 PER_NODE = 2
-# Of one address, from which all nodes of a job may come.
+# From one address, which all nodes of a job may share.
 PER_ADDRESS_MIN = 64
-# Of messages that are not complete, in all.
+# The total size of incomplete messages.
 UNFINISHED_BYTES_MAX = 4 << 20
-# So many connections are taken before the messages of those that are open are read.
+# How many connections are accepted before messages of open ones are read.
 ACCEPTS_AT_ONCE = 128
 
 
@@ -37,8 +37,8 @@ class Strangers:
     """The connections that have not identified themselves, of all ports of an agent: they share its descriptors.
 
     Args:
-        max_nodes: of the job.
-        files_max: the descriptors that connections may take; what is above is for the workers.
+        max_nodes: the job's.
+        files_max: descriptors that connections may use; higher ones are for the workers.
     """
 
     def __init__(self, max_nodes: int, files_max: float = math.inf) -> None:
@@ -72,7 +72,7 @@ class Strangers:
                 await anyio.sleep(OUT_OF_FILES_PAUSE_S)
 
     def add(self, stream: Stream, now: float) -> None:
-        """A connection came in; another one is dropped for it where there are too many."""
+        """Adds a new connection, and drops another if there are too many."""
         peer = self._streams[stream] = plain_address(stream.peer)
         of_peer = self._of_address.setdefault(peer, {})
         of_peer[stream] = None
@@ -91,7 +91,7 @@ class Strangers:
         return next(iter(self._of_address[most]))
 
     def note(self, stream: Stream, now: float) -> None:
-        """It has sent a part of a message."""
+        """Notes that a connection has sent a part of a message."""
         if stream not in self._streams:
             return
         self._unfinished_sum += stream.unfinished_bytes - self._unfinished.get(stream, 0)
@@ -101,7 +101,7 @@ class Strangers:
             self._drop(largest, now, f"messages of {len(self._unfinished)} connections are not complete")
 
     def forget(self, stream: Stream) -> bool:
-        """It has identified itself, or has gone; gives whether it was one of these until now."""
+        """Removes a connection that has identified itself or closed; returns whether it was a stranger until now."""
         peer = self._streams.pop(stream, None)
         if peer is not None:
             del self._of_address[peer][stream]
@@ -117,7 +117,7 @@ class Strangers:
         self.warnings.warn("refused %s: %s", plain_address(stream.peer), why, now=aio.now())
 
     def on_failure(self, stream: Stream, error: Exception) -> None:
-        """Nobody expected what it has sent, or what came of it: its connection is aborted."""
+        """Logs an unexpected error in handling a connection, which is then aborted."""
         peer = plain_address(stream.peer)
         self.warnings.warn("aborted the connection with %s: %s", peer, described(error), now=aio.now())
 

@@ -1,6 +1,6 @@
-"""One connection between an agent and the leader: bytes in, messages out, and the other way round.
+"""One connection between an agent and the leader: turns bytes into messages, and the reverse.
 
-Callbacks instead of tasks: a leader has thousands of these, and each sends a message every other second.
+It uses callbacks instead of tasks: a leader has thousands of connections, each with a message every other second.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from aelastic.rdzv.protocol.handshake import Handshake, ProofError, Tagger
 
 # A peer that reads nothing (suspended, or cut off) is dropped before it costs more memory than this.
 UNSENT_MAX = 4 << 20
-# Messages of one connection that wait to be handled; what the peer sends beyond them stays in the network.
+# Messages of one connection that wait to be handled; the peer's further messages stay in the network.
 UNHANDLED_MAX = 64
-# A network that carries on at all answers a connection attempt within this; SYNs are sent again after 1 s.
+# A network that works at all answers a connection attempt within this; SYNs are sent again after 1 s.
 CONNECT_TIMEOUT_S = 2.5
-# An answer that takes longer was mostly lost.
+# If the answer takes longer, a packet was probably lost.
 FIRST_ATTEMPT_S = 0.2
 # Times from one further attempt to the next: on a network that loses packets, one of several SYNs gets through sooner.
 ATTEMPT_INTERVALS_S = (0.2, 0.3, 0.4, math.inf)
-# Two round trips, and what else both ends have to do then.
+# Time for two round trips, while both ends may be busy with other work.
 PROOF_TIMEOUT_S = 5.0
-HANG_UP_S = 0.5  # for the other end to close, too
+HANG_UP_S = 0.5  # for the other end to close as well
 LINGER_0 = struct.pack("ii", 1, 0)
 
 
@@ -57,20 +57,20 @@ class Listener(Protocol):
 class Stream(asyncio.Protocol):
     """A connection, seen from either end.
 
-    Its owner says of each message when it is `handled`: while too many are not, nothing more is read.  An exception in
-    what is called for it, here or in the listener, aborts this connection, and nothing else (`on_failure`).
+    Its owner calls `handled` for each message; while too many are unhandled, nothing more is read.  An exception in a
+    callback, here or in the listener, aborts only this connection (`on_failure`).
 
     Args:
         listener: called for each message, for a part of one, once for garbage, and once at the end.
         words: the messages that the other end may send: `codec.UPWARD` or `codec.DOWNWARD`.
         on_open: called when there is a connection.
-        proof: what both ends have to prove, before a message is read or sent; `None`: nothing.
-        on_proved: called when they have.
+        proof: the handshake that must succeed before a message is read or sent; `None`: there is none.
+        on_proved: called when it has succeeded.
 
     Attributes:
-        is_proved: set when both ends are proved, or it is closed.
-        refusal: why they are not.
-        distrust: the same, of an end that has said something else than a proof.
+        is_proved: set when both ends are proved, or the connection is closed.
+        refusal: why they are not proved.
+        distrust: the error, if the other end was rejected.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Stream(asyncio.Protocol):
         self._on_open, self._on_proved = on_open, on_proved
         self._proof = proof  # until it is over
         self._proof_limit: asyncio.TimerHandle | None = None
-        self._tagger: Tagger | None = None  # of what is sent
-        self._unsent: list[bytes] = []  # until then
-        self._flushed: list[Callable[[], None]] = []  # to be called when all of it is in the kernel's hands
+        self._tagger: Tagger | None = None  # of frames to send
+        self._unsent: list[bytes] = []  # frames that wait for the handshake
+        self._flushed: list[Callable[[], None]] = []  # called when the kernel has taken all of it
         self._transport: asyncio.Transport | None = None
         self._is_deaf = self._has_hung_up = False
         self._unhandled = 0
@@ -96,7 +96,7 @@ class Stream(asyncio.Protocol):
         self.is_proved, self.closed = anyio.Event(), anyio.Event()
         self.refusal = ""
         self.distrust: ProofError | None = None
-        self.is_reset = False  # it broke; else one of its ends has closed it
+        self.is_reset = False  # the connection broke, or was aborted; otherwise one end closed it
         self.conn = 0  # its owner's number for it
 
     @property
@@ -115,22 +115,22 @@ class Stream(asyncio.Protocol):
 
     @property
     def fileno(self) -> int:
-        """Its descriptor; -1 once it is closed."""
+        """The descriptor of the connection; -1 once it is closed."""
         conn = self._transport.get_extra_info("socket") if self._transport is not None else None
         return -1 if conn is None else int(conn.fileno())
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of messages that have come in part."""
+        """The size of the messages that are not complete yet."""
         return self._decoder.unfinished_bytes
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is closed, or about to be."""
+        """Whether the connection is closed, or about to be."""
         return self._transport is None or self._has_hung_up or self._transport.is_closing()
 
     def handled(self) -> None:
-        """The owner has handled a message: there is room for another."""
+        """Notes that the owner has handled a message, so there is room for another."""
         self._unhandled = max(0, self._unhandled - 1)
         if self._is_paused and self._unhandled <= UNHANDLED_MAX // 2 and not self._is_deaf:
             self._is_paused = False
@@ -139,7 +139,7 @@ class Stream(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def send(self, frame: bytes) -> None:
-        """Never blocks.  On a closed connection it does nothing: `on_closed` was called."""
+        """Sends a frame; never blocks.  Does nothing on a closed connection: `on_closed` was called."""
         if self._transport is None or self.is_closing:
             return
         if self._proof is not None:
@@ -153,7 +153,7 @@ class Stream(asyncio.Protocol):
             self.abort()
 
     def when_flushed(self, call: Callable[[], None]) -> None:
-        """Calls once all that was sent is in the kernel's hands; never, if the connection ends before."""
+        """Calls a function once the kernel has taken everything that was sent; never if the connection ends before."""
         if self._transport is None or self._proof is not None or self._transport.get_write_buffer_size():
             self._flushed.append(call)
         else:
@@ -167,21 +167,21 @@ class Stream(asyncio.Protocol):
 
     @property
     def how_closed(self) -> Close:
-        """What the end of this connection proves: an orderly one, without half a message, is that of a process."""
+        """What the end of this connection proves: an orderly end, without half a message, is the end of the process."""
         is_orderly = not self.is_reset and not self._decoder.unfinished_bytes
         return Close.ORDERLY if is_orderly else Close.ABORTED
 
     def close(self) -> None:
-        """Sends what is unsent, and closes."""
+        """Sends unsent data, then closes."""
         self._is_deaf = True
         if self._transport is not None:
             self._transport.close()
 
     def hang_up(self) -> None:
-        """Sends what is unsent, and closes once the other end has: what that says meanwhile breaks no connection.
+        """Sends unsent data, then closes once the other end has, so that its last messages do not cause a reset.
 
-        A socket that is closed with something unread is reset, and a node whose connection was reset may live: the
-        leader would wait a lease for it to hear how the job has ended.
+        A socket that is closed with unread data is reset, and a node whose connection was reset may live: the leader
+        would wait a lease for that node to learn how the job ended.
         """
         if self._transport is None or self.is_closing:
             return
@@ -191,13 +191,13 @@ class Stream(asyncio.Protocol):
             self._transport.resume_reading()
         try:
             self._transport.write_eof()
-        except OSError:  # the other end has broken it, and the loop has not seen that yet
+        except OSError:  # the other end has reset it, and the loop has not noticed yet
             self._transport.close()
         else:
             asyncio.get_running_loop().call_later(HANG_UP_S, self._transport.close)
 
     def abort(self) -> None:
-        """Closes now, and resets: an end in order would tell the other end that this process is gone."""
+        """Closes now, with a reset: an orderly end would tell the other end that this process is gone."""
         self.is_reset = self._is_deaf = True
         if self._transport is None or self.fileno < 0:
             return
@@ -210,7 +210,7 @@ class Stream(asyncio.Protocol):
     # Called by the loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self._transport.set_write_buffer_limits(high=0)
         resend_soon(self._transport.get_extra_info("socket"))
         with self._ends_alone():
@@ -223,12 +223,12 @@ class Stream(asyncio.Protocol):
                 self._proof_limit = asyncio.get_running_loop().call_later(PROOF_TIMEOUT_S, self._refuse, late)
 
     def _begin(self) -> None:
-        """Both ends are what they should be."""
+        """Both ends are proved, or need no proof."""
         self.is_proved.set()
         self._on_proved(self)
 
     def _refuse(self, error: ProofError) -> None:
-        """The other end is not trusted, or no more."""
+        """Rejects the other end, at the handshake or at a wrong tag."""
         self.refusal, self.distrust = str(error), error
         self.is_reset = self._is_deaf = True
         with self._ends_alone():
@@ -238,7 +238,7 @@ class Stream(asyncio.Protocol):
         self.close()
 
     def _prove(self, data: bytes) -> bytes:
-        """Goes on with the proof; gives what came after it."""
+        """Continues the handshake; returns the data that came after it."""
         assert self._proof is not None and self._transport is not None
         try:
             self._transport.write(self._proof.feed(data))
@@ -267,9 +267,9 @@ class Stream(asyncio.Protocol):
             if not data:
                 return
         if self._is_paused:
-            self._decoder.hold(data)  # it was on its way
+            self._decoder.hold(data)  # it was already on its way
         elif not self._is_deaf:
-            try:  # this is called for each message, and a generator as in `_ends_alone` would take longer than the rest
+            try:  # called for each message: the generator of `_ends_alone` would take longer than the rest
                 self._pass_on(data)
                 if self._decoder.unfinished_bytes and not self._is_paused:
                     self._listener.on_unfinished(self)
@@ -305,7 +305,7 @@ class Stream(asyncio.Protocol):
     def _ends_alone(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001  no peer may end this agent or the job
+        except Exception as error:  # noqa: BLE001  a peer must not end this agent or the job
             self._end(error)
 
     def _end(self, error: Exception) -> None:
@@ -314,35 +314,35 @@ class Stream(asyncio.Protocol):
 
 
 class NoConnectionError(Exception):
-    """No address could be connected to.
+    """None of the addresses could be connected to.
 
     Attributes:
-        is_refused: that no process listens at that port is the answer, of the host or of something before it.
-        is_here: the host is this machine, so its kernel has answered.
+        is_refused: the host, or something in front of it, answered that no process listens at that port.
+        is_here: the host is this machine, so its own kernel has answered.
     """
 
     def __init__(self, attempts: Sequence[tuple[str, OSError]], port: int, hosts: Sequence[str]) -> None:
-        # asyncio puts "[Errno 111] Connect call failed ('::1', 80, 0, 0)" where the kernel's word says more.
+        # asyncio's text is "[Errno 111] Connect call failed ('::1', 80, 0, 0)"; the kernel's says more.
         words = [os.strerror(e.errno) if e.errno and e.errno > 0 else e.strerror or str(e) for _, e in attempts]
         reasons = {f"{address}: {why}": None for (address, _), why in zip(attempts, words, strict=True)}
         super().__init__(f"cannot connect to port {port} ({'; '.join(reasons) or 'no address is known'})")
-        # A name that cannot be resolved here says nothing about the port there.
+        # A name that cannot be resolved proves nothing about the port.
         heard = [error for _, error in attempts if not isinstance(error, socket.gaierror)]
         self.is_refused = bool(heard) and all(error.errno == errno.ECONNREFUSED for error in heard)
         self.is_here = self.is_refused and all(_is_own(host) for host in hosts)
 
 
 async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream], look_up_s: float) -> Stream:
-    """Connects to the first of some addresses, of the same host, that answers.
+    """Connects to the first address of a host that answers.
 
     Args:
-        addresses: names, too.  One whose look-up takes long is passed over while there is another to try.
-        port: of each.
+        addresses: addresses or names.  A name with a slow look-up is skipped while there is another to try.
+        port: the same at each address.
         make: makes the connection's protocol.
         look_up_s: how long to wait for a name server if there is nothing else to try.
 
     Raises:
-        NoConnectionError: none answers.
+        NoConnectionError: no address answers.
     """
     attempts: list[tuple[str, OSError]] = []
     unresolved: list[tuple[str, OSError]] = []
@@ -363,17 +363,17 @@ async def connect(addresses: Sequence[str], port: int, make: Callable[[], Stream
                     attempts.append((address, error))
         is_any_late = any(isinstance(error, names.NoAnswerError) for _, error in unresolved)
         if tried or not is_any_late:
-            break  # the caller tries again, and gets what look-ups have found by then
+            break  # the caller tries again, with the look-ups that have finished by then
     raise NoConnectionError([*attempts, *unresolved], port, tried)
 
 
 async def _connect_to(host: str, port: int, make: Callable[[], Stream]) -> Stream:
-    """Connects to an address: with one attempt or, if that takes long, with several side by side.
+    """Connects to an address with one attempt or, if that takes long, with several in parallel.
 
     Raises:
-        OSError: it does not answer.
+        OSError: the address does not answer.
     """
-    with anyio.move_on_after(FIRST_ATTEMPT_S):  # mostly enough, and several attempts take tasks of their own
+    with anyio.move_on_after(FIRST_ATTEMPT_S):  # usually enough; several attempts take a task each
         return await _attempt(host, port, make)
     streams: list[Stream] = []
     errors: list[OSError] = [TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))]
@@ -404,7 +404,7 @@ async def _attempt(host: str, port: int, make: Callable[[], Stream]) -> Stream:
 
 
 def _is_own(address: str) -> bool:
-    """Whether an address is one of this machine: the kernel takes it for what is sent there; no packet is sent."""
+    """Returns whether an address is this machine's: the kernel would then send from it.  No packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

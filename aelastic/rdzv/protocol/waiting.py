@@ -1,4 +1,4 @@
-"""What a node waits for, for its log and its status line."""
+"""What a node waits for; shown in its log and its status line."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class WaitKind(StrEnum):
     OTHERS = "others"  # its own workers have finished
     NEWCOMER = "newcomer"  # it takes part soon
     SPARE = "spare"  # until a place is free
-    GIVEN_UP = "given up"  # nothing: it goes on without nodes that do not stop their workers
+    GIVEN_UP = "given up"  # nothing: it continues without nodes that do not stop their workers
     LEADER = "leader"
     ENDPOINT = "endpoint"  # the text names those that are missing
 
 
 class Waiting(Record):
-    """What is waited for, every few seconds, for the log."""
+    """What the node waits for, logged every few seconds."""
 
     text: str
-    missing: str = ""  # what matters most where there is little room: who is missing
+    missing: str = ""  # who is missing, which matters most if there is little room
     kind: WaitKind = WaitKind.NODES
 
     @property

@@ -81,7 +81,7 @@ class Writing:
             return None
 
     def has_stood_still(self, text: bytes) -> bool:
-        """Whether an ignored text has not changed for a lease."""
+        """Returns whether an ignored text has not changed for a lease."""
         return text == self._foreign and aio.now() - self._since >= self._lease_s
 
     def distrust(self, text: bytes, where: str) -> NotTrustedError:

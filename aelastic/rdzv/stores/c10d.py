@@ -89,7 +89,7 @@ class C10dStore(Store):
         self._client.endpoint = endpoint
 
     async def open(self) -> None:
-        """Serves the store if this agent can, else becomes its client; never waits for another agent to serve it."""
+        """Serves the store if this agent can, otherwise connects to it; never waits for another agent to serve it."""
         await self._reach(may_serve=True)
 
     async def get(self) -> bytes:
@@ -114,7 +114,7 @@ class C10dStore(Store):
         return await self._client.compare_set(self._key, expected, new)
 
     def _own(self, text: bytes) -> bytes:
-        """Returns the text, unless agents with several endpoints have written it."""
+        """Returns the text; raises if agents with several endpoints have written it."""
         try:
             others = cell_from_bytes(text)[1]
         except ValueError:

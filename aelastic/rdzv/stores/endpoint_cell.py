@@ -27,7 +27,7 @@ class EndpointCell:
     Args:
         store: keeps the text.
         secret: the job's secret, if it has one.
-        lease_s: as `RendezvousSettings.lease_s`.
+        lease_s: the job's lease.
     """
 
     def __init__(self, store: Store, secret: SecretFile | None, lease_s: float) -> None:

@@ -1,6 +1,6 @@
-"""An endpoint of one host and port: whether it is this machine, and what is found there.
+"""An endpoint of one host and port: whether it is this machine, and what answers there.
 
-Everything here is bounded and only looks: it sends nothing, except for `first_words`.
+Everything here is bounded, and only `first_words` sends any data.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class RefusedError(RendezvousConnectionError):
 
 
 class Way(Record):
-    """A way to an endpoint that has worked."""
+    """The two addresses of a connection to an endpoint that has worked."""
 
-    address: str  # its address
+    address: str  # the endpoint's
     own_address: str  # ours
 
 
@@ -102,7 +102,7 @@ async def local_addresses_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEO
 
 
 async def local_address_of(endpoint: Endpoint) -> str | None:
-    """Returns one of these, a loopback address only if there is no other; `None` if it is another machine."""
+    """Returns one of those addresses, loopback only if there is no other; `None` if it is another machine."""
     return first_of(await local_addresses_of(endpoint))
 
 
@@ -120,7 +120,7 @@ def told_elsewhere(addresses: Sequence[str]) -> list[str]:
 
 
 async def other_hosts_of(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> list[str]:
-    """Returns addresses of other machines that the name of a local endpoint also has, in a family in which it has ours.
+    """Returns addresses that a local endpoint's name has on other machines, in a family in which it also has ours.
 
     Raises:
         RendezvousConnectionError, InputError: as `local_address_of`.
@@ -139,7 +139,7 @@ def useful_elsewhere(address: str) -> str:
 
 
 async def probe(endpoint: Endpoint, within_s: float = RESOLVE_TIMEOUT_S) -> Way:
-    """Connects, and hangs up.
+    """Connects, then closes the connection.
 
     Raises:
         RefusedError: the port is closed.

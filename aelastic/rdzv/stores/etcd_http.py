@@ -2,9 +2,9 @@
 
     <prefix>/<run id>/coordinator   the text
 
-An endpoint that does not answer in time, or says that it cannot now, is skipped for the next one.  So a question may be
-asked twice although only its first answer was lost: in that case a write that took effect finds its own text.  Proxies
-named in the environment are not used: they would see the leader's address and token.
+If an endpoint does not answer in time, or reports that it cannot now, the next one is asked.  So a request may be sent
+twice although only its first answer was lost: in that case a write that took effect finds its own text.  Proxies named
+in the environment are not used: they would see the leader's address and token.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Question(Record):
 
 
 class Answer(Record):
-    """What an endpoint answered."""
+    """The answer of an endpoint."""
 
     endpoint: Endpoint
     question: Question
@@ -98,7 +98,7 @@ class Answer(Record):
 
 
 class Entry(Record):
-    """What etcd keeps under a key."""
+    """The value that etcd keeps under a key."""
 
     value: bytes = b""
     modified: int = 0  # the revision (v2: index) of its last write; 0: there is no such key
@@ -143,11 +143,11 @@ class EtcdStore(Store):
 
     @abstractmethod
     async def _look(self) -> Entry:
-        """Returns what is under the key."""
+        """Returns the entry of the key."""
 
     @abstractmethod
     async def _replace(self, seen: Entry, new: bytes) -> Entry:
-        """Writes a value unless another write came after the one that was seen; returns what is there afterwards."""
+        """Writes a value unless another write came after the one that was seen; returns the entry afterwards."""
 
     @property
     def _remedy(self) -> str:
@@ -345,7 +345,7 @@ class EtcdStore(Store):
         )
 
     async def _version(self) -> str:
-        """Returns what the last endpoint calls itself, if it is an etcd; otherwise an empty string."""
+        """Returns the version of the last endpoint, if it is an etcd; otherwise an empty string."""
         try:
             with anyio.fail_after(self._limit_s):
                 answer = await self._exchange(Question("GET", "/version"))
@@ -356,7 +356,7 @@ class EtcdStore(Store):
 
 
 def _import_aiohttp() -> None:
-    """Imports it before a limit begins: next to others that import torch, or from a slow disk, it takes seconds."""
+    """Imports aiohttp before a limit begins: from a slow disk, or while others import torch, it takes seconds."""
     import aiohttp  # noqa: F401
 
 

@@ -1,4 +1,4 @@
-"""Where etcd is and how to speak to it: the user's settings, checked before anything is sent.
+"""The user's settings for etcd, checked before anything is sent.
 
 The names are those of torch's two etcd back ends, which differ from each other: `protocol`, `cert` or `ssl_cert`,
 `key` or `ssl_cert_key`, `cacert` or `ca_cert`, `etcd_prefix`.  `user`, `password` and `password_file` are ours.
@@ -55,7 +55,7 @@ def etcd_settings(settings: RendezvousSettings) -> EtcdSettings:
     """Reads and checks the user's settings, and the files that they name.
 
     Raises:
-        InputError: a value cannot work; says which, and what to do.
+        InputError: a value cannot work; the message names it and the fix.
     """
     config = settings.config
     cert, key, cacert = (config.get(name) or config.get(other, "") for name, other in _SPELLINGS)

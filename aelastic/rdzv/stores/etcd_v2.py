@@ -61,7 +61,7 @@ def _understand(answer: Answer) -> Entry:
 
     Raises:
         Refusal: etcd refuses.
-        Elsewhere: it says "not now".
+        Elsewhere: this member cannot answer now.
         NotUnderstood: this is not etcd's v2 API.
     """
     try:

@@ -124,7 +124,7 @@ class EtcdV3(EtcdStore):
 
 
 def _is_about_token(refusal: Refusal) -> bool:
-    """Whether there is no token, an expired one (after 5 minutes, and when etcd restarts), or none to be had."""
+    """Returns whether the token is missing, expired (after 5 minutes, or when etcd restarts), or cannot be obtained."""
     words = refusal.message
     is_argument = refusal.code == INVALID_ARGUMENT and ("user" in words or "auth store is old" in words)
     return refusal.code == UNAUTHENTICATED or is_argument
@@ -139,7 +139,7 @@ def _understand(answer: Answer) -> JsonObject:
 
     Raises:
         Refusal: etcd refuses.
-        Elsewhere: it says "not now".
+        Elsewhere: this member cannot answer now.
         NotUnderstood: this is not etcd's gateway.
     """
     try:

@@ -1,8 +1,8 @@
 """The store of several endpoints: one cell in as many TCPStores, which works while a majority of them answers.
 
 Each agent serves at most one of the endpoints, if it is on the host of one that is free, and is a client of all others.
-The endpoints are asked side by side, each by its own task (`run`), which stays with one that hangs while the operation
-has long had its answer from the others.  `rdzv/stores/register.py` decides; the order of the list does not matter.
+The endpoints are asked in parallel, each by its own task (`run`).  If one hangs, only its task waits; the operation
+ends with the answers of the others.  `rdzv/stores/register.py` decides; the order of the list does not matter.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class QuorumStore(Store):
         self._settings = settings
         self._endpoints = sorted(str(Endpoint(*each)) for each in settings.endpoints)  # one name, until `open`
         self._template = StoreTemplate(env)
-        self.fork = self._template.fork  # of a process that has torch's store
+        self.fork = self._template.fork  # forks a process that has imported torch's store
         self._parts = [
             C10dStore(
                 settings.replace(endpoint=name), run_id, env,
@@ -66,7 +66,7 @@ class QuorumStore(Store):
             for store, name in enumerate(self._endpoints * (count // len(self._endpoints)))
         ]  # fmt: skip
         self._backend = settings.backend
-        self._states = dict.fromkeys(self._endpoints, SILENT)  # what is known of each; "": it answers
+        self._states = dict.fromkeys(self._endpoints, SILENT)  # why each is missing; "": it answers
         self._told: dict[str, str] = {}
         self._on_endpoint = on_endpoint
         self._hopeless: RendezvousError | InputError | None = None  # why this agent cannot take part, if so
@@ -121,7 +121,7 @@ class QuorumStore(Store):
         except RendezvousConnectionError:
             if not is_one_back.is_set():
                 raise
-            # Others that had refused before may have come up in the meantime, as this one did.
+            # Other endpoints that had refused may have come up in the meantime, as this one did.
             return await self._ask(asked)
 
     async def _ask(self, asked: ev.Asked) -> bytes:
@@ -176,7 +176,7 @@ class QuorumStore(Store):
                 answer = ev.Unanswered(request.step, store, state)
                 if isinstance(error, InputError | RendezvousStateError):
                     self._hopeless = self._hopeless or error
-                    if self._has_worked and self._states[name] != state:  # else this agent ends, and reports it
+                    if self._has_worked and self._states[name] != state:  # otherwise this agent ends, and reports it
                         _log.warning("%s", error)
             if self._states[name] and not state:
                 self._is_one_back.set()
@@ -199,7 +199,7 @@ class QuorumStore(Store):
         return ev.Written(request.step, request.store, await part.compare_set_once(expected, new) == new)
 
     def _is_free_for(self, store: int) -> bool:
-        """Whether this agent may serve an endpoint: if it served two, both would be lost together."""
+        """Returns whether this agent may serve an endpoint: if it served two, both would be lost together."""
         return not any(part.is_served_here for other, part in enumerate(self._parts) if other != store)
 
     def _cell_of(self, data: bytes, endpoint: str) -> Cell | None:

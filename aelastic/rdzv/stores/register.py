@@ -1,47 +1,47 @@
-"""A register with compare-and-set, kept in N stores that can each do that on one cell of their own.
+"""A register with compare-and-set, kept in N stores, each of which offers compare-and-set on one cell.
 
-An operation is a row of tries, each with a ballot of its own, in three steps over the stores in parallel:
+An operation is a series of tries, each with its own ballot, in three steps over the stores in parallel:
 
-1. **Look** at the cells.  The newest vote whose members are a majority of what was seen is the basis.
-2. **Lock** each cell that was seen: compare-and-set from just what was seen, to the same with our promise.
-3. **Write** the new vote: compare-and-set from just what was locked.  Written in a majority, it holds.
+1. **Look** at the cells.  The newest vote whose members are a majority of the cells seen is the basis.
+2. **Lock** each cell that was seen: compare-and-set from exactly that cell, to the same with our promise.
+3. **Write** the new vote: compare-and-set from exactly the locked cell.  Once a majority has the vote, it holds.
 
-A step begins when the one before has ended, and no cell that failed one is asked again in the same try.  So at the
-moment between looking and locking all locked cells were what was seen, at once, and between locking and writing all
-were locked at once.  Two tries have a store in common, and one of them came first there: the later one has seen the
-vote of the earlier, or the earlier one has failed.  So each vote that was ever sent descends from each older vote that
-held.  That is CASPaxos (Rystsov, 2018) with a snapshot.
+A step begins when the previous one has ended, and a cell that failed one step is not asked again in the same try.  So
+there was a moment between looking and locking when all locked cells were as seen, and one between locking and writing
+when all were locked.  Two tries share a store, and one of them came first there: either the later one has seen the vote
+of the earlier, or the earlier one has failed.  So each vote that was ever sent descends from each older vote that held.
+This is CASPaxos (Rystsov, 2018) with a snapshot.
 
 **Stores that forget.**  A vote names the lives of its members.  A store that came back empty, or with a cell of an
-earlier life, is none, and no majority counts it.  A try that finds one locks it under a new life, and names that life
-in its vote, which needs a majority of the members before it.  So what is known of the time before the loss came from
-a majority that had not lost it.
+earlier life, is not a member, and no majority counts it.  A try that finds such a store locks it under a new life, and
+names that life in its vote, which needs a majority of the previous members.  So everything known of the time before the
+loss comes from a majority that had not lost it.
 
-**The first vote** needs a majority that has none.  A store may have forgotten one: so a register that has known a vote
-never takes that for the beginning, nor does another where some stores are locked and some are empty.  When a majority
+**The first vote** needs a majority without a vote.  A store may have forgotten one: so a register that has known a vote
+never takes that for the beginning, and no register does if some stores are locked and some are empty.  When a majority
 has forgotten, only all stores together can begin again, from the newest vote that any of them still has.
 
-**That there is none** is told only when two looks in a row have found a majority without one, and all stores begin
-again only then.  The answers to one look come at different moments: a store that had forgotten may have been taken in
-before another forgets, and a client that was stopped reads at last what was so long ago.
+**An empty register** is reported only when two looks in a row have found a majority without a vote, and only then do
+all stores begin again.  The answers to one look come at different moments: a store that had forgotten may have been
+included again before another forgets, and a client that was stopped may read answers that are long out of date.
 
-**Answers that come late** count: a network that loses packets often takes a second for one.  But if a store that is not
-in the try answers meanwhile, the try is given up after 0.25 s, and the next one after twice as long: the store that it
+**Late answers** count: on a network that loses packets, an answer often takes a second.  But if a store that is not in
+the try answers meanwhile, the try is given up after 0.25 s, and the next one after twice as long: the store that it
 waits for may have just gone.  So a write that was given up may hold, or be adopted by another client.
 
-**Two clients** that write at the same time could each lock the store beside it first, and so end each other's tries.  A
-client that sees an unfinished try of another one waits once, as long as its own last step took, before it disturbs it.
+**Two clients** that write at the same time could each lock their nearest store first, and so end each other's tries.  A
+client that sees another's unfinished try waits once, as long as its own last step took, before it disturbs that try.
 
-**Guaranteed.**  Unless a majority of the stores has forgotten and was not taken in again, no write that held is lost,
+**Guaranteed.**  Unless a majority of the stores has forgotten and was not included again, no write that held is lost,
 whatever is frozen, cut off, late, repeated or lost.  A minority may be away.
 
 **Not guaranteed.**  An empty store cannot tell whether it has forgotten.  If one forgets during the milliseconds of the
 first vote while another does not answer, two registers may begin; so a first vote waits 0.25 s for all stores.  When a
-majority has forgotten, an older value may come back; terms, which only rise, put that right.
+majority has forgotten, an older value may come back; terms, which only rise, correct that.
 
 **Not chosen.**  A majority read and write of counters (Attiya, Bar-Noy, Dolev) has no compare-and-set.  Disk Paxos
-needs a block for each agent in each store, and agents come and go.  Without the snapshot, a promise of a store that
-then forgot counts with later ones.
+needs a block for each agent in each store, and agents come and go.  Without the snapshot, the promise of a store that
+then forgot would count together with later ones.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ from aelastic.rdzv.stores import register_events as ev
 from aelastic.rdzv.stores.register_attempt import Attempt, Basis
 from aelastic.rdzv.stores.register_cells import Ballot
 
-# A majority has answered: the others have as long as it took, within these limits, or are left out.
+# Once a majority has answered, the others get as long as it took, within these limits, or are left out.
 PATIENCE_MIN_S, PATIENCE_MAX_S = 0.005, 0.05
-# A first vote waits for stores that may know of another.
+# A first vote waits for stores that may know another vote.
 FIRST_PATIENCE_S = 0.25
-# Another try came between.
+# The pause after another try interfered.
 PAUSE_MIN_S, PAUSE_MAX_S = 0.004, 0.25
-# Answers of a majority come in milliseconds or, where a connection is made anew, in tenths of seconds.
+# A majority answers in milliseconds or, over new connections, in tenths of a second.
 LIMIT_S = 2.0
-# After this long without a majority, stores that are out of the try are looked at: one that answers gives another try a
-# better chance.  In each further try this takes twice as long, because stores on slow lines answer as well.
+# After this long without a majority, stores outside the try are read: if one answers, another try has a better chance.
+# The time doubles with each further try, because stores on slow lines must be able to answer as well.
 STEP_S = 0.25
 CAME_BETWEEN = "another agent wrote at the same time"
 
 
 class Phase(StrEnum):
     IDLE = auto()  # no operation
-    LOOKING = auto()  # what do the cells say?
-    LOCKING = auto()  # those that were seen get our promise
-    WRITING = auto()  # those that are locked get our vote
+    LOOKING = auto()  # the cells are read
+    LOCKING = auto()  # the cells that were seen get our promise
+    WRITING = auto()  # the locked cells get our vote
     PAUSING = auto()  # a try has failed; the next is due soon
 
 
@@ -83,9 +83,9 @@ class Register(Machine[ev.Event, ev.Action]):
     """The register as one client sees it; one operation at a time.
 
     Args:
-        size: how many stores there are.
-        name: of this client; no other has it.
-        limit_s: of an operation.
+        size: the number of stores.
+        name: the client's name, which no other client has.
+        limit_s: the limit of one operation.
     """
 
     size: int
@@ -95,15 +95,15 @@ class Register(Machine[ev.Event, ev.Action]):
     phase: Phase = Phase.IDLE
     deadline: float | None = None
     is_known: bool = False  # a vote was seen or written, at any time
-    highest: int = 0  # the number of any ballot that was seen
+    highest: int = 0  # the highest number of a ballot that was seen
     _story: Story = field(default_factory=Story)
     _asked: ev.Asked = field(default_factory=ev.Asked)
     _until: float = 0.0  # the limit of the operation
     _step: int = 0  # counts the steps of all tries: answers to an earlier one are void
-    _failed: int = 0  # tries of this one that have failed
-    _late: int = 0  # of those, the tries that waited in vain for a majority
+    _failed: int = 0  # failed tries of this operation
+    _late: int = 0  # how many of those waited in vain for a majority
     _waited_for: Ballot | None = None  # the last try of another agent that was given time to end
-    _try: Attempt = field(init=False)  # the last
+    _try: Attempt = field(init=False)  # the last try
 
     def __post_init__(self) -> None:
         self._try = Attempt(self.size)
@@ -121,7 +121,7 @@ class Register(Machine[ev.Event, ev.Action]):
                 raise self._impossible(event)
             case ev.Dropped() if self.phase is Phase.IDLE:
                 return []  # the answer was on its way
-            case ev.Dropped():  # what is on its way may yet be done
+            case ev.Dropped():  # requests that are on their way may still take effect
                 self.phase, self.deadline = Phase.IDLE, None
                 return []
             case ev.Looked():
@@ -129,10 +129,10 @@ class Register(Machine[ev.Event, ev.Action]):
             case ev.Written():
                 return self._on_written(event, now)
             case ev.Unanswered(step, store) if step != self._step or self._try.has_heard_of(store):
-                return []  # of an earlier step, or told twice
+                return []  # of an earlier step, or a repetition
             case ev.Unanswered() if self.phase in {Phase.IDLE, Phase.PAUSING}:
                 return []  # too late for its try
-            case ev.Unanswered(_, store, reason):  # the try goes on without that store
+            case ev.Unanswered(_, store, reason):  # the try continues without that store
                 self._try.leave_out(store, reason)
                 return self._go_on(now)
             case ev.DeadlinePassed():
@@ -152,14 +152,14 @@ class Register(Machine[ev.Event, ev.Action]):
         if self.phase in {Phase.LOCKING, Phase.WRITING} and store not in attempt.seen:
             attempt.back.add(store)
             return self._go_on(now)  # which may have to wait for more
-        return []  # too late for its try: what was seen is being locked
+        return []  # too late for its try: the cells that were seen are being locked
 
     def _on_written(self, event: ev.Written, now: float) -> list[ev.Action]:
         attempt, store = self._try, event.store
         if self.phase not in {Phase.LOCKING, Phase.WRITING}:
             return []  # too late for its try
         if event.step != self._step or attempt.has_heard_of(store):
-            return []  # of an earlier step, or told twice
+            return []  # of an earlier step, or a repetition
         if not event.is_done:
             attempt.leave_out(store, CAME_BETWEEN)
         elif self.phase is Phase.LOCKING:
@@ -175,12 +175,12 @@ class Register(Machine[ev.Event, ev.Action]):
             return self._give_up()
         if self.phase is Phase.PAUSING:
             return self._look(now)
-        return self._go_on(now)  # a majority goes on without the others; without one, another try may have it
+        return self._go_on(now)  # a majority continues without the others; without one, another try may get it
 
     # The steps.
 
     def _go_on(self, now: float) -> list[ev.Action]:
-        """An answer has come, or the time for more of them is over: ends the step if that can be."""
+        """Ends the step if possible, after an answer or when the time for more of them is over."""
         attempt = self._try
         match self.phase:
             case Phase.LOOKING:
@@ -209,7 +209,7 @@ class Register(Machine[ev.Event, ev.Action]):
         return STEP_S * 2.0**self._late
 
     def _wait_for_majority(self, now: float) -> list[ev.Action]:
-        """Waits for answers that may come late, unless stores that were away are back: another try has them as well."""
+        """Waits for late answers, unless stores that were away are back: another try would include them."""
         attempt = self._try
         if attempt.back and now >= attempt.began + self._step_s:
             self._late += 1
@@ -221,7 +221,7 @@ class Register(Machine[ev.Event, ev.Action]):
         return [ev.Look(self._step, store) for store in attempt.missing if store not in attempt.seen]
 
     def _is_patient(self, now: float, *, is_first: bool = False) -> bool:
-        """Whether the stores beyond a majority had their time to answer."""
+        """Returns whether the stores beyond a majority have had their time to answer."""
         attempt = self._try
         if attempt.patient_until is None:
             patience_s = min(max(now - attempt.began, PATIENCE_MIN_S), PATIENCE_MAX_S)
@@ -240,7 +240,7 @@ class Register(Machine[ev.Event, ev.Action]):
     def _when_seen(self, basis: Basis, now: float) -> list[ev.Action]:
         attempt, asked = self._try, self._asked
         if basis.is_first and basis.vote is not None and not attempt.empty_before:
-            return self._look(now, basis.voters)  # one of the answers may have been on its way for long
+            return self._look(now, basis.voters)  # one of the answers may be old
         text = asked.new if asked.new is not None and basis.text == asked.expected else basis.text
         if text == basis.text:
             if attempt.holds(basis):
@@ -250,7 +250,7 @@ class Register(Machine[ev.Event, ev.Action]):
         other = attempt.unfinished(self.name)
         if other is not None and not basis.is_first and other != self._waited_for:
             self._waited_for = other
-            return self._fail(now)  # the other try has a moment to end before it is disturbed
+            return self._fail(now)  # gives the other try a moment to end before it is disturbed
         self.phase, self._step, self.highest = Phase.LOCKING, self._step + 1, self.highest + 1
         attempt.begin_step(now)
         attempt.basis, attempt.text, attempt.ballot = basis, text, Ballot(self.highest, self.name)
@@ -278,7 +278,7 @@ class Register(Machine[ev.Event, ev.Action]):
         return [ev.NoMajority(missing, empty if self.is_known else ())]
 
     def _fail(self, now: float) -> list[ev.Action]:
-        """Lets some time pass, another for each client, and tries again.
+        """Tries again after a pause, which differs between clients.
 
         Another client needs about as long for its next step as this one has just needed.
         """
@@ -294,6 +294,6 @@ class Register(Machine[ev.Event, ev.Action]):
         return []
 
     def validate(self) -> None:
-        assert (self.phase is Phase.IDLE) == (self.deadline is None), "an operation has a limit, and nothing else"
-        assert self._try.locked.keys() <= self._try.seen.keys(), "what is locked was seen"
-        assert self._try.written <= self._try.locked.keys(), "what is written was locked"
+        assert (self.phase is Phase.IDLE) == (self.deadline is None), "only an operation has a deadline"
+        assert self._try.locked.keys() <= self._try.seen.keys(), "a locked cell was seen"
+        assert self._try.written <= self._try.locked.keys(), "a written cell was locked"

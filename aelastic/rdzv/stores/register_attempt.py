@@ -1,4 +1,4 @@
-"""One try of an operation on a quorum's register: what was seen, what is locked, what is written."""
+"""One try of an operation on a quorum's register: the cells seen, locked and written."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NO_BALLOT = Ballot(0, "")
 
 
 class Basis(Record):
-    """What a try builds on.
+    """The basis of a try.
 
     Args:
-        vote: the newest; `None`: there is none.
+        vote: the newest vote; `None`: there is none.
         voters: the stores that count.
-        needed: so many of them are to be locked.
-        is_first: there is no majority of members: all stores begin new lives, but for those that a try for a first vote
+        needed: how many of them must be locked.
+        is_first: there is no majority of members: all stores begin new lives, except those that a try for a first vote
             has locked.
     """
 
@@ -40,10 +40,10 @@ class Attempt:
     """A try.
 
     Args:
-        size: how many stores there are.
+        size: the number of stores.
         began: when its step began.
         asked_at: when stores were last asked in this step.
-        empty_before: the stores in which the look just before this one has found no vote.
+        empty_before: the stores in which the look just before this one found no vote.
     """
 
     size: int
@@ -54,12 +54,12 @@ class Attempt:
     locked: dict[int, Cell] = field(default_factory=dict)
     written: set[int] = field(default_factory=set)
     missing: dict[int, str] = field(default_factory=dict)  # stores that are out of this try, and why
-    back: set[int] = field(default_factory=set)  # those of them that answered when it was too late for this try
+    back: set[int] = field(default_factory=set)  # stores that answered too late for this try
     basis: Basis = NO_BASIS
     ballot: Ballot = NO_BALLOT  # none before the second step
-    text: bytes = b""  # to be written
+    text: bytes = b""  # the text to write
     vote: Vote | None = None  # none before the third step
-    patient_until: float | None = None  # a majority has answered in this step
+    patient_until: float | None = None  # set once a majority has answered in this step
 
     @property
     def majority(self) -> int:
@@ -67,15 +67,15 @@ class Attempt:
 
     @property
     def answers(self) -> AbstractSet[int]:
-        """The stores that have done what this step asked for."""
+        """The stores that have answered this step successfully."""
         return self.written if self.vote else self.locked.keys() if self.ballot is not NO_BALLOT else self.seen.keys()
 
     def leave_out(self, store: int, why: str) -> None:
-        """The try goes on without that store."""
+        """Continues the try without a store."""
         self.missing[store] = why
 
     def has_heard_of(self, store: int) -> bool:
-        """Whether it has answered in this step, or is out."""
+        """Returns whether a store has answered in this step, or is left out."""
         return store in self.answers or store in self.missing
 
     @property
@@ -84,7 +84,7 @@ class Attempt:
 
     @property
     def needed(self) -> int:
-        """So many of the voters are to answer in this step."""
+        """How many of the voters must answer in this step."""
         return self.majority if self.vote else self.basis.needed
 
     @property
@@ -102,18 +102,18 @@ class Attempt:
         self.began, self.asked_at, self.patient_until = now, now, None
 
     def find_basis(self, name: str, *, is_known: bool) -> Basis | None:
-        """What was seen as the basis of a write; `None`: it is not enough.
+        """Returns the basis of a write, from the cells that were seen; `None` if they are too few.
 
         Args:
-            name: of the client.
-            is_known: it has seen or sent a vote, now or before.
+            name: the client's.
+            is_known: the client has seen or sent a vote, now or before.
         """
         votes = {cell.vote.ballot: cell.vote for cell in self.seen.values() if cell and cell.vote}
         newest = [vote for _, vote in sorted(votes.items(), reverse=True)]
         seen = frozenset(self.seen)
         is_all = len(seen) == self.size
-        # An older vote may never have held: then its own word for the lives of its members is worth nothing.  But of
-        # two first votes the newer may be of stores that have forgotten it.
+        # An older vote may never have held: then the lives that it names for its members are worthless.  But of two
+        # first votes, the newer may be of stores that have forgotten it.
         for vote in newest if is_all else newest[:1]:
             voters = frozenset(store for store, cell in self.seen.items() if cell and cell.life == vote.members[store])
             if len(voters) >= self.majority:
@@ -125,15 +125,15 @@ class Attempt:
         return None
 
     def may_have_begun(self, name: str) -> bool:
-        """Whether a first vote may hold though none was seen: a store has its lock, and an empty one may have had it.
+        """Returns whether a first vote may hold unseen: one store has its lock, and an empty one may have had the vote.
 
-        A client that has sent no vote knows that there is none of its own locks.
+        A client that has not sent a vote knows that its own locks were not followed by one.
         """
         are_locked = [cell is not None for cell in self.seen.values() if cell is None or cell.promised.name != name]
         return len(self.seen) >= self.majority and any(are_locked) and not all(are_locked)
 
     def holds(self, basis: Basis) -> bool:
-        """Whether a majority is seen to have the basis, and no store that answers is to be taken in."""
+        """Returns whether a majority was seen with the basis, and every store that answered is a member."""
         if basis.is_first:
             return basis.vote is None and len(basis.voters & self.empty_before) >= self.majority
         with_it = [store for store in basis.voters if (cell := self.seen[store]) and cell.vote == basis.vote]
@@ -143,7 +143,7 @@ class Attempt:
         """Returns the newest try that was seen if it is another client's, and its vote is not in a majority.
 
         Args:
-            name: of this client.
+            name: this client's.
         """
         cells = [cell for cell in self.seen.values() if cell is not None]
         newest = max((cell.promised for cell in cells), default=NO_BALLOT)
@@ -151,17 +151,17 @@ class Attempt:
         return newest if newest.name not in {"", name} and len(written) < self.majority else None
 
     def lock_of(self, store: int) -> Cell:
-        """A cell that was seen, as it is to be locked."""
+        """Returns the locked form of a cell that was seen."""
         cell, basis = self.seen[store], self.basis
         # A store that was locked for a first vote has forgotten nothing since, and keeps its life: the try that locked
         # it may have written its vote in another store by now, and that vote names this life.
         if cell is not None and store in basis.voters and (not basis.is_first or basis.vote is None):
             return cell.replace(promised=self.ballot)
-        # A new life.  What the store is told of the basis counts for nothing, but it shows that there is one.
+        # A new life.  The basis written to this store does not count, but shows that there is one.
         return Cell(self.ballot, self.ballot, cell.vote if cell and basis.is_first else basis.vote)
 
     def next_vote(self) -> Vote:
-        """The vote of this try: a store that is locked is a member, any other stays what it was."""
+        """Returns the vote of this try: a locked store is a member, any other store stays as it was."""
         before = self.basis.vote.members if self.basis.vote and not self.basis.is_first else (None,) * self.size
         lives = [self.locked[store].life if store in self.locked else before[store] for store in range(self.size)]
         return Vote(self.ballot, tuple(lives), self.text)

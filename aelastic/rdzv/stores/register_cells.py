@@ -1,4 +1,4 @@
-"""What each store of a quorum keeps in its one key, and its bytes."""
+"""The cell that each store of a quorum keeps in its one key, and its bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from aelastic.core.record import Record
 
-# The first word of a cell: what one store alone keeps of a run is a JSON list (`endpoint_cell.py`).
+# The first word of a cell.  A store that is the only endpoint keeps a JSON list instead (`endpoint_cell.py`).
 MARK = b"quorum "
 
 
@@ -16,24 +16,24 @@ class Ballot(NamedTuple):
     """The number of one try to write: no two are the same, and a later one is above all that it has seen."""
 
     number: int
-    name: str  # of the one that tries
+    name: str  # of the client
 
 
 class Vote(Record):
-    """A text that a try has written, and the lives of the stores from which a majority is counted after it."""
+    """A text that a try has written, and the lives of the stores that count for a majority from then on."""
 
     ballot: Ballot
-    members: tuple[Ballot | None, ...]  # of each store, in the order of the endpoints; `None`: it is no member
+    members: tuple[Ballot | None, ...]  # each store's life, in the order of the endpoints; `None`: not a member
     text: bytes
 
 
 class Cell(Record):
-    """What one store knows.
+    """The content of one store.
 
     Args:
-        life: a store that forgets everything begins a new one: the ballot of the try that took it in.
+        life: the ballot of the try that included the store; a store that forgets everything begins a new life.
         promised: the newest try that has locked this cell.
-        vote: the newest one written here.
+        vote: the newest vote written here.
     """
 
     life: Ballot
@@ -48,10 +48,10 @@ def cell_to_bytes(cell: Cell, endpoints: Sequence[str]) -> bytes:
 
 
 def cell_from_bytes(data: bytes) -> tuple[Cell, list[str]]:
-    """A cell, and the endpoints that its writer was given.
+    """Returns a cell, and the endpoints of the agent that wrote it.
 
     Raises:
-        ValueError: no agent with several endpoints wrote this.
+        ValueError: this was not written by an agent with several endpoints.
     """
     head, _, text = data.partition(b"\n")
     if not head.startswith(MARK):

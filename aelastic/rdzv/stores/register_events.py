@@ -1,13 +1,13 @@
-"""The events of a quorum's register, and its actions.
+"""The events and actions of a quorum's register.
 
-Answers carry the number of the step that asked: those to an earlier one change nothing.
+Answers carry the number of the step that asked; answers to an earlier step change nothing.
 """
 
 from __future__ import annotations
 
 from typing import TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 from aelastic.rdzv.stores.register_cells import Cell
 
@@ -15,18 +15,18 @@ from aelastic.rdzv.stores.register_cells import Cell
 
 
 class Asked(Record):
-    """The caller wants a text replaced, and to know the text then; `new` is `None` to read only."""
+    """The caller wants to replace the text, and to learn the text afterwards; `new` is `None` to read only."""
 
     expected: bytes = b""
     new: bytes | None = None
 
 
 class Dropped(Record):
-    """The caller does not wait any more; the text was replaced, or not."""
+    """The caller no longer waits; the text may or may not have been replaced."""
 
 
 class Looked(Record):
-    """Answers `Look`: what the store has; `None`: nothing."""
+    """Answers `Look` with the store's cell; `None`: it has none."""
 
     step: int
     store: int
@@ -34,7 +34,7 @@ class Looked(Record):
 
 
 class Written(Record):
-    """Answers `Write`: whether the store had what was expected, and has the new cell now."""
+    """Answers `Write`: whether the store had the expected cell, and now has the new one."""
 
     step: int
     store: int
@@ -42,7 +42,7 @@ class Written(Record):
 
 
 class Unanswered(Record):
-    """Answers `Look` and `Write`: the store cannot be asked now; what was asked has been done, or not."""
+    """Answers `Look` and `Write`: the store cannot be reached now; the request may or may not have taken effect."""
 
     step: int
     store: int
@@ -55,7 +55,7 @@ Event: TypeAlias = Asked | Dropped | Looked | Written | Unanswered | DeadlinePas
 
 
 class Look(Record):
-    """Read a cell.  Answered by `Looked` or `Unanswered`, sooner or later or never."""
+    """Read a cell.  Answered by `Looked` or `Unanswered`, perhaps late, or never."""
 
     step: int
     store: int
@@ -71,21 +71,21 @@ class Write(Record):
 
 
 class Done(Record):
-    """Answers `Asked`: the text of the register; it is the new one if that was written.
+    """Answers `Asked` with the text of the register, which is the new one if that was written.
 
-    Another text does not say that the new one never was there: an agent may have found it in a store that a failed try
-    had reached, and have replaced it.
+    Another text does not prove that the new one was never there: an agent may have found it in a store that a failed
+    try had reached, and replaced it.
     """
 
     text: bytes
 
 
 class NoMajority(Record):
-    """Answers `Asked`: too few stores could be asked; the text was replaced, or not.
+    """Answers `Asked`: too few stores could be reached; the text may or may not have been replaced.
 
     Args:
-        missing: the stores that did not answer, each with the reason; "" for one that was silent.
-        forgetful: those that answered, and know nothing of a job that was known before.
+        missing: the stores that did not answer, with the reason; "" for a silent one.
+        forgetful: the stores that answered, but have forgotten a job that was known before.
     """
 
     missing: dict[int, str]

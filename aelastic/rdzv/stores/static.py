@@ -95,7 +95,7 @@ class MasterStore(Store):
 
 
 class ReaderStore(C10dStore):
-    """The cell, as other nodes see it: they change nothing, so that none of them replaces node 0."""
+    """The cell, as other nodes see it: they never change it, so none of them replaces node 0."""
 
     def __init__(self, settings: RendezvousSettings, run_id: str, env: Mapping[str, str]) -> None:
         super().__init__(settings, run_id, env, may_serve=lambda: False)

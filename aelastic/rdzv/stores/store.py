@@ -17,11 +17,11 @@ class Store(ABC):
     """The cell of one run id, as one agent uses it.  At most one operation runs at a time.
 
     An operation takes a few round trips, connects first if necessary, and never waits for something to happen.  It may
-    be cancelled at any moment, and may or may not have taken effect then.
+    be cancelled at any moment; it may or may not have taken effect by then.
 
-    If the store cannot be reached now, an operation raises `RendezvousConnectionError`, and the caller tries again.  If
-    the server is not such a store, it raises `RendezvousStateError`.  If the store belongs to another job, or refuses
-    the credentials, it raises `InputError`.
+    An operation raises `RendezvousConnectionError` if the store cannot be reached now, and the caller tries again.  It
+    raises `RendezvousStateError` if the server is not such a store, and `InputError` if the store belongs to another
+    job or refuses the credentials.
     """
 
     async def run(self) -> None:  # noqa: B027  most stores need nothing

@@ -1,6 +1,6 @@
 """torch's TCPStore as the stores use it: a child process that serves one at an endpoint, or is a client of it.
 
-torch's own client makes all requests.  But it has no limits: it waits endlessly for an answer, and repeats what cannot
+torch's own client makes all requests.  But it has no limits: it waits endlessly for an answer, and retries what cannot
 work.  So the endpoint is first tried with our own connection, which also shows this agent's address, and a child that
 does not return is killed.
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long torch's client repeats a connection that fails.  The probe before it did not fail.
+# How long torch's client retries a connection that fails, after the probe has succeeded.
 CONNECT_TIMEOUT_S = 1.0
 # A process that dies closes its connections a moment before its port, or after.
 DEATH_S = 0.03
@@ -38,7 +38,7 @@ SILENCE_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 # A store that an agent serves lives and dies with the agent's job, which this key names.
 SERVED_FOR = "aelastic/served_for"
-# What torch's client says if it got an answer that no store gives.
+# The error of torch's client after an answer that no store sends.
 _NOT_UNDERSTOOD = "Ping failed"
 
 
@@ -70,10 +70,10 @@ def printable(run_id: str) -> str:
 class TcpStore:
     """The store at an endpoint, as one agent uses it: one operation at a time, each of which may be cancelled.
 
-    Requests raise `RendezvousConnectionError` if the store is lost.  Mostly, `is_connected` is false after that.
+    Requests raise `RendezvousConnectionError` if the store is lost.  `is_connected` is usually false after that.
 
     Args:
-        endpoint: where it is.
+        endpoint: where the store is.
         run_id: the run id; a store served by an agent of another one is refused.
         env: the environment of the child process.
         read_timeout_s: how long a store may be silent.
@@ -113,7 +113,7 @@ class TcpStore:
         """Serves a store.
 
         Args:
-            listeners: where to serve; they are ours from now on.  None means those given to a call that was cancelled.
+            listeners: sockets to serve on, which this object then owns; none: those of a call that was cancelled.
 
         Raises:
             RendezvousConnectionError: the child died, or hangs.
@@ -123,8 +123,8 @@ class TcpStore:
         if listeners:
             self._listeners = listeners
             if self._process.is_busy:
-                # The child has a connection, for a cancelled caller, to this very port: it waits for an answer of the
-                # store that it would serve next.
+                # For a cancelled caller, the child is connected to this very port, and waits for an answer of the store
+                # that it would serve next.
                 await self._process.aclose()
         assert self._listeners
         keys = {SERVED_FOR: printable(self._run_id)}
@@ -218,7 +218,7 @@ class TcpStore:
     async def insist(self, do: Callable[[], Awaitable[T]]) -> T:
         """Does something that connects to the store on its own, and repeats it if the connection is lost meanwhile.
 
-        Mostly, the process that served the store has ended.  Another one may serve it by now, or this very agent can.
+        Usually the process that served the store has ended.  Another one may serve it by now, or this very agent can.
         """
         try:
             return await do()
