@@ -20,7 +20,7 @@ from typing import Any
 
 from aelastic.errors import InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place, too
+from aelastic.settings import Std as Std  # noqa: PLC0414  this is also its documented place
 from aelastic.settings import Streams, streams_of
 
 _log = logging.getLogger(__name__)

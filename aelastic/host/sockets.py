@@ -49,7 +49,7 @@ def listen(port: int, address: str = "") -> socket.socket:
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -103,7 +103,7 @@ def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
     listeners: list[socket.socket] = []
     try:
@@ -148,7 +148,7 @@ class HeldPort:
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
 
     def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:
