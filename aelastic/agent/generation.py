@@ -206,8 +206,8 @@ class Generation:
     async def begin(self, action: ev.Begin) -> None:
         """Makes workers enter a round: the one that they were started for, or the next one.
 
-        Before the next one, an address may have to be looked up.  Meanwhile a worker may be lost and that round end:
-        its replacement must not enter it.
+        Before the next one, an address may have to be looked up.  Meanwhile a worker may be lost, and that round may
+        end: the replacement must not enter it.
         """
         links = self._links.present(action.local_ranks)
         if action.assigned is not self._assigned:

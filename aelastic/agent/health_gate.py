@@ -128,7 +128,7 @@ class HealthGate:
                 free = room.f_bavail * room.f_frsize
                 if free < min(least, room.f_blocks * room.f_frsize // 2):  # some file systems are that small
                     return f"{free >> 20} MiB are left in {path}"
-        with suppress(OSError):  # everything is read, or reading is not permitted
+        with suppress(OSError):  # everything has been read, or reading is not permitted
             while self._kernel is not None and (line := os.read(self._kernel, 8192)):
                 self._xid = fatal_xid(line.decode(errors="replace")) or self._xid
         return self._xid

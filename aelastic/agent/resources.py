@@ -298,7 +298,7 @@ def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Nod
 
 
 async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -> None:
-    """Opens the port where all workers of a round meet: at this address or, if that is not possible, at all."""
+    """Opens the port where all workers of a round meet: at this address, or at all addresses if that fails."""
     if store.is_on_loopback:
         return  # it is open already
     # Most jobs have one node, and need none of this.

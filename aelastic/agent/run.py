@@ -270,7 +270,7 @@ class Run:
             tasks.start_soon(self._tell_prepared, name="prepared")
 
     async def _join_in_place(self, ready: m.Ready) -> None:
-        """Waits until the last round's store is gone: workers that wait for the next round connect to its at once."""
+        """Joins once the last round's store is gone: workers that wait connect to the next round's store at once."""
         await self.resources.store.wait_dropped()
         if self._is_last_word(ready):
             self.resources.link.tell(ready)

@@ -93,7 +93,7 @@ def _split(
 
 
 def _sort_of(failure: ProcessFailure) -> tuple[str, str]:
-    """Returns the sort of a failure.  One sort is reported together: equal words, but for peer addresses, and stack."""
+    """Returns the sort of a failure: its words, without peer addresses, and its stack.  A sort is reported together."""
     return _PEER.sub("…", failure.message.strip().partition("\n")[0]), failure.stack.partition(ALL_THREADS)[0]
 
 
