@@ -3,7 +3,7 @@
     python -m aelastic train.py                     # the command line
     result = await Supervisor(spec).run()           # the library, inside your own event loop
 
-Names are imported when they are first used: a worker that uses `record` need not pay for the agent.
+Names are imported on first use: a worker that uses `record` does not pay for the agent.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import sys
 _COMMANDS = {
     f"aelastic{name}" for name in ("", ".__main__", ".run", ".launch", ".timeline", ".under", ".under.deepspeed")
 }
-working_folder = ""  # what was left out: function workers get it back, as those of torchrun have it
+working_folder = ""  # the folder that was removed: function workers get it back, as in torchrun
 _command = sys.argv[0].rpartition("/")[2] if sys.argv else ""
-if _command == "-m":  # Python looks for the module that it shall run
+if _command == "-m":  # Python is still looking for the module to run
     _command = sys.orig_argv[-len(sys.argv)]
     _command = _command.partition("m")[2] if _command.startswith("-") else _command
     if _command in _COMMANDS and not sys.flags.safe_path:
-        # `python -m` puts the working folder before the standard library, so a queue.py or json.py there would become
-        # ours.  The console script does not.
+        # `python -m` puts the working folder before the standard library, so we would import a queue.py or json.py in
+        # it.  The console script does not.
         working_folder = sys.path.pop(0)
         if __path__[0] == f"{working_folder}/aelastic":
-            sys.path.append(working_folder)  # we are in it
+            sys.path.append(working_folder)  # this package is in it
 if _command in _COMMANDS and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
     # A Ctrl-C while the rest is imported ends this process as it ends any other, without a traceback.
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
-TYPE_CHECKING = False  # without `typing`, of which a training script that asks for notices has no need
+TYPE_CHECKING = False  # without `typing`, which a training script that uses notices does not need
 if TYPE_CHECKING:
     from typing import Any
 
@@ -113,8 +113,8 @@ def __getattr__(name: str) -> Any:
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package, of which nothing is imported; empty if it is not installed."""
-    from importlib import metadata  # 10 ms, which only those pay that ask
+    """Returns the version of an installed package, without importing it; empty if it is not installed."""
+    from importlib import metadata  # 10 ms, only for callers
 
     try:
         return metadata.version(package)

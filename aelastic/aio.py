@@ -1,12 +1,12 @@
-"""What asyncio and anyio lack for an agent: a clock for every callback, a mailbox, waiting for what blocks or grows.
+"""Async helpers that asyncio and anyio lack: a shared clock, a mailbox, running blocking calls, and waiting for files.
 
 - `now`: the time of the loop, `wall_ms`: that of the host
-- `Mailbox`: the one queue of a core's events
-- `run_sync`, `in_thread`: what blocks, or may hang with a disk, also where the host refuses another thread
+- `Mailbox`: the only queue of a core's events
+- `run_sync`, `in_thread`: calls that block, or may hang with a disk, even if the host refuses another thread
 - `wait_readable`: waits for a descriptor, in a loop that can be cancelled
-- `next_connection`, `attach`: connections, of which none is dropped half made
-- `Growth`, `wait_opened`: files that grow, or are opened
-- `RareWarnings`: a log that others cannot fill; `described`: an unexpected exception in one line
+- `next_connection`, `attach`: accept connections without dropping half-made ones
+- `Growth`, `wait_opened`: wait for files to grow, or to be opened
+- `RareWarnings`: warnings that others cannot use to flood the log; `described`: an unexpected exception in one line
 - `loop_factory`: event loops by name
 """
 
@@ -36,35 +36,35 @@ Args = TypeVarTuple("Args")
 _log = logging.getLogger(__name__)
 
 LOOPS = ("uvloop", "asyncio")
-# Of exceptions of a loop, and of what others do to an agent, who may do it all the time.
+# Interval between reports of a loop's exceptions, and of misbehaviour of others, who may do it all the time.
 TELL_INTERVAL_S = 60.0
-# Of threads, and of the processes of others that count as such.
+# How often to try again to start a thread.
 LOOK_AGAIN_S = 0.05
-# Short scarcity is no news: a worker that dies of it takes its processes along.
+# A short shortage is not worth a line: a worker that dies of it takes its processes along.
 TELL_AFTER_S = 1.0
-# Of descriptors, which others have taken and may give back.
+# How long to wait for descriptors, which others have taken and may release.
 OUT_OF_FILES_PAUSE_S = 1.0
-# Characters of an exception, of which a part may be what came in.
+# How many characters of an exception are shown: it may contain received data.
 DESCRIBED_MAX = 200
-# Where the kernel does not tell of files that grow: as often as torch's agent looks at its log files.
+# If the kernel does not report growing files: as often as torch's agent looks at its log files.
 LOOK_AT_FILES_S = 0.1
-# The watch that stands for all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
+# The watch that represents all of them: more happened than the kernel keeps (IN_Q_OVERFLOW).
 LOST = -1
 
 # linux/inotify.h
 IN_MODIFY = 0x00000002
 IN_OPEN = 0x00000020
 IN_ONESHOT = 0x80000000
-# An event of a file: watch, mask, cookie, and the length of a name that files don't have here.
+# An event of a file: watch, mask, cookie, and the length of a name, which is absent for files.
 _EVENT_INTS = 4
 
 
 def now() -> float:
-    """Monotonic seconds, as deadlines are given in: the loop's own clock, in tasks and in what the loop calls itself.
+    """Returns monotonic seconds, the unit of deadlines: the loop's own clock, in tasks and in callbacks of the loop.
 
-    anyio finds its clock by asking which library runs.  Where `sniffio` is installed, the answer is known in a task
-    only: in a protocol's callback, a timer or a signal handler it is an exception.  So no module asks anyio (the
-    linter's rule).
+    anyio finds its clock by detecting the running library.  If `sniffio` is installed, that works in a task only: in a
+    protocol's callback, a timer or a signal handler it raises an exception.  So no module uses anyio's clock (a rule of
+    the linter).
 
     Raises:
         RuntimeError: no loop runs in this thread.
@@ -73,38 +73,38 @@ def now() -> float:
 
 
 def wall_ms() -> int:
-    """Milliseconds since 1970 by this host's wall clock, which may jump: for numbers that outlive a process only."""
+    """Returns milliseconds since 1970 on this host's wall clock, which may jump: for numbers that outlive a process."""
     return int(datetime.now(UTC).timestamp() * 1000)
 
 
 class Mailbox(Generic[T]):
-    """The queue of a core's events: the task that runs the core waits here.
+    """The queue of a core's events, on which the task that runs the core waits.
 
-    Its length is bounded by its writers: each task posts a known number of events and ends, and a connection is not
-    read while too many of its messages wait here.
+    The writers bound its length: each task posts a known number of events and ends, and a connection is not read while
+    too many of its messages wait here.
     """
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._arrived: asyncio.Future[None] | None = None  # while the reader waits
+        self._arrived: asyncio.Future[None] | None = None  # set while the reader waits
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be handled."""
+        """Whether there are no items."""
         return not self._items
 
     def post(self, item: T) -> None:
-        """Never blocks; safe in a signal handler of the loop."""
+        """Adds an item.  Never blocks; safe in a signal handler of the loop."""
         self._items.append(item)
         self._wake_up()
 
     async def next_by(self, deadline: Callable[[], float | None]) -> T | None:
-        """As `next`, but computes the deadline only if nothing waits to be handled."""
+        """Like `next`, but computes the deadline only if there are no items."""
         return self._items.popleft() if self._items else await self.next(deadline())
 
     async def next(self, deadline: float | None) -> T | None:
-        """The next item, or `None` once the deadline (of the loop's clock) has passed without one."""
-        if not self._items:  # to wait for nothing costs more than most events
+        """Waits for the next item; returns `None` once the deadline (of the loop's clock) has passed without one."""
+        if not self._items:  # an unnecessary wait costs more than most events
             await self._arrival(deadline)
         return self._items.popleft() if self._items else None
 
@@ -131,10 +131,10 @@ async def run_sync(
     abandon_on_cancel: bool = False,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> T:
-    """As `anyio.to_thread.run_sync`, which it calls; waits for a thread where the host lets no more be started.
+    """Calls `anyio.to_thread.run_sync`; waits for a thread if the host lets no more be started.
 
-    A worker that starts threads or processes up to a limit (`pids.max`, `ulimit -u`) takes the agent's share, too.  So
-    one thread is there before a worker runs (`keep_one`); what finds no thread waits until that one is free.
+    A worker that starts threads or processes up to a limit (`pids.max`, `ulimit -u`) also uses up the agent's share.
+    So one thread is started before any worker runs (`keep_one`); a call that gets no thread waits until that is free.
     """
     waits_since: float | None = None
     while True:
@@ -154,10 +154,10 @@ async def run_sync(
 
 
 async def keep_one() -> None:
-    """Starts a thread that stays until the loop ends: of those that are idle, the last one used is kept.
+    """Starts a thread that stays until the loop ends: among idle threads, the last one used is kept.
 
     Raises:
-        RuntimeError: the host has refused it for a second (`aelastic.host.usage.shortage_of` tells).
+        RuntimeError: the host has refused it for a second (`aelastic.host.usage.shortage_of` tells why).
     """
     with anyio.move_on_after(TELL_AFTER_S):
         await run_sync(int)
@@ -166,15 +166,15 @@ async def keep_one() -> None:
 
 
 async def in_thread(function: Callable[[], T], *, within_s: float, limiter: anyio.CapacityLimiter | None = None) -> T:
-    """Runs a function that reads or writes files, and waits for it no longer than that.
+    """Runs a function that reads or writes files, and waits for it at most `within_s`.
 
-    A thread that has not ended by then, or when the caller is cancelled, is left to itself: it ends when the disk
-    answers, and what it returns is dropped.
+    A thread that has not ended by then, or when the caller is cancelled, is abandoned: it ends when the disk answers,
+    and its result is dropped.
 
     Args:
         function: what to run.
         within_s: how long to wait for it, and for a thread.
-        limiter: limits the threads at a time; by default, no other caller is waited for.
+        limiter: limits the number of threads; by default, the call does not wait for other callers.
 
     Raises:
         TimeoutError: it has not ended in time.
@@ -195,7 +195,7 @@ async def wait_readable(fd: int | socket.socket) -> None:
 
 
 def next_connection(listener: socket.socket) -> socket.socket | None:
-    """The next connection that waits at a TCP socket that does not block; `None` if none does.
+    """Accepts the next pending connection of a non-blocking TCP socket; returns `None` if there is none.
 
     Raises:
         OSError: there are no descriptors left, or no memory.
@@ -208,17 +208,16 @@ def next_connection(listener: socket.socket) -> socket.socket | None:
         except ConnectionAbortedError:
             continue  # it came and went
         conn.setblocking(False)
-        conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does so, but not for accepted ones
+        conn.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets it, but not for accepted ones
         return conn
 
 
 async def attach(conns: Iterable[socket.socket], make_protocol: Callable[[], asyncio.Protocol]) -> None:
-    """Gives each connection a protocol of its own; one that has gone already gets none.  Not to be cancelled.
+    """Gives each connection its own protocol; closes one whose client has gone already.  Shielded from cancellation.
 
-    asyncio's own server, closed in the step in which it has accepted a connection, drops that: the client gets neither
-    an answer nor an end of the connection (CPython's `Server._attach`).  The story behind it: an agent stops
-    coordinating while a node connects; the node's hello is never read, and when it looks elsewhere its place has been
-    given away.
+    asyncio's own server, if closed in the step in which it accepts a connection, drops that: the client gets neither an
+    answer nor an end of the connection (CPython's `Server._attach`).  The story behind it: an agent stops leading while
+    a node connects; the node's hello is never read, and when it looks elsewhere its place has been given away.
     """
     loop = asyncio.get_running_loop()
 
@@ -228,23 +227,23 @@ async def attach(conns: Iterable[socket.socket], make_protocol: Callable[[], asy
         except OSError:
             conn.close()
 
-    with anyio.CancelScope(shield=True):  # a step or two; a half-made connection would never be closed
+    with anyio.CancelScope(shield=True):  # takes a step or two; a half-made connection would never be closed
         await asyncio.gather(*map(attach_one, conns))
 
 
 class RareWarnings:
-    """Warnings about what others do to an agent: at most one in a minute with the same words.
+    """Warnings about misbehaviour of others: at most one per minute with the same words.
 
     Args:
-        log: where they go.
+        log: the logger to use.
     """
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
-        self._told: dict[str, tuple[float, int]] = {}  # when a message was told, and how many have not been since
+        self._told: dict[str, tuple[float, int]] = {}  # when a message was logged, and how many were not since
 
     def warn(self, message: str, *args: object, now: float) -> None:
-        """Warns; the next warning with these words says how many there were meanwhile."""
+        """Warns; the next warning with these words counts those that were suppressed."""
         told_at, untold = self._told.get(message, (-math.inf, 0))
         if now - told_at < TELL_INTERVAL_S:
             self._told[message] = told_at, untold + 1
@@ -255,7 +254,7 @@ class RareWarnings:
 
 
 def described(error: BaseException) -> str:
-    """An unexpected exception, and where it was raised, in one line."""
+    """Describes an unexpected exception, and where it was raised, in one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     *_, (file, line, _, _) = traceback.extract_tb(error.__traceback__) or [("?", 0, "", "")]
@@ -264,24 +263,24 @@ def described(error: BaseException) -> str:
 
 
 class Growth:
-    """Waits for any of the watched files to grow (`inotify(7)`, of which this is all we need).
+    """Waits for any of the watched files to grow (`inotify(7)`, the part that we need).
 
-    Where it is not to be had (not Linux, or all of the user's instances are taken), looking at intervals takes its
-    place.  Each file is watched for one event and then anew: a worker that writes line by line would make an event of
-    each, which it pays for as it writes, and we as we read them.
+    If it is not available (not Linux, or all of the user's instances are in use), files are checked at intervals
+    instead.  Each file is watched for one event and then again: a worker that writes line by line would cause an event
+    for each, which costs time on both sides.
     """
 
     def __init__(self) -> None:
         self._libc, self._fd = _inotify()
-        self._files: dict[int, set[int]] = {}  # by the kernel's number; what is opened twice has one
-        self._is_blind = False  # a file could not be watched anew
+        self._files: dict[int, set[int]] = {}  # by the kernel's number; a file that is opened twice has one
+        self._is_blind = False  # a file could not be watched again
 
     def watch(self, file: int) -> int | None:
-        """Starts to watch an open file, and gives the number it is named by: `None` where the kernel does not tell."""
+        """Starts to watch an open file; returns its number in the results of `wait`, `None` if it cannot be watched."""
         return file if self._fd is not None and self._arm(file) else None
 
     def _arm(self, file: int) -> bool:
-        # By descriptor: its name may lead elsewhere by now, or nowhere.
+        # By descriptor: its name may be another file's by now, or be gone.
         path = b"/proc/self/fd/%d" % file
         number: int = self._libc.inotify_add_watch(self._fd, path, ctypes.c_uint32(IN_MODIFY | IN_ONESHOT))
         if number != -1:
@@ -297,12 +296,12 @@ class Growth:
                 self._libc.inotify_rm_watch(self._fd, number)
 
     async def wait(self, *, blind: bool) -> set[int]:
-        """Which files have grown; `LOST` among them: any may have.
+        """Waits until files have grown, and returns them; with `LOST` among them, any may have.
 
-        What is written before the files are read next is in them by then; what is written later, the next call tells.
+        Data written before the files are read next is read then; later writes are reported by the next call.
 
         Args:
-            blind: some file could not be watched: come back after an interval in any case.
+            blind: some file could not be watched: return after an interval in any case.
         """
         if self._fd is None:
             await anyio.sleep(LOOK_AT_FILES_S)
@@ -333,7 +332,7 @@ class Growth:
 
 
 async def wait_opened(path: str) -> None:
-    """Returns when a process has opened a file since the call; not at all where the kernel does not tell."""
+    """Returns when a process has opened a file since the call; never if the kernel does not report it."""
     libc, fd = _inotify()
     try:
         if fd is None or libc.inotify_add_watch(fd, os.fsencode(path), ctypes.c_uint32(IN_OPEN | IN_ONESHOT)) == -1:
@@ -346,14 +345,14 @@ async def wait_opened(path: str) -> None:
 
 
 def _inotify() -> tuple[ctypes.CDLL, int | None]:
-    """The C library, and a descriptor that tells; `None` where none is to be had."""
+    """Returns the C library, and an inotify descriptor; `None` if there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC) if hasattr(libc, "inotify_init1") else -1
     return libc, None if fd == -1 else fd
 
 
 def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The function that makes a loop of that name; asyncio's own where uvloop is not installed."""
+    """Returns the function that makes a loop of that name; asyncio's own if uvloop is not installed."""
     make: Callable[[], asyncio.AbstractEventLoop] = asyncio.SelectorEventLoop
     if name == "uvloop":
         try:
@@ -372,7 +371,7 @@ def loop_factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class ExceptionsOnce:
-    """The exception handler of a loop of ours: of what fails again and again, it shows one traceback in a minute."""
+    """The exception handler of our loops: shows one traceback per minute if something keeps failing."""
 
     def __init__(self) -> None:
         self._told_at = -math.inf

@@ -1,4 +1,4 @@
-"""What can go wrong, whose fault it is, what to do; failures of workers as values, and their error files.
+"""What can go wrong, whose fault it is, and what to do; also `record`, which writes error files.
 
     AelasticError                   category         exit code   whose fault
     ├── InputError                  input error      2           you: fix the value
@@ -15,10 +15,10 @@
 "Its own" is the root cause's exit code, or 128+n for signal n (`exit_code_of`).  A worker's failure is data, a
 `ProcessFailure`; these exceptions are for the program that runs the agent.  The error files are torch's, read and
 written (torch: `torch.distributed.elastic.multiprocessing.errors`), so `record` of either works under either agent.
-Importing this module is cheap, since workers do: what only a failure needs is imported when there is one.
+Importing this module is cheap, because workers do it: modules that only a failure needs are imported when there is one.
 """
 
-# Imports where a failure needs them, and no pathlib: every worker pays for the start-up time.
+# Imports only where a failure needs them, and no pathlib: every worker pays for the start-up time.
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXIT_TRY_AGAIN = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class ErrorCategory(Enum):
-    """Whose fault an error is, in the words of torchelastic's documentation."""
+    """Whose fault an error is, in the terms of torchelastic's documentation."""
 
     INPUT = "input error"  # a user error: an invalid input to the agent
     WORKER = "worker failure"  # a user error: a worker process failed
@@ -145,7 +145,7 @@ class HostError(AelasticError):
 
     @staticmethod
     def no_answer_from_disk(place: object, *, within_s: float) -> HostError:
-        """A file or folder that could be neither read nor written in this time."""
+        """Returns the error for a file or folder that could be neither read nor written in this time."""
         return HostError(
             f"no answer from the disk that holds {place} within {within_s:g} s: look at its file server",
             topic="the-disk-does-not-answer",
@@ -254,11 +254,11 @@ class ChildFailedError(AelasticError):
 
 
 def exit_code_of(error: BaseException | ProcessFailure) -> int:
-    """What the agent exits with: the root cause's code, 128+n for signal n; the table above for other errors."""
+    """Returns the agent's exit code: the root cause's, 128+n for signal n; for other errors that in the table above."""
     if isinstance(error, ProcessFailure):
         if error.is_signal:
             return 128 - error.exitcode
-        # The kernel keeps 8 bits (`exit(3)`); a failure must not become a success by losing the others.
+        # The kernel keeps 8 bits (`exit(3)`); a failure must not become a success because the others are lost.
         return error.exitcode & 0xFF or EXIT_FAILURE
     if _is_child_failed_error(error):
         return exit_code_of(_first_failure(error))
@@ -323,7 +323,7 @@ def _record(handler: ErrorHandler, error: Exception) -> None:
 
 
 def _is_child_failed_error(error: BaseException) -> bool:
-    """Whether it is ours, or torch's: known by its name, since importing torch takes a second."""
+    """Whether it is ours, or torch's: recognized by its name, because importing torch takes a second."""
     return isinstance(error, ChildFailedError) or any(
         cls.__name__ == "ChildFailedError" and cls.__module__.startswith("torch.") for cls in type(error).__mro__
     )

@@ -1,4 +1,4 @@
-"""`EventLog`, for programs that give it to a `Supervisor`: `aelastic.observe.event_log` has it."""
+"""`EventLog`, for programs that pass it to a `Supervisor`; defined in `aelastic.observe.event_log`."""
 
 from aelastic.observe.event_log import EventLog
 

@@ -1,7 +1,7 @@
-"""The interface of a health check server of one's own (torch: `…elastic.agent.server.health_check_server`).
+"""The interface of custom health check servers (torch: `…elastic.agent.server.health_check_server`).
 
-A subclass written for torch's works with this one, and with the agent: `Supervisor(spec, health_check_server=…)` takes
-an object that is one, or what makes one.
+A subclass written for torch's also works with this one, and with the agent: `Supervisor(spec, health_check_server=…)`
+takes a server, or a factory for one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-# What torch's agent asks for.
+# The value that torch's agent passes.
 TIMEOUT_S = 60
 
 
@@ -52,7 +52,7 @@ def create_healthcheck_server(alive_callback: Callable[[], int], port: int, time
 
 
 def delegate(server: Any, alive: Callable[[], int]) -> None:
-    """Lets a server of torch's kind that was made before its agent (torch's proxy) ask when that was last seen."""
+    """Connects a torch server that was created before its agent (torch's proxy) with the agent's `alive` callback."""
     set_delegate = getattr(getattr(server, "alive_callback", None), "set_delegate", None)
     if set_delegate is not None:
         set_delegate(alive)

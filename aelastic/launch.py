@@ -2,7 +2,7 @@
 
     values = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2), train)(0.1, 20)
 
-The names and promises are those of `torch.distributed.launcher.api` and of `torch.distributed.launch`.
+The names and guarantees are those of `torch.distributed.launcher.api` and of `torch.distributed.launch`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = [
 
 _get_entrypoint_name = entrypoint_name  # torch's name for it, which dlrover imports
 
-# What `torch.distributed.launch` has, beyond the names above.
+# The rest of `torch.distributed.launch`, beyond the names above.
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
@@ -36,7 +36,7 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
 
 
 def launch(args: Namespace) -> None:
-    """Runs the job of a namespace of `parse_args` to its end (torch: `launch` there); raises as `main` does."""
+    """Runs the job described by a namespace of `parse_args` to its end (torch: `launch` there); raises like `main`."""
     run(args)
 
 

@@ -1,7 +1,7 @@
-"""Where the output of workers goes: torch's `LogsSpecs` and what belongs to it, without torch.
+"""Where the output of workers goes: torch's `LogsSpecs` and related classes, without torch.
 
 The names, their fields, defaults and errors are those of `torch.distributed.elastic.multiprocessing`; objects of either
-kind do for `WorkerSpec.logs_specs`.  In a `LogsDest`, paths are by local rank; `""` is the agent's own stream.
+kind work for `WorkerSpec.logs_specs`.  In a `LogsDest`, paths are by local rank; `""` is the agent's own stream.
 
 Layout: `<log_dir>/<run_id>_<random>/attempt_<n>/<local_rank>/{stdout.log,stderr.log,error.json}`.
 """
@@ -20,7 +20,7 @@ from typing import Any
 
 from aelastic.errors import InputError
 from aelastic.failures.failure import ERROR_FILE_VARIABLE
-from aelastic.settings import Std as Std  # noqa: PLC0414  this is its documented place, too
+from aelastic.settings import Std as Std  # noqa: PLC0414  this is also its documented place
 from aelastic.settings import Streams, streams_of
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 class UnaskedLogsSpecs(DefaultLogsSpecs):
-    """The `logs_specs` of a `LaunchConfig` that was given none: its folder is made when it is first asked for."""
+    """The default `logs_specs` of a `LaunchConfig`: creates its folder on first use."""
 
     def __init__(self) -> None:
         LogsSpecs.__init__(self)
@@ -170,14 +170,14 @@ class UnaskedLogsSpecs(DefaultLogsSpecs):
 
 
 def name_of_run(run_id: str) -> str:
-    """The run id as a part of a folder's name."""
+    """Returns the run id in a form that is safe in a folder name."""
     return re.sub(r"[^\w.-]", "_", run_id)
 
 
 def lay_out(
     folder: str, envs: Envs, redirects: Streams, tee: Streams, local_ranks_filter: Collection[int] | None
 ) -> LogsDest:
-    """Makes the folders of one attempt, names their files, and sets each worker's error file in its environment.
+    """Creates the folders of one attempt, names their files, and sets each worker's error file in its environment.
 
     Output of a rank outside the filter is dropped, unless it is kept in a file.
     """
@@ -206,7 +206,7 @@ def lay_out(
 
 
 def _nowhere(envs: Envs) -> LogsDest:
-    """torch's answer for `/dev/null`: workers write to the console themselves, and keep no error files."""
+    """Returns torch's result for `/dev/null`: workers write to the console themselves, and keep no error files."""
     for env in envs.values():
         env[ERROR_FILE_VARIABLE] = ""
     return LogsDest(
@@ -220,11 +220,11 @@ def _nowhere(envs: Envs) -> LogsDest:
     )
 
 
-# Objects of the user's.
+# The user's objects.
 
 
 def check_logs_specs(specs: Any) -> None:
-    """Refuses an object that is not a `LogsSpecs`.
+    """Rejects an object that is not a `LogsSpecs`.
 
     Raises:
         InputError: it has no `reify`.
@@ -240,8 +240,8 @@ def ask(specs: Any, envs: Envs) -> LogsDest:
     """Calls the user's `reify`, and checks what it returns.  May block.
 
     Raises:
-        InputError: it raised, or what it returned is no `LogsDest` for these workers.
-        OSError: it raised that.
+        InputError: it raised, or did not return a `LogsDest` for these workers.
+        OSError: it raised one.
     """
     name = type(specs).__qualname__
     try:

@@ -1,14 +1,14 @@
 """Workers as processes of this machine.
 
-A worker leads a session of its own.  It is asked to end alone, so that what it needs for a last
-checkpoint (data loaders, say) lives as long as it does; once it is gone, or at SIGKILL, the whole
-session goes.  Its exit is an event: a pidfd becomes readable (`pidfd_open(2)`).
+A worker is the leader of its own session.  Only the worker itself is asked to end, so that processes it needs for
+a last checkpoint (such as data loaders) live as long as it does; once it is gone, or at SIGKILL, the whole session
+is killed.  Its exit is an event: a pidfd becomes readable (`pidfd_open(2)`).
 
-A worker stays a zombie until its session is empty.  A zombie keeps its pid, and so the session's number,
-from being given to another process: nothing unrelated can ever be signalled.  (Only a fork server takes the status of
-its children itself, at once; there the number is safe as long as a process lives in the session.)
+A worker stays a zombie until its session is empty.  A zombie's pid, and so the session's number, is not given to
+another process: nothing unrelated can ever be signalled.  (Only a fork server reaps its children itself, at once; then
+the number is safe as long as a process lives in the session.)
 
-`guard.py` kills what is left when the agent itself dies, and the workers of one that is frozen.
+`guard.py` kills the remaining processes when the agent itself dies, and the workers of a frozen agent.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from aelastic.forkserver.command import Launch
     from aelastic.forkserver.fork_server import ForkServer
 
-# What shells answer for a program that is not there, or cannot be executed (`sh(1)`).
+# The exit codes of shells for a program that does not exist, or cannot be executed (`sh(1)`).
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 # For a child whose status another part of this process has taken (`waitpid(-1)`).
 STATUS_LOST = 255
-# So often a fork server is asked how its child has ended, for a second each: it may wait for a CPU, as we do.
+# How often a fork server is asked how its child has ended, for a second each: it may wait for a CPU, like us.
 STATUS_TRIES = 30
-# A killed process is gone at once, or is slow to tear down; then we look for others in the meantime.
+# A killed process is gone at once, or is slow to tear down; meanwhile we look for others.
 CLEAR_LOOK_AGAIN_S = 0.05
-# Orphans fork while they are killed, or survive SIGKILL; the guard of an agent in our agent takes its own time.
+# Orphans may fork while they are killed, or survive SIGKILL; the guard of an agent in our agent needs its own time.
 ORPHANS_TIMEOUT_S = 5.0
-# As long as a worker may take to come out of a fork server of ours.
+# As long as a worker may take to start from our own fork server.
 FUNCTION_START_S = 30.0
-# Between two tries to start a worker: what the host refuses now it may have in a moment, as other jobs end.
+# Pauses between tries to start a worker: the host may soon have what it refuses now, when other jobs end.
 START_PAUSES_S = (0.1, 0.3, 1.0, 3.0)
 
 
@@ -66,10 +66,10 @@ class _Worker:
         waited_for.add(child.pid)
 
     async def wait(self) -> int:
-        """The exit code, as soon as there is one; the process stays a zombie."""
+        """Waits for the exit code; the process stays a zombie."""
         if self._pidfd is not None:
             await anyio.wait_readable(self._pidfd)
-        else:  # no kernel to tell us; or a fork server had taken the status before we looked
+        else:  # the kernel cannot notify us; or a fork server had taken the status before we looked
             while self._status() is None and proc_table.is_alive(self.pid):  # noqa: ASYNC110
                 await anyio.sleep(self._monitor_interval)
         for _ in range(STATUS_TRIES):
@@ -80,7 +80,7 @@ class _Worker:
         return STATUS_LOST
 
     def _status(self) -> int | None:
-        """The exit code if the process has ended, without taking it."""
+        """Returns the exit code if the process has ended, without reaping it."""
         try:
             result = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -90,21 +90,21 @@ class _Worker:
         return result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
 
     async def clear(self) -> None:
-        """Kills what is left of the session, waits until it is gone, then takes the status."""
-        # The number is not given away while the leader is a zombie, or a process lives in the session.
+        """Kills the rest of the session, waits until it is gone, then takes the status."""
+        # The number is not reused while the leader is a zombie, or a process lives in the session.
         is_zombie = not isinstance(self._child, Function) and self._status() != STATUS_LOST
         if is_zombie or self.others():
             proc_table.kill_group(self.pid)
         while left := self.others():
             for entry in left:
                 proc_table.kill(entry.pid)
-            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # what was forked meanwhile is found by the next look
+            with anyio.move_on_after(CLEAR_LOOK_AGAIN_S):  # the next look finds processes forked meanwhile
                 for entry in left:
                     await wait_ended(entry.pid)
         self.give_up()
 
     def give_up(self) -> None:
-        """Takes the status if there is one, and lets go of the process."""
+        """Takes the status if there is one, and releases the process."""
         self._child.reap()
         waited_for.discard(self.pid)
         if self._pidfd is not None:
@@ -112,7 +112,7 @@ class _Worker:
             self._pidfd = None
 
     def others(self) -> list[proc_table.Process]:
-        """What lives in the worker's session besides the worker."""
+        """Returns the live processes in the worker's session, except the worker."""
         return [entry for entry in proc_table.session_members({self.pid}) if entry.pid != self.pid]
 
     def signal(self, signum: int) -> None:
@@ -133,11 +133,11 @@ class LocalWorkers(WorkerBackend):
 
     Args:
         start_method: for functions, as in `multiprocessing`.
-        monitor_interval: seconds between two looks where the kernel has no pidfds.
-        mark: what the environment of every worker holds, and no other: the guard kills what has it.
+        monitor_interval: seconds between two looks if the kernel has no pidfds.
+        mark: a string in the environment of every worker, and of no other process: the guard kills processes with it.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
-        fork_server: starts workers warm where it can; `None`: all start cold.
-        silence_s: the guard kills the workers if this agent is frozen for so long; `None`: never.
+        fork_server: starts workers warm if it can; `None`: all start cold.
+        silence_s: the guard kills the workers if this agent is frozen for this long; `None`: never.
     """
 
     def __init__(
@@ -199,20 +199,20 @@ class LocalWorkers(WorkerBackend):
         return self._fork_server is not None and local_rank in self._fork_server.warm
 
     async def _end_orphans(self) -> None:
-        """Kills what workers that are gone have left behind outside of their sessions, where this process adopts it."""
+        """Kills processes that ended workers have left outside their sessions, if this process adopts them."""
         with anyio.move_on_after(ORPHANS_TIMEOUT_S):
             while left := [entry for entry in orphans() if entry.state not in "ZX"]:
                 for entry in left:
-                    if not is_guard(entry.pid):  # of an agent in our agent: it has work to do, and ends by itself
+                    if not is_guard(entry.pid):  # of an agent in our agent: it still has work to do, and ends by itself
                         proc_table.kill(entry.pid)
                 await anyio.sleep(CLEAR_LOOK_AGAIN_S)
         reap_orphans()
 
     async def _start_patiently(self, start: WorkerStart) -> _Worker | WorkerExit:
-        """Starts a worker, once the host lets us: a restart for each refusal would use them up within a second.
+        """Starts a worker, waiting if the host refuses: one restart per refusal would use them up within a second.
 
         Raises:
-            HostError: it does not let us.
+            HostError: the host keeps refusing.
         """
         for pause_s in (*START_PAUSES_S, None):
             try:
@@ -238,14 +238,14 @@ class LocalWorkers(WorkerBackend):
         return self._follow(child)
 
     async def _start_function(self, start: WorkerStart) -> Function:
-        """Starts a function, in a thread: the child, or the fork server of `multiprocessing`, has to take what it gets.
+        """Starts a function, in a thread: the child, or `multiprocessing`'s fork server, has to read its input.
 
         Raises:
-            HostError: it does not.
+            HostError: it does not read it.
         """
         if self._start_method == "fork":
             return Function(start, self._start_method)
-        started: Future[Function] = Future()  # cancelled: nobody waits for it any more
+        started: Future[Function] = Future()  # cancelled if nobody waits for it any more
 
         def start_child() -> None:
             child = Function(start, self._start_method)
@@ -254,7 +254,7 @@ class LocalWorkers(WorkerBackend):
             else:
                 proc_table.kill(child.pid)
 
-        with anyio.CancelScope(shield=True):  # a child that has begun to start is followed
+        with anyio.CancelScope(shield=True):  # a child whose start has begun must be followed
             try:
                 await in_thread(start_child, within_s=FUNCTION_START_S)
             except TimeoutError:
@@ -313,7 +313,7 @@ class LocalWorkers(WorkerBackend):
         return f"local rank {local_rank}: " + (", ".join(_describe(entry) for entry in left) or "nothing")
 
     async def aclose(self) -> None:
-        """Kills whatever the agent started and still lives, daemons included, and waits until it is gone."""
+        """Kills all live processes that the agent started, including daemons, and waits until they are gone."""
         if self._fork_server is not None:
             await self._fork_server.aclose()
         await self._guard.aclose()

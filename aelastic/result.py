@@ -1,4 +1,4 @@
-"""How a run ended: as a value where the job has a verdict, as an error where it has none."""
+"""How a run ended: a value if the job has a verdict, otherwise an error."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class RunResult:
 
 
 def failed_error(name: str, result: RunResult) -> ChildFailedError:
-    """The failure of a job as an error, whose text is the report.
+    """Returns the failure of a job as an error, whose text is the report.
 
     Args:
-        name: what the workers ran.
-        result: how it ended, with failures.
+        name: the name of the workers' program or function.
+        result: the result, with failures.
     """
     return ChildFailedError(name, result.failures, result.victims, result.stacks, result.cause, result.raised)
 
@@ -77,19 +77,19 @@ def result_of(
     stacks: Mapping[int, str],
     describe: Callable[[int], str],
 ) -> RunResult:
-    """The result of a run that is over.
+    """Returns the result of a run that is over.
 
     Args:
         group: the workers.
-        return_values: of its last generation, by local rank; empty for programs.
-        stacks: where workers were that had to be killed, by global rank.
-        describe: what is known of a local rank that does not end.
+        return_values: those of its last generation, by local rank; empty for programs.
+        stacks: the stacks of workers that had to be killed, by global rank.
+        describe: describes a local rank that does not end.
 
     Raises:
-        UnkillableWorkerError: a worker survives SIGKILL.
-        RendezvousTimeoutError: too few nodes came.
-        RendezvousError: another node came in this one's name.
-        InternalError: a bug of ours.
+        UnkillableWorkerError: a worker survived SIGKILL.
+        RendezvousTimeoutError: too few nodes joined.
+        RendezvousError: another node joined with this one's rank.
+        InternalError: a bug in aelastic.
     """
     if group.state is WorkerState.UNKNOWN:
         raise UnkillableWorkerError([describe(rank) for rank in group.exits.unended] or [wording.text_of(group.reason)])
@@ -98,7 +98,7 @@ def result_of(
         raise RendezvousTimeoutError(wording.text_of(verdict.decision))
     if verdict is not None and verdict.outcome is Outcome.REPLACED:
         raise RendezvousError(wording.text_of(verdict.decision), topic="node-ranks-do-not-fit-together")
-    exits = Exits() if group.in_place.is_ahead else group.exits  # workers that were in no round have no part in the job
+    exits = Exits() if group.in_place.is_ahead else group.exits  # workers without a round are not part of the job
     rank_of = {worker.local_rank: worker.global_rank for worker in group.workers}
     values = return_values if group.state is WorkerState.SUCCEEDED else {}
     cause, failures = _failures(group, {rank_of[local]: failure for local, failure in exits.failed.items()})
@@ -117,7 +117,7 @@ def result_of(
 
 
 def _reason(group: WorkerGroup, failure: ProcessFailure | None) -> str:
-    """Why the run ended; of a failure, also what failed."""
+    """Returns why the run ended; after a failure, also what failed."""
     reason, verdict = wording.text_of(group.reason), group.verdict
     names_error = verdict is not None and verdict.decision.kind is DecisionKind.SAME_ERROR
     if group.state is not WorkerState.FAILED or failure is None or names_error:
@@ -128,7 +128,7 @@ def _reason(group: WorkerGroup, failure: ProcessFailure | None) -> str:
 def _failures(
     group: WorkerGroup, ours: Mapping[int, ProcessFailure]
 ) -> tuple[int | None, Mapping[int, ProcessFailure]]:
-    """The rank whose failure ended the job, and all failures that this node knows of, that one first."""
+    """Returns the rank whose failure ended the job, and all failures that this node knows, with that one first."""
     if group.state is not WorkerState.FAILED:
         return None, ours
     cause = None if group.verdict is None else group.verdict.cause
@@ -136,5 +136,5 @@ def _failures(
         if not ours:
             raise InternalError("failed without a failure", story=group.story)
         return None, ours
-    # Of a worker of this node, what this node knows is more than what the verdict says.
+    # This node knows more about its own workers than the verdict does.
     return cause.rank, {cause.rank: cause, **ours}

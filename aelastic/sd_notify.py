@@ -1,4 +1,4 @@
-"""`SdNotify`, for programs that give it to a `Supervisor`: `aelastic.export.systemd` has it."""
+"""`SdNotify`, for programs that pass it to a `Supervisor`; defined in `aelastic.export.systemd`."""
 
 from aelastic.export.systemd import SdNotify
 

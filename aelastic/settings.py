@@ -1,6 +1,6 @@
-"""What a job can be told of its workers: the words for it, and the rule of each field of a `WorkerSpec`.
+"""Settings of workers: their types and constants, and the rule for each field of a `WorkerSpec`.
 
-A value is judged here, whoever gives it: a program, the command line or a `LaunchConfig`.
+Values are checked here, whether they come from a program, the command line or a `LaunchConfig`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from aelastic.core.record import Record
 from aelastic.errors import InputError
 
-# Rules for values that a caller gave: each says what to use instead, and nothing where a value is right.
+# Rules for a caller's values: each returns what to use instead, or an empty text if the value is valid.
 
 Rule: TypeAlias = Callable[[Any], str]
 
@@ -27,12 +27,12 @@ def rule(holds: Callable[[Any], bool], remedy: str) -> Rule:
 
 
 def all_of(*rules: Rule) -> Rule:
-    """The rules in their order, so that a range may count on the type before it."""
+    """Combines rules in order, so that a range may rely on the type rule before it."""
     return lambda value: next((remedy for each in rules if (remedy := each(value))), "")
 
 
 def optional(kind: Rule, *more: Rule) -> Rule:
-    """`None`, or a value of a kind that keeps the other rules."""
+    """Accepts `None`, or a value of a kind that satisfies the other rules."""
 
     def check(value: Any) -> str:
         if value is None:
@@ -43,7 +43,7 @@ def optional(kind: Rule, *more: Rule) -> Rule:
 
 
 def one_of(*choices: str) -> Rule:
-    """A rule for one of some words, which it has as `args[0]`."""
+    """Returns a rule that accepts one of these words, which it has as `args[0]`."""
     return partial(_none_of, choices)
 
 
@@ -52,7 +52,7 @@ def _none_of(choices: Sequence[str], value: Any) -> str:
 
 
 def in_words(value: Any) -> str:
-    """The value for a message; of an int of hundreds of digits, which Python may refuse to write, its size."""
+    """Formats a value for a message; for a huge int, which Python may refuse to print, its size."""
     is_huge = isinstance(value, int) and not is_real(value)
     return f"an int of {value.bit_length()} bits, which is too large" if is_huge else repr(value)
 
@@ -83,7 +83,7 @@ def are_ranks(value: Any) -> bool:
     return isinstance(value, Collection) and all(map(is_int, value))
 
 
-# A number may be numpy's, and a path any that the system takes.
+# A number may be numpy's, and a path may be any that the system accepts.
 INT = rule(is_int, "use an int")
 REAL = rule(is_real, "use a number")
 STR = rule(lambda value: isinstance(value, str), "use a str")
@@ -95,24 +95,24 @@ NOT_NEGATIVE = rule(lambda value: value >= 0, "use 0 or more")
 SECONDS = rule(lambda value: 0 <= value < math.inf, "use seconds, 0 or more")
 
 
-# The words of a spec.
+# The types of a spec.
 
 StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
 START_METHODS: tuple[str, ...] = get_args(StartMethod)
-# By what of its device's neighbourhood a worker's CPUs are chosen (torch: `torch.numa.binding.AffinityMode`).
+# Which CPUs near its device a worker gets (torch: `torch.numa.binding.AffinityMode`).
 NumaBinding: TypeAlias = Literal["node", "socket", "exclusive", "core-complex"]
 NUMA_BINDINGS: tuple[str, ...] = get_args(NumaBinding)
 
-# What a fork server imports before it forks workers: modules by name, or what the first workers imported.
+# The modules that a fork server imports before it forks workers: names, or what the first workers imported.
 Preload: TypeAlias = tuple[str, ...] | Literal["auto"]
 
-# How long workers have that are stopped for a restart: seconds, as for other stops, or, `None`, while that can help.
+# How long workers have to stop for a restart: seconds, as for other stops, or as long as that can help (`None`).
 RestartGrace: TypeAlias = float | Literal["shutdown-timeout"] | None
 
-# What of a worker can be a sign of life: output in its files, CPU use, bytes and calls that it reads and writes.
+# Signs of life of a worker: output in its files, CPU use, bytes and calls of its reads and writes.
 HangSignal: TypeAlias = Literal["output", "cpu", "io"]
 HANG_SIGNALS: tuple[HangSignal, ...] = get_args(HangSignal)
-# What becomes of a worker that hangs.
+# What happens to a worker that hangs.
 HangAction: TypeAlias = Literal["stop", "report"]
 HANG_ACTIONS: tuple[str, ...] = get_args(HangAction)
 # What happens to the other workers when one is lost.
@@ -122,17 +122,17 @@ RECOVERIES: tuple[str, ...] = get_args(Recovery)
 HANG_TIMEOUT_MIN_S = 1.0
 
 PORT_MAX = 65535  # ports have 16 bits: tcp(7)
-# Far more than any machine has devices or CPUs.
+# Far more than the devices or CPUs of any machine.
 LOCAL_WORLD_SIZE_MAX = 1 << 16
 
-# torch's agent waits as long for workers before it kills them (`--shutdown-timeout`).
+# torch's agent waits equally long for workers before it kills them (`--shutdown-timeout`).
 SHUTDOWN_TIMEOUT_S = 30.0
 # torch's `exit_barrier_timeout`: how long a finished node waits for the others.
 EXIT_BARRIER_TIMEOUT_S = 300.0
 
-# Of the files that node_exporter's textfile collector reads.
+# The suffix of files that node_exporter's textfile collector reads.
 TEXTFILE_SUFFIX = ".prom"
-# Of a log file's end: a cause of death is looked for in less.
+# The minimum to keep of a log file's end: the search for a cause of death needs less.
 LOG_BYTES_MIN = 1 << 20
 
 
@@ -178,9 +178,9 @@ Streams: TypeAlias = Std | Mapping[int, Std]
 
 
 def streams_of(streams: Streams, local_rank: int) -> Std:
-    """The choice that holds for one worker; a rank that a map does not name has `Std.NONE`.
+    """Returns the streams of one worker; `Std.NONE` for a rank that a map does not name.
 
-    The flags may be torch's, which are integers just as ours.
+    The flags may be torch's, which are integers like ours.
     """
     return Std(int(streams if isinstance(streams, int) else streams.get(local_rank, Std.NONE)))
 
@@ -190,7 +190,7 @@ def _are_streams(value: Any) -> bool:
     return are_ranks(by_rank) and all(is_int(each) and 0 <= each <= Std.ALL for each in by_rank.values())
 
 
-# Output that is expected, and that says how far a worker is.
+# Output that is expected, or shows progress.
 
 
 class ExpectedOutput(Record):
@@ -212,26 +212,26 @@ class ExpectedOutput(Record):
 
 
 def is_expected(expected: Any) -> bool:
-    """Whether it is output to expect, with a text, seconds, and ranks."""
+    """Whether it is an `ExpectedOutput` with a text, seconds, and ranks."""
     is_one = isinstance(expected, ExpectedOutput) and are_texts([expected.pattern]) and is_real(expected.within_s)
     return is_one and (expected.ranks is None or are_ranks(expected.ranks))
 
 
 def expected_problem(expected: ExpectedOutput) -> str:
-    """What is wrong with output that is to be expected."""
+    """Returns what is wrong with expected output."""
     if expected.ranks is not None and not expected.ranks:
         return "ranks is empty: list some, or use None for all"
     return pattern_problem(expected.pattern) or silence_problem(expected.within_s)
 
 
 def silence_problem(timeout_s: float) -> str:
-    """What is wrong with a time after which a silent worker counts as hung."""
+    """Returns what is wrong with a time after which a silent worker is considered hung."""
     is_seen = HANG_TIMEOUT_MIN_S <= timeout_s < math.inf
     return "" if is_seen else "use 1 second or more: workers are checked once a second"
 
 
 def pattern_problem(pattern: str) -> str:
-    """What keeps the text from being a pattern of output."""
+    """Returns why the text is not a valid pattern for output."""
     if not pattern:
         return "the pattern is empty and matches every line"
     try:
@@ -242,7 +242,7 @@ def pattern_problem(pattern: str) -> str:
 
 
 def progress_problem(pattern: str) -> str:
-    """What keeps the text from being a pattern of progress."""
+    """Returns why the text is not a valid pattern for progress."""
     if problem := pattern_problem(pattern):
         return problem
     if not re.compile(pattern).groups:
@@ -254,7 +254,7 @@ def progress_problem(pattern: str) -> str:
 
 
 def _is_rendezvous(value: Any) -> bool:
-    from aelastic.rdzv.settings import RendezvousSettings  # one node does not pay for it
+    from aelastic.rdzv.settings import RendezvousSettings  # not needed with one node
 
     return isinstance(value, RendezvousSettings)
 
@@ -267,7 +267,7 @@ def _modules_problem(names: Any) -> str:
 
 
 def _policy_problem(text: Any) -> str:
-    from aelastic.rdzv.restart_rules import problem_of  # who gives none does not pay for it
+    from aelastic.rdzv.restart_rules import problem_of  # not needed without a policy
 
     return problem_of(text)
 
@@ -281,7 +281,7 @@ def _is_grace(grace: Any) -> bool:
     return is_time or grace in (None, "shutdown-timeout")
 
 
-NAME_MAX = 255  # characters of a name that other nodes are told (`rdzv.protocol.sense`)
+NAME_MAX = 255  # characters of a name that is sent to other nodes (`rdzv.protocol.sense`)
 NAME = all_of(STR, rule(bool, "use a name that is not empty"))
 RANKS = optional(
     rule(are_ranks, "use a frozenset of local ranks"), rule(lambda ranks: min(ranks, default=0) >= 0, "count from 0")
@@ -304,7 +304,7 @@ RULES: Mapping[str, Rule] = {
     "master_addr": optional(STR),
     "master_port": optional(INT,
         rule(lambda port: 0 <= port <= PORT_MAX, f"use a port from 0 (a free one) to {PORT_MAX}")),
-    # It goes into environments, stores and logs.
+    # It is used in environments, stores and logs.
     "run_id": optional(STR,
         rule(lambda value: not set(value) & {*"\0\n\r"}, "use a run id without line breaks and NUL")),
     "redirects": _STREAMS,

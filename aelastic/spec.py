@@ -1,8 +1,8 @@
-"""What the user asked for, checked once.
+"""The user's settings, checked once.
 
-A `WorkerSpec` is complete and valid from the moment it exists: code that holds one need
-not check again.  Nothing here reads the environment, a clock or a file; the command
-line (`cli`) does that and then builds the same spec a library user would write.
+A `WorkerSpec` is complete and valid from its creation: code that has one need not
+check again.  Nothing here reads the environment, a clock or a file; the command
+line (`cli`) does that and then builds the same spec that a library user would write.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class WorkerSpec:
         for name, rule in RULES.items():
             if remedy := rule(value := getattr(self, name)):
                 raise InputError(f"{name} is {in_words(value)}: {remedy}")
-        # What is as good, as the rest of the program expects it.
+        # Converts equivalent values to the types that the rest of the program expects.
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "wrap", tuple(self.wrap))
         for name in ("log_dir", "cache_dir", "notice_file"):
@@ -196,7 +196,7 @@ class WorkerSpec:
         self._check_together()
 
     def _check_together(self) -> None:
-        """Checks fields that have to go with each other."""
+        """Checks fields that depend on each other."""
         grace, limit_s, method = self.restart_grace, self.shutdown_timeout_s, self.start_method
         is_program, has_steps = isinstance(self.entrypoint, str), self.hang_timeout_steps is not None
         has_others = self.rdzv is not None and self.rdzv.max_nodes > 1

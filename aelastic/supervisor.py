@@ -1,6 +1,6 @@
 """The supervisor: runs the workers of this node until the job is over.
 
-What a program holds of an agent; the run itself is in `agent.run`.
+The agent's interface for programs; the run itself is in `agent.run`.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# A program that uses these may have handlers in them.
+# A program that imports these may have registered handlers with them.
 _LISTENED_TO = ("torch.distributed.elastic.events", "torch.distributed.elastic.metrics.api")
 
-# Whether and where our words are seen is for the program around us to say; the command line does.
+# The surrounding program decides whether and where our messages appear; the command line does so.
 logging.getLogger("aelastic").addHandler(logging.NullHandler())
 
 
@@ -88,14 +88,14 @@ class Supervisor:
         self.spec = spec
         given_id = spec.rdzv_handler.get_run_id() if spec.rdzv_handler is not None else spec.run_id
         env = dict(os.environ) if spec.env is None else dict(spec.env)
-        # What workers know of the secret's file is what the file system tells.
+        # Workers must not learn the path of the secret's file from us.
         env.pop(SECRET_VARIABLE, None)
         path = spec.rdzv.secret_path if spec.rdzv is not None else None
         if path is not None and os.path.dirname(path) == env.get(CREDENTIALS_VARIABLE):
             del env[CREDENTIALS_VARIABLE]
-        # The port is this agent's: one that a worker starts must not want it, too.
+        # The port belongs to this agent: an agent that a worker starts must not use it as well.
         self._health_port = env.pop(HEALTH_PORT_VARIABLE, "")
-        if SYSTEMD_VARIABLES[0] in env:  # a worker that used them would speak in the agent's name
+        if SYSTEMD_VARIABLES[0] in env:  # a worker that used them would notify systemd in the agent's name
             for name in SYSTEMD_VARIABLES:
                 env.pop(name, None)
         self._lent: LentHandler | None = None
@@ -111,9 +111,9 @@ class Supervisor:
         self._asked: Mailbox[Asked] = Mailbox()
         self._observers = Observers([LogLines(spec.shutdown_timeout_s), *observers])
         self._given_health = health_check_server
-        self._health: HealthServer | ForeignServer | None = None  # only where something may ask
+        self._health: HealthServer | ForeignServer | None = None  # only if something may query it
         self._exposition: Exposition | None = None  # as above
-        self._torch_events: TorchEvents | None = None  # only where something may listen
+        self._torch_events: TorchEvents | None = None  # only if something may listen
         self._finding_cpus: anyio.CancelScope | None = None
         self._has_run = False
         self._run: Run | None = None
@@ -141,9 +141,9 @@ class Supervisor:
         if self._finding_cpus is not None:
             self._finding_cpus.cancel()
         if self._run is not None and (self._group.verdict is not None or self._group.is_done):
-            self._run.resources.link.hurry()  # agents that have not heard how the job ended are not waited for
+            self._run.resources.link.hurry()  # do not wait for agents that do not know how the job ended
         if self._run is not None and self._group.is_done:
-            self._run.resources.logs.hurry()  # nor is the console
+            self._run.resources.logs.hurry()  # nor for the console
             self._observers.give_up()
 
     def drain(self, deadline_s: float, reason: str = "") -> None:
@@ -277,7 +277,7 @@ class Supervisor:
 
     @asynccontextmanager
     async def _open_caches(self) -> AsyncIterator[None]:
-        """Has workers keep what they compile in a folder, if there is to be one."""
+        """Makes workers keep compiled code in the cache folder, if one is set."""
         if self.spec.cache_dir is None or not self._settings.is_local:
             yield
             return
@@ -289,7 +289,7 @@ class Supervisor:
             yield
 
     async def _open_torch_events(self) -> None:
-        """Imports what tells torchelastic's listeners of the run, if there may be any."""
+        """Imports the module that notifies torchelastic's listeners of the run, if there may be any."""
         if self.spec.event_log_handler == "null" and not any(name in sys.modules for name in _LISTENED_TO):
             return
         from aelastic.observe.torch_events import TorchEvents
@@ -300,7 +300,7 @@ class Supervisor:
         self._observers.add(torch_events)
 
     async def _open(self) -> Run:
-        """Makes what the run needs, before anything is started."""
+        """Creates what the run needs, before anything is started."""
         run: Run | None = None
         try:
             await self._open_health()
@@ -308,7 +308,7 @@ class Supervisor:
             if self.spec.numa_binding is not None:
                 from aelastic.workers.topology import cpus_of_workers
 
-                with anyio.CancelScope() as self._finding_cpus:  # that takes seconds, which `stop` need not wait for
+                with anyio.CancelScope() as self._finding_cpus:  # this takes seconds, and `stop` need not wait for it
                     cpus = await cpus_of_workers(self.spec, self._settings.env)
                     self._settings = self._settings.replace(cpus=cpus)
                 self._finding_cpus = None
@@ -326,7 +326,7 @@ class Supervisor:
         return run
 
     async def _watch_over(self, run: Run) -> RunResult:
-        """Waits for the end of the run, which no cancellation reaches: it becomes a request to stop."""
+        """Waits for the end of the run.  A cancellation does not reach the run: it becomes a request to stop."""
         cancelled: BaseException | None = None
         done = anyio.Event()
         try:
@@ -334,7 +334,7 @@ class Supervisor:
                 tasks.start_soon(run.run, done, name="supervisor")
                 while not done.is_set():
                     try:
-                        # Once cancelled, only asyncio's own `cancel` gets through: it is asked again.
+                        # Once cancelled, only asyncio's own `cancel` gets through, which is a second request.
                         with anyio.CancelScope(shield=cancelled is not None):
                             await done.wait()
                     except anyio.get_cancelled_exc_class() as error:
@@ -347,7 +347,7 @@ class Supervisor:
         return run.result
 
     async def _open_health(self) -> None:
-        """Listens for requests about this agent's health, where somebody may ask."""
+        """Listens for queries about this agent's health, if enabled."""
         if not self._health_port and self._given_health is None:
             if self.spec.linger_s:
                 _log.warning(
@@ -363,7 +363,7 @@ class Supervisor:
             self._observers.add(self._health)
 
     def _expose(self) -> Exposition:
-        """Status and metrics of the run, for all that show them; told of events before these are."""
+        """Returns the status and metrics of the run, shared by all that show them; receives events before these do."""
         if self._exposition is None:
             from aelastic.observe.exposition import AgentFacts, Exposition
 
@@ -379,7 +379,7 @@ class Supervisor:
         return self._exposition
 
     async def _open_exports(self) -> None:
-        """Writes the metrics to a file, from now on, and sends what happens to services that the environment names."""
+        """Starts to write metrics to a file, and to send run events to services that the environment names."""
         env = self._settings.env
         if self.spec.metrics_textfile is not None:
             from aelastic.export.textfile import MetricsTextfile
@@ -401,6 +401,6 @@ class Supervisor:
 
 
 def _random_run_id() -> str:
-    """A random UUID, as torchrun's, without the 6 ms that `import uuid` takes from every start."""
+    """Returns a random UUID, as in torchrun, without the 6 ms that `import uuid` adds to every start."""
     digits = os.urandom(16).hex()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"

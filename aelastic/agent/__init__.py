@@ -1,17 +1,17 @@
-"""One run of an agent: what lies between the worker group, which decides, and the shells, which do.
+"""One run of an agent: the layer between the worker group, which decides, and the shells, which carry out.
 
-- `run`: the mailbox loop; carries out what the worker group asks for, and tells the observers
-- `generation`: one start of the workers, followed until nothing of them is left
-- `watches`: how far workers are, as they start and after, and whether they go on
-- `grace_watch`: what workers that are stopped still do
-- `resources`: logs, channels, store, watches, rendezvous link and back end, opened and closed as one; what this node
-  offers to the rendezvous
-- `channels`: how people speak to the job, and its workers with their agent
-- `postmortem`: what a worker left: its return value, or why it failed; `error_rules`: which rules name that failure
-- `requests`: what is asked of a job that runs
-- `stuck_workers`: workers that hang, or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
-  `places` says where they are
-- `calls`: what a program may pass to a `Supervisor`
+- `run`: the mailbox loop; carries out the worker group's actions and notifies the observers
+- `generation`: one start of the workers, followed until none of their processes is left
+- `watches`: how far workers have started, their progress since, and whether they hang
+- `grace_watch`: what workers still do while they are being stopped
+- `resources`: logs, channels, store, watches, rendezvous link and back end, opened and closed together; what this node
+ offers to the rendezvous
+- `channels`: how users reach the job, and how workers reach their agent
+- `postmortem`: a worker's return value, or why it failed; `error_rules`: which rules match that failure
+- `requests`: requests to a running job
+- `stuck_workers`: workers that hang or do not end: `stack_dumps` takes their stacks, `inquiry` asks all nodes, and
+ `places` finds where they are
+- `calls`: checks what a program passes to a `Supervisor`
 - `health_gate`: whether this node is fit
 """
 

@@ -1,4 +1,4 @@
-"""What a program may pass to a `Supervisor`: each argument is judged at the call, before anything else is done."""
+"""What a program may pass to a `Supervisor`: each call checks its arguments before it does anything else."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aelastic.observe.observer import Observer
 from aelastic.settings import REAL, SECONDS, STR, Rule, all_of, in_words, is_int, is_sequence, optional, rule
 from aelastic.spec import WorkerSpec
 
-# Of a value, which may be large.
+# How much of a value a message shows: values may be large.
 VALUE_CHARS = 60
 
 
@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
 
 
 def check(**passed: Any) -> None:
-    """Refuses arguments that cannot work.
+    """Rejects arguments that cannot work.
 
     Raises:
         InputError: names the argument and the value to use.
@@ -57,10 +57,10 @@ def check(**passed: Any) -> None:
 
 
 def check_observers(observers: Any) -> None:
-    """Refuses anything but a list of observers.
+    """Rejects anything but a list of observers.
 
     Raises:
-        InputError: names the first that is not an observer.
+        InputError: names the first item that is not an observer.
     """
     check(observers=observers)
     for place, each in enumerate(observers):

@@ -1,6 +1,6 @@
-"""The channels of a run: people speak to the job at its door, workers share a page and a socket with their agent.
+"""The channels of a run: users reach the job through its door, workers share a page and a socket with their agent.
 
-`agent.resources` opens and closes them.  A run goes on without one that this host refuses.
+`agent.resources` opens and closes them.  If this host refuses a channel, the run continues without it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _log = logging.getLogger(__name__)
 
 Serve: TypeAlias = Callable[[socket.socket], Coroutine[Any, Any, None]]
 
-PAUSE_S = 0.1  # of a door to which one has come who could not be let in
-PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the zero that ends it
-CALLS_MAX = 1 << 53  # of `notice.due`: as many as a number on the wire may be
-NAME_BYTES_MAX = 32  # for ten digits of the attempt and as many of the rank
+PAUSE_S = 0.1  # before the door accepts again, after a connection could not be accepted
+PATH_BYTES_MAX = 107  # `sun_path` in unix(7), without the terminating zero
+CALLS_MAX = 1 << 53  # of `notice.due`: the largest number that messages can carry
+NAME_BYTES_MAX = 32  # ten digits each for the attempt and the rank
 _WORD = struct.Struct("q")
 _WORDS = struct.Struct("8q")
 
 
 class Door:
-    """A UNIX socket by which this user speaks to the job (`aelastic status`, and the like).
+    """A UNIX socket through which this user reaches the job (`aelastic status` and similar commands).
 
-    Listens from the beginning of a run to its end, and leaves what it was to be read.
+    Listens from the beginning of a run to its end, and leaves a file that describes the run.
 
     Args:
-        folder: where; made if it is not there.
+        folder: where the socket is; created if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,7 +62,7 @@ class Door:
         self._warnings = RareWarnings(_log)
 
     def open(self) -> None:
-        """Where there is no place for it, the job goes on without."""
+        """Opens the socket; if that fails, the job runs without one."""
         try:
             self._listener = sockets.open_door(self._folder, self._name)
         except OSError as error:
@@ -74,7 +74,7 @@ class Door:
             )
 
     async def run(self, serve: Callable[[socket.socket], Coroutine[Any, Any, None]]) -> None:
-        """Serves those that come.  Runs until cancelled."""
+        """Serves clients.  Runs until cancelled."""
         if self._listener is None:
             return
         async with anyio.create_task_group() as tasks:
@@ -82,7 +82,7 @@ class Door:
                 await aio.wait_readable(self._listener)
                 try:
                     conn, _ = self._listener.accept()
-                except OSError:  # who came is gone; or there are no descriptors left, and it waits still
+                except OSError:  # the client is gone; or no descriptors are left, and the client still waits
                     await anyio.sleep(PAUSE_S)
                     continue
                 if sockets.user_of(conn) in {0, os.getuid()}:
@@ -94,7 +94,7 @@ class Door:
         try:
             await serve(conn)
         except* (ConnectionError, TimeoutError):
-            pass  # the client is gone, or has said nothing
+            pass  # the client is gone, or sent nothing
         except* Exception as failed:  # noqa: BLE001  no client may end this agent or the job
             self._warnings.warn("aborted a connection to the control socket: %s", described(failed), now=aio.now())
         finally:
@@ -108,24 +108,24 @@ class Door:
 
 
 class NoticePages:
-    """The agent's end of the pages of `aelastic.notice`: a file for each worker of the present generation.
+    """The agent's end of the pages of `aelastic.notice`: a file for each worker of the current generation.
 
-    Read and written through a descriptor, not mapped: a script that cuts its file short would kill an agent that maps
+    Read and written through a descriptor, not mapped: a script that truncates its file would kill an agent that maps
     it.
 
     Args:
-        folder: where their files lie.
+        folder: where the files are.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._paths: dict[int, Path] = {}
         self._fds: dict[int, int] = {}
-        self._have_asked: set[int] = set()  # in a round of this generation before the present one
+        self._have_asked: set[int] = set()  # in an earlier round of this generation
         self.generation, self.phase, self.save_at, self.kill_at = 0, NONE, 0, 0.0
 
     def begin(self, generation: int, local_ranks: Sequence[int]) -> Mapping[int, str]:
-        """Makes the pages of a generation; gives their paths, by local rank.  One that cannot be made is left out."""
+        """Creates the pages of a generation; returns the paths, by local rank.  Omits pages that cannot be created."""
         self.close()
         self.generation, self._have_asked = generation, set()
         for rank in local_ranks:
@@ -138,18 +138,18 @@ class NoticePages:
         return {rank: str(path) for rank, path in self._paths.items()}
 
     def renew(self, local_rank: int) -> None:
-        """Makes the page of a worker new, for the process that takes its place."""
+        """Clears the page of a worker, for the process that replaces it."""
         if (fd := self._fds.get(local_rank)) is not None:
             with suppress(OSError):
                 os.pwrite(fd, bytes(BYTES), 0)
             self._write(local_rank, FORM, FORM_1)
 
     def set_phase(self, phase: int, save_at: int = 0, kill_at: float = 0.0) -> None:
-        """Holds all ranks at their next call, names the call at which they save, or lets them go on.
+        """Holds all ranks at their next call, names the call at which they save, or lets them continue.
 
         Args:
             save_at: that call.
-            kill_at: when the time for that is over, and ranks are killed that should have ended by then.
+            kill_at: when the time for that is up, and ranks that should have ended by then are killed.
         """
         self.phase, self.save_at = phase, save_at if phase == SAVE else 0 if phase == NONE else self.save_at
         self.kill_at = kill_at
@@ -159,32 +159,32 @@ class NoticePages:
             self._write(rank, PHASE, phase)
 
     def calls(self) -> Mapping[int, int]:
-        """How often ranks have asked, of those that have, by local rank."""
+        """Returns how often each rank has called `notice.due`, by local rank; omits ranks that have not."""
         seen = {rank: self._look(rank) for rank in self._fds}
         asked = {rank: words[CALLS] for rank, words in seen.items() if words}
         return {rank: calls for rank, calls in asked.items() if calls > 0 or rank in self._have_asked}
 
     def begin_round(self) -> None:
-        """Remembers which ranks have asked: in the new round, those that continue in place count from 0."""
+        """Remembers which ranks have called: in the new round, those that continue in place count from 0."""
         self._have_asked |= self.calls().keys()
         self.set_phase(NONE)
 
     def steps(self) -> Mapping[int, int]:
-        """The newest step that each rank has committed (recovery in place), of those that have, by local rank."""
+        """Returns the newest step that each rank has committed (recovery in place), by local rank; omits others."""
         seen = {rank: self._look(rank) for rank in self._fds}
         return {rank: words[STEP] for rank, words in seen.items() if words and words[STEP] > 0}
 
     def saved(self) -> set[int]:
-        """Local ranks that have acknowledged the call at which they were to save."""
+        """Returns the local ranks that have acknowledged the call at which they had to save."""
         seen = {rank: self._look(rank) for rank in self._fds}
         return {rank for rank, words in seen.items() if words and words[SAVED_AT] == self.save_at > 0}
 
     def waiting(self, now: float, *, are_ending: bool) -> Collection[int]:
-        """Local ranks that their agent has told to wait, and that do not count as hanging until their time is up.
+        """Returns the local ranks that the agent makes wait, and that do not count as hanging until their time is up.
 
         Args:
             now: the time.
-            are_ending: workers have been asked to save and end; the others may wait for these.
+            are_ending: workers were asked to save and end; the others may wait for them.
         """
         if now >= self.kill_at:
             return ()
@@ -193,12 +193,12 @@ class NoticePages:
         return self.saved() if self.phase == SAVE else ()
 
     def is_saving(self, rank: int) -> bool:
-        """Whether a local rank is at the call at which it is to save, or has ended there."""
+        """Whether a local rank is at the call at which it must save, or has ended there."""
         words = self._look(rank) if rank in self._fds and self.phase == SAVE else ()
         return bool(words) and words[CALLS] == self.save_at > 0
 
     def _look(self, rank: int) -> Sequence[int]:
-        """All words; none if the script has destroyed them, or their disk is gone: other nodes get what is counted."""
+        """Returns all words; none if the script has damaged them, or their disk is gone: other nodes get the counts."""
         try:
             data = os.pread(self._fds[rank], BYTES, 0)
         except OSError:
@@ -208,7 +208,7 @@ class NoticePages:
         return words if is_whole else ()
 
     def _write(self, rank: int, word: int, value: int) -> None:
-        with suppress(OSError):  # its disk is full, or gone: the worker sees nothing of it
+        with suppress(OSError):  # the disk is full, or gone: the worker does not see the change
             os.pwrite(self._fds[rank], _WORD.pack(value), word * _WORD.size)
 
     def close(self) -> None:
@@ -221,43 +221,43 @@ class NoticePages:
 class ControlSockets:
     """Paths of the workers' control sockets (torch: `torch.distributed.elastic.control_plane`).
 
-    Under `worker_main`, a worker serves HTTP on the Unix socket that `TORCH_WORKER_SERVER_SOCKET` names; none is made
-    here.  Each worker of each attempt has a path of its own in the run's scratch folder: torch refuses one that exists,
-    and leaves its own there.
+    Under `worker_main`, a worker serves HTTP on the Unix socket that `TORCH_WORKER_SERVER_SOCKET` names; this class
+    creates none.  Each worker of each attempt has its own path in the run's scratch folder: torch rejects a path that
+    exists, and does not remove its own.
 
-    The variable is the agent's mark, too: every process that a worker starts inherits it, and the scratch folder's name
+    The variable is also the agent's mark: every process that a worker starts inherits it, and the scratch folder's name
     is random.
 
-    A path of more than 107 bytes cannot be bound.  If the temporary folder is that deep, the path goes through a
-    descriptor of the agent's.  It leads to the same folder, so there is nothing more to remove.
+    A path of more than 107 bytes cannot be bound.  If the temporary folder is that deep, the path goes through one of
+    the agent's descriptors.  It leads to the same folder, so there is nothing more to remove.
 
     Args:
-        scratch: the folder they lie in; it need not exist yet.
+        scratch: the folder of the sockets; it need not exist yet.
     """
 
     def __init__(self, scratch: Path) -> None:
         self._folder: int | None = None
         self._prefix = str(scratch)
         if len(os.fsencode(scratch)) + NAME_BYTES_MAX >= PATH_BYTES_MAX:
-            with suppress(OSError):  # making the scratch folder fails with the reason
+            with suppress(OSError):  # creating the scratch folder will fail and name the reason
                 scratch.parent.mkdir(parents=True, exist_ok=True)
                 self._folder = os.open(scratch.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 self._prefix = f"/proc/{os.getpid()}/fd/{self._folder}/{scratch.name}"
 
     @property
     def mark(self) -> str:
-        """What the environment of every process of this run contains, and no other."""
+        """A string that the environment of every process of this run contains, and of no other process."""
         return f"{CONTROL_SOCKET_VARIABLE}={self._prefix}/"
 
     def path(self, attempt: int, local_rank: int) -> str:
         return f"{self._prefix}/control_{attempt}_{local_rank}"
 
     def in_place_path(self, attempt: int, local_rank: int) -> str:
-        """Where a worker that recovers in place reaches its agent."""
+        """Returns the path of the socket on which a worker that recovers in place reaches its agent."""
         return f"{self._prefix}/in_place_{attempt}_{local_rank}"
 
     def mark_env(self, env: dict[str, str]) -> dict[str, str]:
-        """The environment of a process of this run that is no worker."""
+        """Returns the environment of a process of this run that is not a worker."""
         return {**env, CONTROL_SOCKET_VARIABLE: f"{self._prefix}/none"}
 
     def close(self) -> None:

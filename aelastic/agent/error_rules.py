@@ -1,6 +1,6 @@
-"""Which rules of `--restart-policy` a failure matches by their `error` patterns: found out on its own node.
+"""Which rules of `--restart-policy` a failure matches by their `error` patterns: searched on the node that failed.
 
-The leader gets the places of the rules, and searches for nothing: it is a core, and has other nodes to serve.
+The leader receives the positions of the rules and never searches: it is a core, and has other nodes to serve.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from aelastic.failures.failure import ProcessFailure
 from aelastic.host.patterns import PatternSearch
 from aelastic.rdzv.restart_rules import Rule, error_patterns
 
-# Of a headline, which may be a whole data set.
+# How much of a headline is searched: it may contain a whole data set.
 CHARS_MAX = 4096
 
 
@@ -21,7 +21,7 @@ class ErrorRules:
 
     Args:
         rules: all of them, in their order.
-        env: of the process that searches.
+        env: the environment of the process that searches.
     """
 
     def __init__(self, rules: Sequence[Rule], env: Mapping[str, str] | None = None) -> None:
@@ -29,13 +29,13 @@ class ErrorRules:
         self._search = PatternSearch(env)
 
     def prepare(self) -> None:
-        """Starts what searches, so that the first failure does not wait for that."""
+        """Starts the search process, so that the first failure does not wait for it."""
         if self._places:
-            with suppress(OSError):  # the first search tries again, and logs what fails
+            with suppress(OSError):  # the first search tries again, and logs the error
                 self._search.start()
 
     async def matched_by(self, failure: ProcessFailure) -> ProcessFailure:
-        """The failure with the rules that it matches, as far as that is known within a second."""
+        """Returns the failure with the rules that it matches, as far as these are found within a second."""
         if not self._places:
             return failure
         headline = failure.for_others().headline[:CHARS_MAX]  # as all nodes see it
@@ -44,5 +44,5 @@ class ErrorRules:
         return failure.replace(matched_rules=tuple(sorted(places)))
 
     async def aclose(self) -> None:
-        """Ends what searches."""
+        """Ends the search process."""
         await self._search.aclose()

@@ -1,7 +1,7 @@
-"""One start of the workers: they are started, followed, and looked at when they end.
+"""One start of the workers: starts them, follows them, and examines them when they end.
 
-Each worker has a task of its own, which ends by posting the worker's `Cleared`.  A start may be cancelled: then no
-worker is started, or those that are in spite of it get their signals as always.
+Each worker has its own task, which ends by posting the worker's `Cleared`.  A start may be cancelled: then no worker
+is started, or those that are started anyway get their signals as usual.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Workers that start need the CPUs, and those of a short job do not fail mostly.
+# Workers that start need the CPUs, and the workers of a short job mostly do not fail.
 PREPARES_AFTER_S = 1.0
 # A failure that blames a lost peer is reported this much later, unless that peer is seen to end first.
 GIVES_WAY_S = 0.3
-# Workers on all nodes hear of a worker's end this soon, unless the failure is held or the leader is lost.
+# Workers on all nodes are notified of a worker's end within this time, unless the failure is held or the leader lost.
 HEARS_WITHIN_S = 10.0
 HELD_MAX_S = 1800.0  # gloo's default timeout: collectives fail by then anyway
 STATES_DIFFER = "a restart would hide that ranks which should have the same state differ"
@@ -57,9 +57,9 @@ FROZEN = next_round(Cause(CauseKind.AGENT_FROZEN))
 
 
 def patience_s(spec: WorkerSpec) -> float:
-    """How long a worker waits to hear that its round is over, in seconds, once another rank has closed a connection.
+    """Returns how many seconds a worker waits for the end of its round, once another rank has closed a connection.
 
-    Meanwhile, the agents may hold the failure for somebody to look at it, or may have to replace the leader.
+    Meanwhile, the agents may hold the failure for the user to look at it, or may have to replace the leader.
     """
     lease_s = 0.0 if spec.rdzv is None else spec.rdzv.lease_s
     return HEARS_WITHIN_S + lease_s + min(spec.hold_on_failure_s or 0.0, HELD_MAX_S)
@@ -69,9 +69,9 @@ class Generation:
     """The workers of one generation.
 
     Args:
-        context: what follows them.
-        spawn: which.
-        give_up: ends the run with this error; called before the start of the workers is reported as cancelled.
+        context: the context of the generation.
+        spawn: the action that starts them.
+        give_up: ends the run with an error; called before the start of the workers is reported as cancelled.
     """
 
     def __init__(self, context: GenerationContext, spawn: ev.Spawn, give_up: Callable[[HostError], None]) -> None:
@@ -82,24 +82,24 @@ class Generation:
         self._context, self._settings, self._group = context, context.settings, context.group
         self._resources, self._post, self._tell = context.held, context.post, context.tell
         self._give_up = give_up
-        self._killed: set[int] = set()  # local ranks of those that were sent SIGKILL
+        self._killed: set[int] = set()  # local ranks that were sent SIGKILL
         self._links = WorkerLinks(self.number, self._resources.sockets, self._post)
         self._stuck: StuckWorkers | None = None
         self._has_warned = False
         self._start = anyio.CancelScope()
-        self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is read
+        self._reading: dict[int, anyio.CancelScope] = {}  # by local rank: workers whose return value is being read
         self._one_has_ended = anyio.Event()
-        self.is_held = False  # a worker has failed, and the others run on for somebody to look at them
+        self.is_held = False  # a worker has failed, and the others keep running for the user to look at them
         self._changed = anyio.Event()  # the group
-        self._told = anyio.Event()  # the failure before has been told
+        self._told = anyio.Event()  # the previous failure has been reported
         self._told.set()
 
     def cancel(self) -> None:
-        """Starts no worker, if there is time left for that."""
+        """Cancels the start of the workers, if it is not too late."""
         self._start.cancel()
 
     async def run(self) -> None:
-        """Starts the workers, unless that is cancelled first: none may start once the group has given up on them."""
+        """Starts the workers, unless cancelled first: none may start once the group has given up on them."""
         try:
             await self._run()
         except BaseException:
@@ -130,7 +130,7 @@ class Generation:
         if ids is None:
             self._links.close()
             self._post(ev.SpawnCancelled(self.number))
-        elif self._group.is_done:  # it gave up on a back end that could not be cancelled
+        elif self._group.is_done:  # the group gave up on a back end that could not be cancelled
             self._links.close()
             for start in starts:
                 held.backend.stop(start.local_rank, signal.SIGKILL)
@@ -152,11 +152,11 @@ class Generation:
 
     @contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """Where this host refuses what the workers need, this agent leaves; the others go on without it."""
+        """If this host refuses what the workers need, this agent leaves; the others continue without it."""
         try:
             yield
         except HostError as error:
-            if self._group.phase in {Phase.SPAWNING, Phase.RUNNING}:  # else it leaves already, or another round follows
+            if self._group.phase in {Phase.SPAWNING, Phase.RUNNING}:  # else it is leaving, or another round follows
                 self._give_up(error)
 
     def stop(self, local_ranks: tuple[int, ...], signum: int) -> None:
@@ -173,12 +173,12 @@ class Generation:
                 self._context.asked_at.setdefault(local_rank, aio.now())
 
     async def dump_and_stop(self, stop: ev.Stop) -> None:
-        """Finds out where workers are before they are killed.
+        """Takes the stacks of workers, then kills them.
 
-        Meanwhile the group waits for their end, and for no longer than it would without.
+        Meanwhile the group waits for them to end, no longer than it would otherwise.
         """
         await self.stuck.stack_dumps.collect("about to be killed")
-        if stop.generation == self._group.generation:  # else they have ended, and others run
+        if stop.generation == self._group.generation:  # otherwise they have ended, and others run
             local_ranks = tuple(rank for rank in stop.local_ranks if not self._is_replaced(rank))
             self.stuck.stack_dumps.log_innermost_frames(local_ranks)
             self.stop(local_ranks, stop.signum)
@@ -190,7 +190,7 @@ class Generation:
 
     @property
     def stuck(self) -> StuckWorkers:
-        """What looks at workers that hang, or do not end."""
+        """Handles workers that hang or do not end."""
         if self._stuck is None:
             from aelastic.agent.stuck_workers import StuckWorkers
 
@@ -200,20 +200,20 @@ class Generation:
     # Recovery in place.
 
     def _listen(self, local_rank: int, process: int) -> Mapping[str, str]:
-        """Opens the socket of a process that is about to start; gives its variable."""
+        """Opens the socket of a process that is about to start; returns its variable."""
         return self._links.listen(local_rank, process) if can_recover_in_place(self._settings) else {}
 
     async def begin(self, action: ev.Begin) -> None:
-        """Has workers enter a round: the one that they were started for, or the next one.
+        """Makes workers enter a round: the one that they were started for, or the next one.
 
-        Before the next one an address may have to be looked up.  Meanwhile a worker may be lost and that round be over:
-        its replacement must not enter it.
+        Before the next one, an address may have to be looked up.  Meanwhile a worker may be lost, and that round may
+        end: the replacement must not enter it.
         """
         links = self._links.present(action.local_ranks)
         if action.assigned is not self._assigned:
             self._assigned, self._is_ahead = action.assigned, False
             self.is_held = False
-            self._stuck = None  # what was found in the last round says nothing about this one
+            self._stuck = None  # findings of the last round do not apply to this one
             self._resources.pages.begin_round()
             with self._giving_up():
                 await self._listen_for_workers()
@@ -243,11 +243,11 @@ class Generation:
             )
 
     def leave(self, action: ev.Leave) -> None:
-        """Has workers leave their round and keep their processes."""
+        """Makes workers leave their round and keep their processes."""
         self._links.leave(action.local_ranks, action.round, wording.text_of(action.reason))
 
     def release(self) -> None:
-        """Tells the workers that all their functions have returned, so that each can end."""
+        """Notifies the workers that all their functions have returned, so that each can end."""
         self._links.release()
 
     async def replace(self, action: ev.Replace) -> None:
@@ -274,7 +274,7 @@ class Generation:
 
     @cached_property
     def grace(self) -> GraceWatch:
-        """What bounds the time that workers have to end for a restart."""
+        """Limits the time that workers have to end for a restart."""
         from aelastic.agent.grace_watch import GraceWatch
 
         return GraceWatch(self._context)
@@ -291,17 +291,17 @@ class Generation:
             self._stuck.inquiries.on_change()
 
     def stacks_of_killed(self) -> dict[int, str]:
-        """Of workers that had to be killed, by global rank: that they were, and their stacks."""
+        """Returns a description, with the stack, of each worker that had to be killed, by global rank."""
         return {} if self._stuck is None else self._stuck.stack_dumps.stacks_of_killed()
 
     async def _get_ready(self) -> None:
-        """Comes before the start of workers.  Those that start ahead are in no hurry, and start warm if they can."""
+        """Prepares the start of workers.  Those that start ahead are in no hurry, and start warm if they can."""
         if self._is_ahead:
             await self._resources.prepared()
         await self._listen_for_workers()
 
     def _watch(self, ids: Mapping[int, Any]) -> None:
-        """Watches workers, unless they wait for a round that takes this node in: then nothing is expected of them."""
+        """Watches workers, unless they wait for a round to include this node: then nothing is expected of them."""
         if not self._is_ahead:
             self._resources.watches.started(self.number, [*self._context.starts.values()], ids)
 
@@ -315,7 +315,7 @@ class Generation:
 
     @property
     def _store_server(self) -> str:
-        """What serves the workers' store, as `Assigned` has it."""
+        """Which process serves the workers' store, as in `Assigned`."""
         server = self._assigned.store_server
         return "worker" if server == "agent" and not self._settings.has_agent_store else server
 
@@ -352,7 +352,7 @@ class Generation:
         self._context.tasks.start_soon(self._follow, start, name=f"worker {start.local_rank}")
 
     async def _follow(self, start: WorkerStart) -> None:
-        """Waits for one worker's end, and for the end of all it leaves behind."""
+        """Waits for one worker to end, and for all processes that it leaves behind."""
         held, local_rank = self._resources, start.local_rank
         exit_ = await held.backend.wait(local_rank)
         self._one_has_ended.set()
@@ -360,7 +360,7 @@ class Generation:
         self.on_change()
         held.watches.ended(self.number, local_rank)
         gone_at = aio.now()
-        # A worker that was asked to end is a victim, whatever it says; or it was found unhealthy, for a known reason.
+        # A worker that was asked to end is a victim, whatever it reports; or was found unhealthy, for a known reason.
         if local_rank in self._group.exits.failed:
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         elif self._is_killed_by_others(local_rank, exit_):
@@ -369,25 +369,25 @@ class Generation:
             worker, known = self._group.workers[local_rank], [*self._group.exits.failed.values()]
             raised = await held.postmortem.raised(start, worker, exit_.exitcode, known)
             self._post(ev.Exited(self.number, local_rank, None, gone_at, raised))
-        elif exit_.by_guard:  # another round may have begun: neither this worker nor its node has failed
+        elif exit_.by_guard:  # another round may have begun: neither this worker nor its node failed
             self._post(Interrupted(self._assigned.round, FROZEN, self._assigned.restart_count))
             self._post(ev.Exited(self.number, local_rank, None, gone_at))
         else:
             await self._tell_in_turn(start, exit_, gone_at)
-        await anyio.lowlevel.checkpoint()  # tell first: looking for leftovers takes milliseconds
+        await anyio.lowlevel.checkpoint()  # report first: looking for leftovers takes milliseconds
         await held.backend.clear(local_rank)
         self._links.on_ended(local_rank)
         self._post(ev.Cleared(self.number, local_rank))
 
     def _is_killed_by_others(self, local_rank: int, exit_: WorkerExit) -> bool:
-        """Whether a worker that was to end for the failure of another one has died of a SIGKILL that is not ours."""
+        """Whether a worker that had to end because another one failed has died of a SIGKILL that we did not send."""
         is_killed = exit_.exitcode == -signal.SIGKILL and not exit_.by_guard
         return is_killed and local_rank not in self._killed and bool(self._group.exits.failed)
 
     async def _tell_in_turn(self, start: WorkerStart, exit_: WorkerExit, gone_at: float) -> None:
-        """Looks back at once, and tells after the failures before: the first to end is the first in the report."""
+        """Examines a worker at once, but reports it after earlier failures: the first to end is first in the report."""
         before, told = self._told, anyio.Event()
-        if exit_.exitcode:  # a return value may take long to read, and no failure waits for that
+        if exit_.exitcode:  # reading a return value may take long, and no failure waits for that
             self._told = told
         try:
             failure = await self._look_back(start, exit_)
@@ -399,23 +399,23 @@ class Generation:
                 await self._hold(failure)
             if exit_.exitcode:
                 await before.wait()
-            if failure is None and self._resources.pages.is_saving(start.local_rank):  # it ends as it has saved
+            if failure is None and self._resources.pages.is_saving(start.local_rank):  # it ends because it has saved
                 self._post(ev.Drained(self.number, (), self._resources.pages.kill_at))
             self._post(ev.Exited(self.number, start.local_rank, failure, gone_at))
         finally:
             told.set()
 
     async def _give_way(self) -> None:
-        """A worker that blames a lost peer fails after that peer, which may be of this node and be seen a moment later.
+        """A worker that blames a lost peer fails after that peer, which may be on this node and be seen a moment later.
 
-        The leader waits for as long before it names such a failure.
+        The leader waits equally long before it names such a failure.
         """
         with anyio.move_on_after(GIVES_WAY_S):
             while self._group.phase is Phase.RUNNING and self._group.exits.alive - self._context.ended:
                 await self._changed.wait()
 
     async def _hold(self, failure: ProcessFailure) -> None:
-        """Nothing is stopped for a failure until somebody asks for it, if the user wants to look first."""
+        """If the user wants to look at failures first, nothing is stopped until a restart or stop is requested."""
         limit_s = self._settings.spec.hold_on_failure_s
         if limit_s is None or self._group.phase is not Phase.RUNNING or failure.is_final:
             return
@@ -430,12 +430,12 @@ class Generation:
                 await self._changed.wait()
 
     async def _look_back(self, start: WorkerStart, exit_: WorkerExit) -> ProcessFailure | None:
-        """Reads what the worker left: its return value, or why it failed."""
+        """Reads the worker's return value, or finds out why it failed."""
         postmortem, note = self._resources.postmortem, exit_.note
         await self._resources.progress.on_ended(start.local_rank, exit_.exitcode)
         if exit_.exitcode == 0:
             try:
-                # A stop while it is read: the value would be dropped anyhow.
+                # Cancelled if the worker is stopped meanwhile: the value would be dropped anyway.
                 with anyio.CancelScope() as self._reading[start.local_rank]:
                     self.return_values[start.local_rank] = await postmortem.return_value(start, exit_)
             except Exception as error:  # noqa: BLE001  unpickling runs the user's code
@@ -455,9 +455,9 @@ def can_recover_in_place(settings: AgentSettings) -> bool:
 
 
 def provisional(settings: AgentSettings) -> Assigned:
-    """A stand-in for the assignment until a round takes this node in: its ranks are above those of any round.
+    """Returns a stand-in for the assignment until a round includes this node: its ranks are above those of any round.
 
-    Scripts look whether they have a rank, and what rank 0 does is done once.
+    Scripts check whether they have a rank, and what rank 0 does must happen only once.
     """
     spec = settings.spec
     nodes, size = (1 if spec.rdzv is None else spec.rdzv.max_nodes), spec.local_world_size
@@ -465,7 +465,7 @@ def provisional(settings: AgentSettings) -> Assigned:
 
 
 def can_start_ahead(settings: AgentSettings) -> bool:
-    """Whether workers may start before a round takes their node in: nothing that they start with names their rank."""
+    """Whether workers may start before a round includes their node: nothing that they start with names their rank."""
     spec = settings.spec
     selects_ranks = spec.wrap_ranks is not None or (
         spec.expect_output is not None and spec.expect_output.ranks is not None
@@ -479,7 +479,7 @@ def _remove(path: Path) -> None:
 
 
 def prepare_for_failure() -> None:
-    """Loads what only the end of workers needs while they run, so that neither it nor a restart waits for it."""
+    """Imports, while workers run, what only their end needs, so that neither it nor a restart waits for that."""
     from aelastic import result  # noqa: F401
     from aelastic.agent import grace_watch, stuck_workers  # noqa: F401
     from aelastic.failures import exit_reason, root_cause  # noqa: F401

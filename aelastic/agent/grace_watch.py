@@ -1,8 +1,8 @@
-"""Watches workers that are stopped for a restart, so that they are waited for only while that can help.
+"""Watches workers that are being stopped for a restart, to wait for them only as long as that can help.
 
-`group.restart_grace` decides; a thread looks.  A disk that hangs, and holds the thread, leaves the workers their whole
-shutdown timeout.  Nothing is looked at unless workers are being stopped, and nothing at all in the first quarter of a
-second of that, in which most of them end.
+`group.restart_grace` decides; a thread samples the workers.  If a disk hangs and blocks the thread, the workers have
+their whole shutdown timeout.  Workers are sampled only while they are being stopped, and not in the first moments, in
+which most of them end.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GraceWatch:
         self._fixed_s = None if isinstance(grace, str) else grace
         self._is_on = self._fixed_s is not None or (grace is None and context.settings.is_local)
         self._is_watching = False
-        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps its token
 
     def stopping(self) -> None:
         """Workers were sent a signal that asks them to end."""
@@ -69,7 +69,7 @@ class GraceWatch:
                     self._context.post(GraceOver(generation, action.reason))
 
     def _look(self, activity: SessionActivity, sessions: Mapping[int, int]) -> dict[int, Sample]:
-        """Samples of the workers of which something is alive.  In a thread."""
+        """Returns samples of the workers that have a process alive.  Runs in a thread."""
         from aelastic.group.restart_grace import Sample
 
         seen = activity.look(sessions.values())

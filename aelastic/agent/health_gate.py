@@ -1,7 +1,7 @@
-"""Whether this node is fit to take part in the next round: by a program of the user's, and by what its host tells.
+"""Whether this node is fit to take part in the next round, judged by the user's program and by the state of the host.
 
-It fails open: a check that is broken keeps no node out.  A health check of others' once took whole racks away because
-what it printed on stderr was read as a verdict.
+The gate fails open: a broken check keeps no node out.  Elsewhere, a health check once removed whole racks because its
+output on stderr was read as a verdict.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from aelastic.host.usage import descriptors
 
 _log = logging.getLogger(__name__)
 
-BUILT_IN = "builtin"  # in the place of a program: what the host tells alone
+BUILT_IN = "builtin"  # instead of a program: only the state of the host
 FIT, UNFIT = 0, 2
 LIMIT_S = 30.0
 OUTPUT_BYTES_MAX = 64 << 10
-# What the host tells counts if it is seen twice, and not while a machine still boots.
+# A fault of the host counts if it is seen twice, and not while the machine still boots.
 LOOK_AGAIN_S = 5.0
 BOOTED_S = 120.0
-# An unfit node is looked at again, later each time, and not at the same moment as others.
+# An unfit node is checked again, at growing intervals, and not at the same moment as others.
 AGAIN_MIN_S, AGAIN_MAX_S = 30.0, 600.0
-# Drivers give memory back some time after a process has ended.
+# Drivers release memory some time after a process has ended.
 HELD_S, HELD_LOOK_S = 50.0, 0.5
 LOG_BYTES_MIN, SHM_BYTES_MIN = 256 << 20, 64 << 20
 DEVICES = ("/dev/nvidia", "/dev/kfd")
-# NVIDIA's catalogue: after these a device needs a reset, or to be replaced.
+# NVIDIA's catalogue: after these a device must be reset or replaced.
 _FATAL_XIDS = {48, 64, 74, 79, 95, 119, 120, 140, 143, 154}
 _XID = re.compile(r"NVRM: Xid \(([^)]*)\): (\d+)|SXid \(([^)]*)\): (\d+), Fatal")
 
@@ -49,27 +49,28 @@ class HealthGate:
     """The gate of one node.
 
     Args:
-        command: of a shell; exit 2: unfit, and the first line of its stdout says why; 0: fit; else it could not tell.
-        env: that it starts with.
-        mark: what the environment of each process of this run contains.
-        folder: where the workers' logs go.
+        command: a shell command; exit code 2: unfit, with the reason on the first line of its stdout; 0: fit; others:
+              undecided.
+        env: the environment of the command.
+        mark: a string that the environment of each process of this run contains.
+        folder: the folder of the workers' logs.
     """
 
     def __init__(self, command: str, env: Mapping[str, str], mark: str, folder: Path) -> None:
         self._command, self._env, self._mark, self._folder = command, env, mark.encode(), folder
         self._warned: set[str] = set()
         self._again_s = AGAIN_MIN_S
-        self._kernel: int | None = None  # the kernel's log, from now on
+        self._kernel: int | None = None  # the kernel log, from now on
         with suppress(OSError):
             self._kernel = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             os.lseek(self._kernel, 0, os.SEEK_END)
-        self._xid = ""  # a fatal error of a device since this agent has started
+        self._xid = ""  # a fatal device error since this agent started
 
     async def look(self, workers: Collection[int] = ()) -> str:
-        """Why this node is unfit; "" if it is fit, or that cannot be told.
+        """Returns why this node is unfit; "" if it is fit, or the check is undecided.
 
         Args:
-            workers: pids of those that wait for the next round, and keep their devices.
+            workers: pids of the workers that wait for the next round, and keep their devices.
         """
         reason = await self._asked() if self._command != BUILT_IN else ""
         if not reason and _uptime_s() >= BOOTED_S and (reason := await self._host()):
@@ -81,7 +82,7 @@ class HealthGate:
         return reason
 
     def pause_s(self) -> float:
-        """Until an unfit node is worth another look."""
+        """Returns how long to wait before an unfit node is checked again."""
         pause_s = self._again_s * random.uniform(0.8, 1.2)  # noqa: S311  no secret
         self._again_s = min(2 * self._again_s, AGAIN_MAX_S)
         return pause_s
@@ -115,7 +116,7 @@ class HealthGate:
     # The host.
 
     async def _host(self) -> str:
-        """What it tells; a disk that does not answer tells nothing."""
+        """Returns the fault of the host; "" if there is none, or a disk does not answer."""
         with suppress(TimeoutError):
             return await in_thread(self._told_by_host, within_s=LIMIT_S)
         return ""
@@ -125,15 +126,15 @@ class HealthGate:
             with suppress(OSError):
                 room = os.statvfs(path)
                 free = room.f_bavail * room.f_frsize
-                if free < min(least, room.f_blocks * room.f_frsize // 2):  # some are that small
+                if free < min(least, room.f_blocks * room.f_frsize // 2):  # some file systems are that small
                     return f"{free >> 20} MiB are left in {path}"
-        with suppress(OSError):  # all is read, or it may not be read
+        with suppress(OSError):  # everything has been read, or reading is not permitted
             while self._kernel is not None and (line := os.read(self._kernel, 8192)):
                 self._xid = fatal_xid(line.decode(errors="replace")) or self._xid
         return self._xid
 
     async def _held(self, workers: Collection[int]) -> str:
-        """Processes of this run that still hold a device are awaited: the next workers would find no memory."""
+        """Waits for processes of this run that still hold a device: the next workers would find no memory."""
         until = aio.now() + HELD_S
         look = partial(holder, self._mark, workers)
         while (held := await run_sync(look, abandon_on_cancel=True)) and aio.now() < until:  # noqa: ASYNC110  /proc
@@ -142,7 +143,7 @@ class HealthGate:
 
 
 def fatal_xid(line: str) -> str:
-    """What a line of the kernel's log says of a device that needs a reset; "" if nothing."""
+    """Returns the fatal device error in a line of the kernel log; "" if there is none."""
     if (match := _XID.search(line)) is None:
         return ""
     device, xid, switch, sxid = match.groups()
@@ -152,12 +153,12 @@ def fatal_xid(line: str) -> str:
 
 
 def holder(mark: bytes, workers: Collection[int] = (), devices: tuple[str, ...] = DEVICES) -> str:
-    """A process of an earlier generation that holds a device; "" if none does.
+    """Describes a process of an earlier generation that holds a device; "" if none does.
 
     Args:
-        mark: what the environment of each process of this run contains.
-        workers: pids of the present generation's, which lead their sessions.
-        devices: how the paths of devices begin.
+        mark: a string that the environment of each process of this run contains.
+        workers: pids of the current generation's workers, which lead their sessions.
+        devices: prefixes of the paths of devices.
     """
     for entry in proc_table.processes():
         is_ours = entry.pid in helpers or entry.pid == os.getpid() or entry.session in workers

@@ -1,9 +1,9 @@
-"""This node's part in an inquiry: it asks what all workers of the job do, and answers for its own.
+"""This node's part in an inquiry: asks what all workers of the job are doing, and answers for its own.
 
-A worker hangs where it is looked for, or says that a collective timed out: then mostly it is a victim, and what it
-waits for is elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/inquiry.py` compares), within
-`ANSWER_S`.  The ranks that are odd fail, each on its own node, and the others are stopped as after any failure; where
-none is, or no answer comes, the worker that was found first has failed, as without an inquiry.
+A worker that hangs, or reports that a collective timed out, is mostly a victim: the rank that it waits for is
+elsewhere.  So all nodes are asked before anything is stopped (`rdzv/leader/inquiry.py` compares), within `ANSWER_S`.
+The ranks that differ ("odd" ones) fail, each on its own node, and the others are stopped as after any failure.  If
+no rank is odd, or no answer comes, the worker that was found first has failed, as without an inquiry.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from aelastic.hangs.watch import Found
 from aelastic.observe.run_events import Compared
 from aelastic.rdzv.protocol import messages as m
 
-# So long nodes are waited for; what came by then is used.
+# How long to wait for nodes; the answers that came by then are used.
 ANSWER_S = 3.0
 # The comparison follows at once, unless the leader is gone.
 COMPARED_S = 1.0
-# So long the node of the odd rank has to tell of its failure, before a victim tells of its own.
+# How long the node of the odd rank has to report its failure, before a victim reports its own.
 TOLD_S = 2.0
 
-# A worker has waited, and did not say for how long.
+# For a worker that has waited, but did not report how long.
 SOME_TIME_S = 0.1
 
 _HANGS: frozenset[WatchName] = frozenset({"hang", "output"})
 
-# A collective that timed out: gloo, NCCL's watchdog, nccl2, a barrier with a limit, a store that waits for a rank.
+# A collective that timed out: gloo, NCCL's watchdog, nccl2, a barrier with a timeout, a store that waits for a rank.
 _TIMED_OUT = (
     r"(?i)timed out waiting \d+ ?ms|wait timeout after|watchdog caught collective operation timeout"
     r"|collective.{0,40}timed out|(failed to pass|reached) monitoredbarrier|timed out after.{0,20}ms waiting"
@@ -45,7 +45,7 @@ _TIMED_OUT = (
 
 
 def is_collective_timeout(failure: ProcessFailure) -> bool:
-    """Whether a worker failed because others did not come to a collective."""
+    """Whether a worker failed because others did not reach a collective."""
     return bool(re.search(_TIMED_OUT, failure.message))
 
 
@@ -53,10 +53,10 @@ class Inquiries:
     """Inquiries of one node, in one generation.
 
     Args:
-        context: of the generation.
-        see: takes the stacks of its workers, writes them, and gives where they are; gets why, and of workers that have
-            failed, which is told later, their failures by local rank.
-        act: has a worker stopped, which has failed then; or only reports it.
+        context: the context of the generation.
+        see: takes the stacks of its workers, writes them, and returns where they are; receives the reason, and the
+           failures that are not reported yet, by local rank.
+        act: stops a worker, which then has failed; or only reports it.
     """
 
     def __init__(
@@ -70,23 +70,23 @@ class Inquiries:
         self._say, self._tell = context.held.link.tell, context.tell
         self._see, self._act = see, act
         self._told: m.Compared | None = None  # the last comparison of this round
-        self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are told later
-        self._is_cause = True  # the next worker that is stopped is the first: what was compared goes with it
+        self._held: dict[int, ProcessFailure] = {}  # by local rank: failures of this round that are reported later
+        self._is_cause = True  # the next worker to be stopped is the first: its reason includes the comparison
         self._changed = anyio.Event()
 
     @property
     def round(self) -> int:
-        """The round whose workers run; 0: none does."""
+        """The round whose workers run; 0 if none does."""
         group = self._group
         return group.assigned.round if group.assigned and group.phase is Phase.RUNNING else 0
 
     def on_change(self) -> None:
-        """Something has happened to the group, or was heard: whoever waits looks again, the first that came first."""
+        """The group has changed, or a message came: all waiting tasks check again, in the order in which they came."""
         self._changed.set()
         self._changed = anyio.Event()
 
     async def on_found(self, found: Found) -> None:
-        """A watch has found a worker of this node: if it hangs, the ranks that it waits for fail in its place."""
+        """A watch has found a worker of this node: if it hangs, the ranks that it waits for fail instead of it."""
         if found.by not in _HANGS or not (round_ := self.round):
             return await self._act(found)
         is_stopped = found.signum is not None
@@ -100,12 +100,12 @@ class Inquiries:
         return await self._act(found.replace(has_stacks=True))
 
     async def compare(self, reason: str, waited_s: float, *, is_stopped: bool) -> m.Compared | None:
-        """Asks what all workers of the job do; `None` if no answer comes, or the round is over.
+        """Asks what all workers of the job are doing; returns `None` if no answer comes, or the round is over.
 
         Args:
-            reason: why, for the files of stacks.
-            waited_s: for how long the worker has waited already; 0: it need not wait at all.
-            is_stopped: ranks that are odd are to be stopped, and have failed.
+            reason: the reason, for the stack files.
+            waited_s: how long the worker has waited already; 0: perhaps not at all.
+            is_stopped: odd ranks will be stopped, and have failed.
         """
         if not (round_ := self.round):
             return None
@@ -117,7 +117,7 @@ class Inquiries:
         return self._told
 
     async def excuse(self, local_rank: int, failure: ProcessFailure) -> None:
-        """Of a worker that a collective's time-out has ended: those that it waited for fail first, if they are seen."""
+        """A collective timed out and ended a worker: the ranks that it waited for fail first, if they are found."""
         if not is_collective_timeout(failure) or not (round_ := self.round):
             return
         self._held[local_rank] = failure
@@ -126,7 +126,7 @@ class Inquiries:
             await self._wait(lambda: self.round != round_, TOLD_S)
 
     async def on_told(self, message: m.Look | m.Compared) -> None:
-        """Handles a question of the leader, or its result."""
+        """Handles the leader's question, or its comparison."""
         if message.round != self.round:
             return
         match message:
@@ -146,7 +146,7 @@ class Inquiries:
                 assert_never(message)
 
     async def _wait(self, is_so: Callable[[], bool], within_s: float) -> bool:
-        """Whether it comes to be so in time."""
+        """Waits until the condition holds; returns whether it did in time."""
         with anyio.move_on_after(within_s):
             while not is_so():
                 await self._changed.wait()

@@ -1,7 +1,7 @@
-"""Copies of the connections between workers that recover in place: they last until a round has ended everywhere.
+"""Copies of the connections between workers that recover in place: they stay open until a round has ended everywhere.
 
-A worker that is killed would end its connections at once.  gloo forgets a message that it is about to send on a
-connection that has ended, and its sender waits for good, although its own sockets are cut soon after (torch 2.13).
+A killed worker would close its connections at once.  gloo forgets a message that it is about to send on a closed
+connection, and the sender waits forever, although its own sockets are shut down soon after (torch 2.13).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Collection
 
 
 class KeptConnections:
-    """Descriptors, by the round that they belong to."""
+    """The copied descriptors, by the round that they belong to."""
 
     def __init__(self) -> None:
         self._copies: dict[int, list[int]] = {}
 
     def add(self, round_: int, copies: Collection[int]) -> None:
-        """Takes the descriptors over."""
+        """Takes ownership of the descriptors."""
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         for copy in copies:
             if most != resource.RLIM_INFINITY and copy >= most // 2:

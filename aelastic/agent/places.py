@@ -16,7 +16,7 @@ from aelastic.stacks.format import Frame, Thread
 from aelastic.stacks.places import place_of
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
-# Of the kernel's system calls: a thread that waits for another one, or for its turn.
+# The system call `futex`: a thread that waits for another one, or for its turn.
 _FUTEX = {"x86_64": "202", "aarch64": "98"}
 
 
@@ -26,13 +26,13 @@ def places_of(
     failed: Mapping[int, ProcessFailure],
     steps: Mapping[int, int],
 ) -> list[Place]:
-    """Where each worker is, by its last stack; in the order of local ranks.
+    """Returns where each worker is, according to its last stack; ordered by local rank.
 
     Args:
         group: the workers.
-        threads_of: gives the threads of a local rank, the main one first, or why they are not known.
-        failed: workers that have failed, which is told later; by local rank.
-        steps: that workers have done, as far as it is known; by local rank.
+        threads_of: returns the threads of a local rank, the main one first, or why they are not known.
+        failed: failures that are not reported yet, by local rank.
+        steps: the steps of workers, as far as known, by local rank.
     """
     host, places = socket.gethostname(), list[Place]()
     for worker in group.workers:
@@ -40,7 +40,7 @@ def places_of(
         place = Place(worker.global_rank, host, pid, steps=steps.get(rank, -1))
         failure = failed.get(rank) or group.exits.failed.get(rank)
         if failure is not None and (rank in failed or failure.names_lost_peer):
-            # It has waited: its traceback says where.
+            # It has waited: its traceback shows where.
             frames = [Frame(file, int(line), name) for file, line, name in _FRAME.findall(failure.traceback)]
             place = place_of(place, [Thread("MainThread", tuple(reversed(frames)))])
             place = place.replace(unknown="", collective=place.collective or "a collective")
@@ -55,7 +55,7 @@ def places_of(
 
 
 def _state_of(pid: int) -> str:
-    """What the kernel says of a process's main thread."""
+    """Returns the state of a process's main thread, from the kernel."""
     fields = stat_fields(pid)
     state = fields[0].decode() if fields else ""
     is_on_lock = state == "S" and text_of(f"/proc/{pid}/syscall").partition(" ")[0] == _FUTEX.get(platform.machine())

@@ -1,6 +1,6 @@
 """Post-mortem of a worker: reads its return value, or builds its `ProcessFailure`.
 
-Nothing here decides what follows from it.
+What follows from it is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from aelastic.agent.error_rules import ErrorRules
     from aelastic.hangs.watch import Found
 
-# A worker may fail, or hang, with the file system of its logs: what is known after this time is told all the same.
+# A worker may fail, or hang, together with the file system of its logs: after this time, what is known is reported.
 _READ_TIMEOUT_S = 1.0
-# Several workers mostly fail together; a thread for each of them would be a hundred on a large host.
+# Workers mostly fail together; with a thread for each, a large host would need a hundred.
 _READS_AT_ONCE = 4
 # An interpreter that imported torch ends within this time after it has printed its exception: 0.3 s, and 7 s where
 # eight of them share two busy cores.
 _FRESH_S = 15.0
-# A value may have gigabytes; a disk that gives none of it for so long gives nothing.
+# A value may have gigabytes; a disk that has not delivered it after this time never will.
 _RETURN_VALUE_TIMEOUT_S = 300.0
 
 
@@ -41,9 +41,9 @@ class Postmortem:
     """Reads what the workers of one run left.
 
     Args:
-        logs: what they wrote.
-        is_local: they are processes of this machine; else the back end gives what they returned.
-        error_rules: what a failure is compared with before others get it.
+        logs: their output.
+        is_local: they are processes of this machine; otherwise the back end supplies their return values.
+        error_rules: the rules that each failure is matched with before others receive it.
     """
 
     def __init__(self, logs: RunLogs, *, is_local: bool, error_rules: ErrorRules | None = None) -> None:
@@ -54,19 +54,19 @@ class Postmortem:
         self._readers = anyio.CapacityLimiter(_READS_AT_ONCE)
 
     def prepare(self) -> None:
-        """Starts what the first failure needs."""
+        """Starts the process that the first failure needs."""
         if self._error_rules is not None:
             self._error_rules.prepare()
 
     async def return_value(self, start: WorkerStart, exit_: WorkerExit) -> Any:
-        """What a function returned.
+        """Returns the return value of a function.
 
         Raises:
-            Exception: whatever unpickling raises; `TimeoutError` where the disk does not answer.
+            Exception: whatever unpickling raises; `TimeoutError` if the disk does not answer.
         """
         if isinstance(start.entrypoint, str) or not self._is_local:
             return exit_.return_value
-        from aelastic.workers.functions import read_return_value  # pickle is not for every start
+        from aelastic.workers.functions import read_return_value  # most starts do not need pickle
 
         assert start.return_file is not None
         with anyio.move_on_after(_RETURN_VALUE_TIMEOUT_S):
@@ -74,13 +74,13 @@ class Postmortem:
         raise TimeoutError(f"no answer from the disk within {_RETURN_VALUE_TIMEOUT_S:g} s")
 
     async def failure(self, start: WorkerStart, worker: Worker, exitcode: int, note: str) -> ProcessFailure:
-        """Why a worker failed, as far as it can be known within a second, or two where rules name errors.
+        """Returns why a worker failed, as far as that is known within a second, or two if rules match errors.
 
         Args:
             start: how it was started.
-            worker: which it is.
-            exitcode: its own; 0 counts as 1.
-            note: what is known better than from the code.
+            worker: the worker.
+            exitcode: its exit code; 0 is treated as 1.
+            note: an explanation that replaces that of the exit code.
         """
         oom = self._oom.explain(exitcode)
         left = await self._read(start, exitcode)
@@ -96,14 +96,14 @@ class Postmortem:
     async def raised(
         self, start: WorkerStart, worker: Worker, exitcode: int, known: Collection[ProcessFailure]
     ) -> ProcessFailure | None:
-        """The exception that a worker raised by itself, of one that was asked to end; `None` if there is none.
+        """Returns the exception that a worker raised by itself, although it was asked to end; `None` if there is none.
 
-        Of several workers that fail together, most are still ending of their own exception when they are stopped.
+        If several workers fail together, most of them are still ending with their own exception when they are stopped.
 
         Args:
             start: how it was started.
-            worker: which it is.
-            exitcode: its own.
+            worker: the worker.
+            exitcode: its exit code.
             known: the failures that it was stopped for.
         """
         if exitcode == 0:
@@ -117,7 +117,7 @@ class Postmortem:
             if parse_record(left.error_file_data)[0]:
                 return failure
             cause = last_exception(left.stderr_tail)
-            # One that our signal ended may have printed, and handled, another exception long before.
+            # A worker that our signal ended may have printed, and handled, another exception long before.
             is_same = cause is not None and printable(cause.headline) in {each.message for each in known}
             is_own = may_be_uncaught(exitcode) or (
                 exitcode < 0 and cause is not None and cause.is_from_top and (left.is_fresh or is_same)
@@ -127,16 +127,16 @@ class Postmortem:
         return await run_sync(explain, abandon_on_cancel=True)
 
     async def of_living(self, start: WorkerStart, worker: Worker, found: Found, stack: str = "") -> ProcessFailure:
-        """The failure of a worker that is to be stopped for what it does, or does not do.
+        """Returns the failure of a live worker that a watch wants stopped.
 
         Args:
             start: how it was started.
-            worker: which it is.
-            found: what for.
-            stack: where it is, for the report.
+            worker: the worker.
+            found: the finding of the watch.
+            stack: its stack, for the report.
         """
         assert found.signum is not None
-        oom = self._oom.explain(0)  # it is alive: what the kernel killed may be what it waits for
+        oom = self._oom.explain(0)  # it is alive: the process that the kernel killed may be the one that it waits for
         left, is_final = await self._read(start, -found.signum), found.by == "stuck"
         known = {"oom": oom, "unhealthy": found.reason, "stack": stack, "is_final": is_final, "found_by": found.by}
         explain = partial(self._failure, start, worker, -found.signum, left, **known)
@@ -152,7 +152,7 @@ class Postmortem:
             from aelastic.failures.exit_reason import may_be_uncaught
 
             data = read_error_file(str(start.error_file))
-            is_kept = self._logs.scratch not in start.error_file.parents  # else it goes away with the run
+            is_kept = self._logs.scratch not in start.error_file.parents  # otherwise it is removed with the run
             has_file = is_kept and (data is not None or start.error_file.is_file())
             tail = self._logs.tail(start.local_rank, is_searched=data is None and may_be_uncaught(exitcode))
             is_fresh = _is_fresh(start.stderr)
@@ -165,7 +165,7 @@ class Postmortem:
             return _UNREAD
 
     def _failure(self, start: WorkerStart, worker: Worker, exitcode: int, left: _Left, **known: Any) -> ProcessFailure:
-        # A folder that is kept may hold the event log alone.
+        # A folder that is kept may contain only the event log.
         is_kept = start.stderr is not None and self._logs.kept in start.stderr.parents
         return ProcessFailure(
             worker.local_rank,
@@ -183,12 +183,12 @@ class Postmortem:
 
 
 class _Left(Record):
-    """What a worker left in files; nothing where they cannot be read."""
+    """What a worker left in files; empty if they cannot be read."""
 
     error_file: str = NOT_AVAILABLE
     error_file_data: Json = {}  # noqa: RUF012  never changed
     stderr_tail: str = ""
-    trouble: str = ""  # with the disks that it wrote to
+    trouble: str = ""  # of the disks that it wrote to
     is_fresh: bool = False  # it wrote to stderr a moment ago
 
 

@@ -1,6 +1,6 @@
-"""What a run holds: logs, channels, store, watches, rendezvous link and back end, opened and closed as one.
+"""The resources of a run: logs, channels, store, watches, rendezvous link and back end, opened and closed together.
 
-`agent.run` opens it, and offers this node to the rendezvous; the parts of a run share it by their context.
+`agent.run` opens them, and offers this node to the rendezvous; the parts of a run share them through their context.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from aelastic.spec import WorkerSpec
 from aelastic.tcpstore.host import StoreHost
 from aelastic.workers.requirements import check_open_files
 
-# The back end's `start`; and what starts workers by it, changed or not.
+# The back end's `start`; and a function that starts workers through it, changed or not.
 StartFunction: TypeAlias = Callable[[Sequence[WorkerStart]], Coroutine[Any, Any, Mapping[int, Any]]]
 Starter: TypeAlias = Callable[[Sequence[WorkerStart], StartFunction], Awaitable[Mapping[int, Any]]]
 
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 class Asked(Record):
-    """What this node asks of the job: to leave it within so many seconds or, `None`, to stay after all."""
+    """What this node requests of the job: to leave it within `deadline_s` seconds, or to stay after all (`None`)."""
 
     deadline_s: float | None
     reason: str = ""
@@ -66,11 +66,11 @@ class AgentSettings(Record):
     spec: WorkerSpec
     run_id: str
     node_id: str
-    env: dict[str, str]  # that workers start from
+    env: dict[str, str]  # the basis of the workers' environments
     backend: WorkerBackend | None = None  # None: this machine
-    cpus: Mapping[int, frozenset[int]] | None = None  # by local rank, of workers that are bound to some
-    starter: Starter | None = None  # what comes between this agent and its back end when workers start
-    cache_folder: Path | None = None  # of this machine and the user alone, for runs to come
+    cpus: Mapping[int, frozenset[int]] | None = None  # by local rank, of workers that are bound to CPUs
+    starter: Starter | None = None  # called instead of the back end when workers start
+    cache_folder: Path | None = None  # of this machine and user only, for later runs
 
     @property
     def is_local(self) -> bool:
@@ -84,16 +84,16 @@ class AgentSettings(Record):
 
 
 class Resources:
-    """Made whole or not at all: what some hold is let go if another cannot be made.
+    """Created completely or not at all: if one cannot be created, the others are released.
 
     Args:
-        settings: the agent's.
+        settings: the agent's settings.
         group: the workers; read, never changed.
-        tell: takes what observers are to hear.
-        on_found: gets each worker that a watch has found.
+        tell: takes run events, for the observers.
+        on_found: receives each finding of a watch.
 
     Raises:
-        InputError: a setting cannot work here, or this process may not open files enough.
+        InputError: a setting cannot work here, or this process may not open enough files.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Resources:
             self.postmortem = Postmortem(self.logs, is_local=settings.is_local, error_rules=self.error_rules)
             self.start_watch = StartWatch(group, partial(self._tell_start, tell), is_local=settings.is_local)
             self.recorder: FlightRecorder | None = None
-            if spec.finds_hangs or spec.expect_output:  # what fires the flight recorders of ranks
+            if spec.finds_hangs or spec.expect_output:  # triggers the flight recorders of ranks
                 from aelastic.stacks.collectives import FlightRecorder
 
                 self.recorder = FlightRecorder()
@@ -158,12 +158,12 @@ class Resources:
             self._made = made.pop_all()  # closes them
 
     def reached(self, state: RunState) -> Reached:
-        """How far the workers of this generation have come."""
+        """Returns how far the workers of this generation have come."""
         calls = max(self.pages.calls().values(), default=0)
         return Reached(self.progress.reached(), calls or NONE, max(0.0, aio.now() - state.formed_at))
 
     def _waiting(self, group: WorkerGroup) -> Collection[int]:
-        """Local ranks that wait for a drain."""
+        """Returns the local ranks that wait for a drain."""
         return self.pages.waiting(aio.now(), are_ending=group.exits.is_draining)
 
     def _open_fork_server(self, settings: AgentSettings, tell: Callable[[RunEvent], None]) -> ForkServer | None:
@@ -195,7 +195,7 @@ class Resources:
             imports.end()
 
     def starts(self, *, is_new: bool) -> Starts:
-        """How workers start now; `is_new`: of a node that has had none."""
+        """Returns how workers start now; `is_new`: the node has had none."""
         if self._fork_server is None:
             return Starts.COLD
         if is_new and self._fork_server.is_importing:
@@ -203,16 +203,16 @@ class Resources:
         return Starts.WARM if self._fork_server.is_warm else Starts.COLD
 
     async def prepared(self) -> Starts:
-        """Returns when a node that was preparing is so no more."""
+        """Waits until this node has finished preparing; returns how workers start then."""
         if self._fork_server is not None:
             await self._fork_server.wait_decided()
         return self.starts(is_new=False)
 
     async def open(self) -> None:
-        """Makes the run's folders, and what watches need in them.
+        """Creates the run's folders, and the files that watches need in them.
 
         Raises:
-            InputError: they cannot be made.
+            InputError: they cannot be created.
         """
         await self.logs.open()
         if self._settings.has_agent_store and _loopback_of(self._settings.spec) == "localhost":
@@ -221,20 +221,20 @@ class Resources:
         self.watches.open()
 
     def facts(self) -> AgentFacts:
-        """What the agent knows now, for scrapers."""
+        """Returns what the agent knows now, for scrapers."""
         from aelastic.observe.exposition import AgentFacts
 
         silence_max_s, silent_s = self.watches.silence(aio.now())
         return AgentFacts(self.link.coordinates, silence_max_s, silent_s)
 
     async def finish(self) -> None:
-        """Returns when the other nodes have heard of the end, and the console has taken what is left."""
+        """Waits until the other nodes have been notified of the end, and the remaining output is on the console."""
         async with anyio.create_task_group() as last:
             last.start_soon(self.link.finish, name="leave")
             last.start_soon(self.logs.finish, name="the rest of the logs")
 
     def closing(self, observers: Observers) -> AsyncExitStack:
-        """Closes what is open, the back end first; each is closed, whatever the others raise."""
+        """Returns a stack that closes all resources, the back end first; each is closed, whatever the others raise."""
         stack = AsyncExitStack()
         stack.callback(self._made.close)
         stack.callback(self.door.close, None)
@@ -247,15 +247,15 @@ class Resources:
 
 
 class RunContext:
-    """What the parts of a run share while it runs.
+    """The context that the parts of a run share.
 
     Args:
-        settings: the agent's.
-        held: what the run holds.
+        settings: the agent's settings.
+        held: the run's resources.
         group: the workers; read, never changed.
-        tasks: takes what is done meanwhile.
-        post: takes what the group is to hear.
-        tell: takes what observers are to hear.
+        tasks: the task group of the run.
+        post: takes events, for the group.
+        tell: takes run events, for the observers.
     """
 
     def __init__(
@@ -272,17 +272,17 @@ class RunContext:
 
 
 class GenerationContext(RunContext):
-    """What follows the workers of one generation, and what is known of them, by local rank."""
+    """The context of the workers of one generation, and what is known of them, by local rank."""
 
     def __init__(self, *of_run: Any) -> None:
         super().__init__(*of_run)
         self.starts: dict[int, WorkerStart] = {}  # how they were started
-        self.asked_at: dict[int, float] = {}  # when those that were asked to end were
+        self.asked_at: dict[int, float] = {}  # when they were asked to end, if they were
         self.ended: set[int] = set()  # those whose own process has ended
 
 
 def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Node:
-    """This node, with a port of its own that is held from now on; `listen_for_workers` opens it."""
+    """Returns this node's offer, with a port that it holds from now on; `listen_for_workers` opens it."""
     spec, rdzv = settings.spec, settings.spec.rdzv
     address, port = _address_of(spec)
     return Node(
@@ -298,10 +298,10 @@ def node_offer(settings: AgentSettings, store: StoreHost, starts: Starts) -> Nod
 
 
 async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -> None:
-    """Opens the port where all workers of a round are told to come: at this address, or, if that cannot be, at all."""
+    """Opens the port where all workers of a round meet: at this address, or at all addresses if that fails."""
     if store.is_on_loopback:
-        return  # it is open
-    # Most jobs are of one node.
+        return  # it is open already
+    # Most jobs have one node, and need none of this.
     from aelastic.rdzv.stores.endpoints import RESOLVE_TIMEOUT_S, Endpoint, local_addresses_of, look_up_limit_s
 
     within_s = RESOLVE_TIMEOUT_S if spec.rdzv is None else look_up_limit_s(spec.rdzv.lease_s)
@@ -312,9 +312,9 @@ async def listen_for_workers(store: StoreHost, address: str, spec: WorkerSpec) -
 
 
 def _guard_timeout_s(spec: WorkerSpec) -> float | None:
-    """How long the agent may be silent before its guard kills the workers; `None`: without a limit."""
+    """Returns how long the agent may be silent before its guard kills the workers; `None`: no limit."""
     if spec.rdzv is None or _has_torchs_handler(spec):
-        return None  # without a rendezvous no other round can begin, and torch's have no lease
+        return None  # without a rendezvous no other round can begin, and torch's handlers have no lease
     return spec.rdzv.guard_timeout_s
 
 
@@ -324,20 +324,20 @@ def _has_torchs_handler(spec: WorkerSpec) -> bool:
 
 
 def _loopback_of(spec: WorkerSpec) -> str:
-    """Where workers find the store if all are on this host: a loopback address, or `localhost`; else ""."""
+    """Returns where workers find the store if all are on this host: a loopback address, or `localhost`; else ""."""
     address, _ = _address_of(spec)
     is_on_loopback = is_loopback(address) if spec.rdzv is None else spec.rdzv.is_on_loopback
     return (address or "localhost") if is_on_loopback else ""
 
 
 def _address_of(spec: WorkerSpec) -> tuple[str, int]:
-    """The address and port for the workers to meet at, if this node becomes group rank 0; port 0 is a free one."""
+    """Returns the address and port where the workers meet if this node becomes group rank 0; port 0: any free port."""
     rdzv = spec.rdzv
     if _has_torchs_handler(spec):
-        return "", 0  # it has that port
+        return "", 0  # the handler has that port
     if rdzv is None:
         return spec.master_addr or "localhost", spec.master_port or 0
     if rdzv.backend == "static":
-        # The address is that of node rank 0, and so is the port.
+        # Both address and port are those of node rank 0.
         return spec.master_addr or "", (spec.master_port or 0) if rdzv.node_rank == 0 else 0
     return rdzv.local_addr or "", spec.master_port or 0

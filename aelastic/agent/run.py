@@ -1,7 +1,7 @@
 """One run of an agent: one mailbox, one deadline.
 
-It carries out what the worker group asks for and reports what happens; it decides nothing.  What takes time is a task
-of its own and ends by posting its event.
+Carries out the worker group's actions and posts events to it, without deciding anything.  Each action that takes time
+is a task that ends by posting its event.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from aelastic.hangs.watch import Found
     from aelastic.result import RunResult
 
-# A second job by the same name joins the first one.
+# A second job with the same name joins the first one.
 SPARE_HINT = "; if this is to be a job of its own, give it another --rdzv-id"
 
 
@@ -49,14 +49,14 @@ class Run:
     """Runs the workers of one node until the job is over.
 
     Args:
-        settings: the agent's.
-        group: the workers; this run alone changes it.
-        mailbox: what the group is to hear.
-        observers: get the run's events.
-        asked: what this node asks of the job; signal handlers, which are in no task, put it there.
+        settings: the agent's settings.
+        group: the workers; only this run changes it.
+        mailbox: events for the group.
+        observers: receive the run's events.
+        asked: this node's requests of the job; signal handlers, which are not in a task, post them here.
 
     Raises:
-        InputError: what was asked for cannot be done here.
+        InputError: a setting cannot work here.
     """
 
     def __init__(
@@ -73,22 +73,22 @@ class Run:
         self._observers = observers
         self._event_source = RunEventSource(group)
         self.resources = Resources(settings, group, self._tell, self._on_found)
-        # Where there are several: why it is missing, or "", and since when.
+        # If there are several: why each is missing, or "", and since when.
         self._endpoints: dict[str, tuple[str, float]] = {}
         self._asked = asked
         self._generation: Generation | None = None
         self._tasks: TaskGroup | None = None
         self._given_up_for: AelasticError | None = None
-        self._ready: m.Ready | None = None  # as this node was told of last
+        self._ready: m.Ready | None = None  # the last one of this node
         self._cordoned = anyio.CancelScope()
-        self._error: BaseException | None = None  # that the run ends with
-        self._result: RunResult | None = None  # or with this
+        self._error: BaseException | None = None  # of the run, if it ends with one
+        self._result: RunResult | None = None  # of the run otherwise
 
     async def open(self) -> None:
-        """Makes the run's folders, and keeps an event log there if they stay.
+        """Creates the run's folders, and writes an event log there if they are kept.
 
         Raises:
-            InputError: they cannot be made.
+            InputError: they cannot be created.
         """
         await self.resources.open()
         if (folder := self.resources.logs.kept) is not None:
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def result(self) -> RunResult:
-        """How the run ended; or what it ended with is raised."""
+        """How the run ended; raises its error if it ended with one."""
         if self._error is not None:
             raise self._error
         assert self._result is not None
@@ -107,7 +107,7 @@ class Run:
 
     @cached_property
     def enquiries(self) -> Enquiries:
-        """What this node asks of the job, and shows of itself; made where somebody asks."""
+        """Handles queries and requests between this node and the job; created when first needed."""
         from aelastic.agent.requests.enquiries import Enquiries
 
         return Enquiries(self._settings, self.resources, self._observers.state, self.collect_stacks)
@@ -124,10 +124,10 @@ class Run:
 
     @cached_property
     def notices(self) -> Notices:
-        """What this node does about an interruption that is announced; made where there is one."""
+        """Handles announced interruptions of this node; created with the first one."""
         from aelastic.agent.requests.notices import Notices
 
-        assert self._tasks is not None  # none is asked for, or told, while nothing runs
+        assert self._tasks is not None  # no notice comes while nothing runs
         post, tell = self._mailbox.post, self._tell
         notices = Notices(RunContext(self._settings, self.resources, self._group, self._tasks, post, tell))
         self._tasks.start_soon(notices.run, name="notices")
@@ -139,7 +139,7 @@ class Run:
                 self.notices.ask(asked)
 
     def send_signal(self, signum: int) -> None:
-        """Passes a signal on to the workers that live, and that it would not end."""
+        """Forwards a signal to live workers, except those that it would end."""
         for each in self._group.workers:
             is_told = not self._settings.is_local or proc_table.handles(each.id, signum)
             if each.local_rank in self._group.exits.alive and is_told:
@@ -147,14 +147,14 @@ class Run:
 
     async def _on_found(self, found: Found) -> None:
         if self._current.is_held and found.by in {"hang", "output"}:
-            return  # a peer has failed, and they wait for it
+            return  # a peer has failed, and the workers wait for it
         await self._current.stuck.inquiries.on_found(found)
 
     async def run(self, done: anyio.Event) -> None:
-        """Runs to the end, and closes everything.  Not cancelled by what cancels its caller.
+        """Runs to the end, and closes everything.  Cancelling the caller does not cancel it.
 
         Args:
-            done: set at the end.
+            done: is set at the end.
         """
         with anyio.CancelScope(shield=True):
             held = self.resources
@@ -175,7 +175,7 @@ class Run:
                     if settings.spec.notice_file is not None or settings.spec.notice_command is not None:
                         from aelastic.agent.requests.notice_sources import NoticeSources
 
-                        env = held.sockets.mark_env(settings.env)  # no process of it outlives this agent
+                        env = held.sockets.mark_env(settings.env)  # no process of a source outlives this agent
                         sources = NoticeSources(settings.spec, env, self._asked.post)
                         tasks.start_soon(sources.run, name="notice sources")
                     await self._run_group(tasks)
@@ -247,7 +247,7 @@ class Run:
                     tasks.start_soon(generation.dump_and_stop, action, name="kill")
                 else:
                     generation.stop(local_ranks, signum)
-                    if not self._group.exits.is_saving:  # workers save, and are waited for until the deadline
+                    if not self._group.exits.is_saving:  # workers that save have until the deadline
                         generation.grace.stopping()
             case ev.Finish():
                 pass  # the loop sees that the group is done
@@ -270,16 +270,16 @@ class Run:
             tasks.start_soon(self._tell_prepared, name="prepared")
 
     async def _join_in_place(self, ready: m.Ready) -> None:
-        """Workers that wait for the next round connect to its store at once: the last one's must be gone."""
+        """Joins once the last round's store is gone: workers that wait connect to the next round's store at once."""
         await self.resources.store.wait_dropped()
         if self._is_last_word(ready):
             self.resources.link.tell(ready)
 
     def _is_last_word(self, ready: m.Ready) -> bool:
-        """Whether this node still waits for a round, and this is what it has to say to that.
+        """Whether this node still waits for a round, and this is its latest message about it.
 
         The story behind it: workers wait at the safe point, and the node is found unfit.  They are lost, others start,
-        and the node is found fit: it is in a round when the first look is repeated, and is taken for ready again.
+        and the node is found fit.  It is in a round when the first check, repeated, would report it ready again.
         """
         phase = self._group.phase
         is_waiting = phase in {Phase.JOINING, Phase.PREPARING, Phase.FORMING}
@@ -288,12 +288,12 @@ class Run:
 
     @property
     def _pids_of_workers(self) -> set[int]:
-        """Of those that are alive."""
+        """The pids of the workers that are alive."""
         group = self._group
         return {each.id for each in group.workers if each.local_rank in group.exits.alive and isinstance(each.id, int)}
 
     async def _join_when_fit(self, gate: HealthGate, ready: m.Ready) -> None:
-        """Others go on without this node until it is fit; it is in no job before that."""
+        """Keeps this node out of the job until it is fit; the others continue without it."""
         from aelastic.rdzv.settings import JOIN_TIMEOUT_S  # most jobs have no gate
 
         rdzv, began = self._settings.spec.rdzv, aio.now()
@@ -303,7 +303,7 @@ class Run:
         while reason := await gate.look(self._pids_of_workers):
             if not self._is_last_word(ready):
                 return None
-            is_alone = rdzv is None or self._generation is None  # nobody tells it that the job is over
+            is_alone = rdzv is None or self._generation is None  # nobody notifies it of the end of the job
             if is_alone and aio.now() - began >= limit_s:
                 return self._give_up(RendezvousTimeoutError(f"this node is unfit, for {limit_s:g} s now: {reason}"))
             if self._generation is not None:
@@ -319,7 +319,7 @@ class Run:
         return None
 
     async def _wait_while_cordoned(self, cordoned: r.Cordoned) -> None:
-        """This node is cordoned for some time; after that it is ready again."""
+        """Waits while this node is cordoned; after that it is ready again."""
         ready, hours = self._ready, cordoned.again_s / 3600
         if cordoned.again_s:
             why = f"this node is cordoned for {hours:.3g} h ({cordoned.reason}); the others continue without it"
@@ -331,12 +331,12 @@ class Run:
 
     @property
     def _can_start_ahead(self) -> bool:
-        """Whether workers may start before a round takes this node in, or wait for it already."""
+        """Whether workers may start before a round includes this node, or already wait for one."""
         return self._group.phase is not Phase.JOINING or can_start_ahead(self._settings)
 
     async def _tell_prepared(self) -> None:
         starts = await self.resources.prepared()
-        if self._group.phase is Phase.JOINING:  # else it is told once the workers are ready
+        if self._group.phase is Phase.JOINING:  # else this is reported once the workers are ready
             self.resources.link.tell(m.Prepared(self._settings.node_id, starts))
 
     @property
@@ -353,7 +353,7 @@ class Run:
             self._give_up(error)
 
     def _give_up(self, error: BaseException) -> None:
-        """This agent leaves, and ends with the error.  Workers know nothing of it: they may save what they have."""
+        """Makes this agent leave, and end with the error.  The workers do not know of it: they may still save."""
         if not isinstance(error, AelasticError):
             raise error
         self._given_up_for = error
@@ -362,7 +362,7 @@ class Run:
     def _deliver(self, message: m.LeaderMessage) -> None:  # noqa: C901, PLR0912  one case for each message
         if isinstance(message, m.Waiting):
             more = "" if message.kind is m.WaitKind.ENDPOINT else self._missing_endpoints()
-            if message.kind is m.WaitKind.SPARE and self._generation is None:  # it may have taken the job for its own
+            if message.kind is m.WaitKind.SPARE and self._generation is None:  # the user may expect a new job
                 more += SPARE_HINT
             self._tell(Waited(message.text + more, message.missing))
         elif isinstance(message, m.Settled):
@@ -385,7 +385,7 @@ class Run:
                 self._tasks.start_soon(self._tell_prepared, name="prepared")
         elif not isinstance(message, m.Look | m.Compared):
             self._mailbox.post(message)
-        elif self._tasks is not None and self._generation is not None:  # workers run, or that is void
+        elif self._tasks is not None and self._generation is not None:  # without workers it is meaningless
             self._tasks.start_soon(self._generation.stuck.inquiries.on_told, message, name="inquiry")
 
     async def _close(self) -> None:
@@ -402,7 +402,7 @@ class Run:
             self._result = self._make_result()
         except AelasticError as error:
             self._error = error
-        except Exception as error:  # noqa: BLE001  raised by `result`, once the observers have their last event
+        except Exception as error:  # noqa: BLE001  `result` raises it, once the observers have the last event
             self._error = error
             return _crashed(error)
         cause = None if group.verdict is None else group.verdict.cause
@@ -414,10 +414,10 @@ class Run:
         return RunEnded(group.state, wording.text_of(group.reason), cause, failures, told, decision)
 
     def _left(self) -> dict[str, Any] | None:
-        """What stays to be read of this run."""
+        """Returns the description of this run that stays readable."""
         group = self._group
         if group.state is WorkerState.SUCCEEDED and len(self._observers.state.ends) == 1:
-            # There is no more to say, and what describes a run takes 40 ms to import.
+            # There is no more to report, and the modules that describe a run take 40 ms to import.
             began, time = self._observers.state.began, datetime.now(UTC).isoformat(timespec="milliseconds")
             run = {"run_id": self._settings.run_id, "entrypoint": "" if began is None else began.entrypoint}
             reason = wording.text_of(group.reason)
@@ -425,7 +425,7 @@ class Run:
         try:
             status = self.enquiries.status()
             return {**status, "why": self.enquiries.why()}
-        except Exception:  # noqa: BLE001  how the run ended is said elsewhere, too
+        except Exception:  # noqa: BLE001  how the run ended is also reported elsewhere
             return None
 
     def _make_result(self) -> RunResult:
@@ -445,7 +445,7 @@ class Run:
         self._observers.tell(run_event, now)
 
     def _missing_endpoints(self) -> str:
-        """What a line about waiting says of endpoints that are missing."""
+        """Returns the part of a line about waiting that names missing endpoints."""
         missing = [
             f"{endpoint} ({trouble}, for {aio.now() - since:.0f} s)"
             for endpoint, (trouble, since) in sorted(self._endpoints.items())
@@ -455,7 +455,7 @@ class Run:
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The cause in a group that task groups made: what followed from it is cancelled tasks."""
+    """Returns the cause in an exception group of task groups: everything that followed from it is cancelled tasks."""
     causes = [first_of(each) if isinstance(each, BaseExceptionGroup) else each for each in group.exceptions]
     return next((cause for cause in causes if isinstance(cause, AelasticError)), causes[0])
 

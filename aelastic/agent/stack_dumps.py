@@ -1,12 +1,12 @@
 """Collects the stacks of workers before they are sent SIGKILL.
 
-A worker that does not end when it is asked to, or that is stopped for what it does, hangs somewhere, and once it is
-dead nothing can say where.  So the stacks of all workers are collected first, which takes at most `collect.TIMEOUT_S`
-and mostly less than 0.1 s.  They are written to `stack.txt` beside the worker's logs, if logs are kept, and else into
-the run's scratch folder; what a report quotes is kept here.
+A worker that does not end when it is asked to, or that a watch wants stopped, hangs somewhere, and once it is dead
+nobody can find out where.  So the stacks of all workers are collected first, which takes at most `collect.TIMEOUT_S`
+and mostly less than 0.1 s.  They are written to `stack.txt` beside the worker's logs if logs are kept, otherwise into
+the run's scratch folder; the parts that reports quote are kept here.
 
 
-A worker that ends when it is asked to costs nothing of this: `collect` is not even imported.
+Workers that end when they are asked to cause no cost: `collect` is not even imported.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 NAME = "stack.txt"
-# Dumps of one attempt are appended up to this size; then the file begins again.
+# Dumps of one attempt are appended up to this size; then the file starts over.
 FILE_BYTES_MAX = 16 << 20
-# Of a stack in a report, here and on other nodes: 40 frames have 4 KiB mostly.
+# How much of a stack a report quotes, here and on other nodes: 40 frames mostly have 4 KiB.
 QUOTE_CHARS_MAX = 8 << 10
 # Lines that are logged when workers are killed: as many as most nodes have workers.
 LINES_MAX = 8
 NOT_OURS = "not a process of this machine"
 NOT_STARTED = "not started"
 NO_ANSWER = "no answer in time"
-# A worker's Python has begun after so long, on a machine that is slow to start it after all of these.
+# A worker's Python has started after the first one; on a slow machine, after all of these.
 FIRST_LOOKS_S = (1.0, 4.0, 15.0)
 NO_DUMP = "killed immediately"
 
@@ -54,7 +54,7 @@ class StackDumps:
     def __init__(self, context: GenerationContext) -> None:
         self._context, self._group = context, context.group
         self._is_local, self._scratch = context.settings.is_local, context.held.logs.scratch
-        self._collected: anyio.Event | None = None  # set when the collection that is under way is over
+        self._collected: anyio.Event | None = None  # set when the current collection is over
         self.taken = StacksTaken(0, "", {}, "")  # the last
         self._seen: dict[int, _Seen] = {}  # by local rank: its last stack
         self._dumped: set[int] = set()  # local ranks that were dumped before a kill
@@ -64,10 +64,10 @@ class StackDumps:
     # Killing.
 
     def claim_dump(self, local_ranks: Iterable[int], *, is_fresh: bool = False) -> bool:
-        """True if a stack dump is due for one of these ranks before it is killed; the caller must then take it.
+        """Whether a stack dump is due for one of these ranks before it is killed; the caller must then take it.
 
         Args:
-            is_fresh: their stacks were taken a moment ago, and need not be taken again.
+            is_fresh: their stacks were taken a moment ago; do not take them again.
         """
         due = self._group.exits.alive.intersection(local_ranks) - self._dumped
         self._dumped |= due
@@ -76,7 +76,7 @@ class StackDumps:
         return self._is_local and bool(due) and not is_fresh
 
     def killed(self, local_rank: int) -> None:
-        """A worker that runs was sent SIGKILL."""
+        """A running worker was sent SIGKILL."""
         if self._is_local and local_rank not in self._killed:
             if self._killed_at is None:
                 self._killed_at = aio.now()
@@ -88,11 +88,11 @@ class StackDumps:
     def _waited(self, local_rank: int, killed_at: float) -> str:
         if local_rank not in self._context.asked_at:
             return "had to be killed"
-        # All are asked at nearly the same time: with equal words, a report lists equal stacks once.
+        # All are asked at nearly the same time: with equal texts, a report lists equal stacks once.
         return f"did not end within {killed_at - min(self._context.asked_at.values()):.1f} s and had to be killed"
 
     def _where(self, local_rank: int, killed_at: float) -> str:
-        """Its stack, or why there is none; "" where none could be taken, and a second signal is why it is killed."""
+        """Returns its stack, or why there is none; "" if none could be taken, and a second signal is why it dies."""
         seen = self._seen.get(local_rank)
         is_hurried = self._group.is_leaving and (
             killed_at - self._context.asked_at.get(local_rank, -inf) < self._group.spec.shutdown_timeout_s
@@ -102,21 +102,21 @@ class StackDumps:
         return f"stack {self.quote(local_rank) or f'not known ({NO_DUMP})'}"
 
     def quote(self, local_rank: int) -> str:
-        """The last stack of a worker, for a report; "" if there is none."""
+        """Returns the last stack of a worker, for a report; "" if there is none."""
         return self._seen[local_rank].quote() if local_rank in self._seen else ""
 
     def threads_of(self, local_rank: int) -> Sequence[Thread] | str:
-        """The threads of a worker's last stack, the main one first; or why there is none."""
+        """Returns the threads of a worker's last stack, the main one first; or why there is none."""
         return self._seen[local_rank].threads if local_rank in self._seen else NO_ANSWER
 
     def stacks_of_killed(self) -> dict[int, str]:
-        """Of workers that had to be killed, by global rank: that they were, and their stacks."""
+        """Returns a description, with the stack, of each worker that had to be killed, by global rank."""
         return {self._group.workers[rank].global_rank: text for rank, text in sorted(self._killed.items())}
 
     def log_innermost_frames(self, local_ranks: Iterable[int]) -> None:
         """Logs the innermost frames of workers that are about to be killed.
 
-        Why there is no stack is left to the report, where one follows.
+        If a report follows, it explains why there is no stack.
         """
         ranks = [rank for rank in local_ranks if rank in self._seen and rank in self._group.exits.alive]
         ranks = [rank for rank in ranks if self._seen[rank].has_stack or not self._group.is_leaving]
@@ -126,7 +126,7 @@ class StackDumps:
             _log.warning("... and %d more ranks", len(ranks) - LINES_MAX)
 
     async def dump_and_log(self, local_rank: int, why: str) -> None:
-        """Collects the stacks, and logs the innermost frame of one worker, which goes on."""
+        """Collects the stacks, and logs the innermost frame of one worker, which continues."""
         if self._is_local:
             await self.collect(why)
             self.log_innermost_frames([local_rank])
@@ -134,7 +134,7 @@ class StackDumps:
     # Collecting.
 
     async def collect(self, why: str) -> StacksTaken:
-        """Takes the stacks of all workers that are alive; callers at the same time get the same."""
+        """Takes the stacks of all workers that are alive; concurrent callers share one collection."""
         if self._group.is_done:
             return StacksTaken(self._group.generation, why, {}, "")
         if (collected := self._collected) is None:
@@ -156,14 +156,14 @@ class StackDumps:
                 await self._dump(found)
                 texts = self._texts(found, why)
                 await run_sync(_append, texts, written, abandon_on_cancel=True)
-        except Exception:  # noqa: BLE001  a stack dump is never the reason why a job ends
+        except Exception:  # noqa: BLE001  a stack dump must never end a job
             _log.exception("cannot take the workers' stacks")
         finally:
             if generation == self._group.generation:
                 kept = {rank: path for rank, path in written.items() if self._scratch not in path.parents}
                 self._seen |= {rank: _Seen(each, kept.get(rank)) for rank, each in found.items()}
             sources = {rank: each if isinstance(each, str) else each.source for rank, each in sorted(found.items())}
-            # The one that holds all of them, of the attempt as it is laid out.
+            # The folder that contains all of them, in the layout of the attempt.
             folders = [path.parent.parent if path.name == NAME else path.parent for path in written.values()]
             folder = os.path.commonpath(folders) if folders else ""
             self.taken = StacksTaken(generation, why, sources, folder)
@@ -173,7 +173,7 @@ class StackDumps:
         self._context.tell(self.taken)
 
     async def warn_unless_seen(self) -> None:
-        """Says so if the stack of a worker that has begun cannot be taken here: after a hang that is too late."""
+        """Warns if the stack of a running worker cannot be taken here: after a hang it is too late to find out."""
         for wait_s in FIRST_LOOKS_S:
             await anyio.sleep(wait_s)
             found: dict[int, Stack | str] = {}
@@ -201,7 +201,7 @@ class StackDumps:
             elif not isinstance(pid, int) or rank not in self._context.starts:
                 found[rank] = NOT_STARTED
             else:
-                found[rank] = NO_ANSWER  # until there is one
+                found[rank] = NO_ANSWER  # until an answer comes
                 targets[rank] = pid
         if targets:
             usual = self._context.settings.env
@@ -209,7 +209,7 @@ class StackDumps:
             await take(targets, Tools(find_py_spy(usual.get("PATH")), env), found)
 
     def _texts(self, found: Mapping[int, Stack | str], why: str) -> dict[int, tuple[Path, str]]:
-        """What is to be written for each worker, and where."""
+        """Returns, for each worker, the file and the text to write."""
         from datetime import UTC, datetime
 
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -222,17 +222,17 @@ class StackDumps:
         return texts
 
     def _path(self, rank: int) -> Path:
-        """Beside the worker's logs, or in the scratch folder if none are kept."""
+        """Returns a path beside the worker's logs, or in the scratch folder if none are kept."""
         start = self._context.starts.get(rank)
         for file in () if start is None else (start.error_file, start.stderr, start.stdout):
             if file is not None and file != _DROPPED and self._scratch not in file.parents:
-                # A folder of its own; or one that ranks share, in a layout of the user's.
+                # The rank's own folder, or one that ranks share in a layout of the user's.
                 return file.with_name(NAME if file.parent.name == str(rank) else f"stack_{rank}.txt")
         return self._scratch / "stacks" / str(rank) / NAME
 
 
 class _Seen:
-    """A worker's stack, or why there is none; `path` keeps all of it after the run."""
+    """A worker's stack, or why there is none; the file at `path` keeps the whole stack after the run."""
 
     def __init__(self, found: Stack | str, path: Path | None) -> None:
         self._found, self._path = found, path
@@ -259,7 +259,7 @@ class _Seen:
 
 
 def _append(texts: Mapping[int, tuple[Path, str]], written: dict[int, Path]) -> None:
-    """Writes the texts, in a thread: disks may hang.  A stack that cannot be written is still in the report."""
+    """Writes the texts.  Runs in a thread: disks may hang.  A stack that cannot be written is still in the report."""
     for rank, (path, text) in texts.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,10 @@
-"""Workers of one generation that hang, or do not end: their stacks, what other nodes see, and who has failed.
+"""Workers of one generation that hang or do not end: their stacks, the findings of other nodes, and who has failed.
 
-The stacks of a worker that a watch reports come first, since they are gone with it; then the group hears of its
-failure, and decides.  A worker that is being stopped, or has ended, is left alone:
-what it does meanwhile is no failure.
+When a watch reports a worker, its stacks are taken first, because they are lost with it; then the group receives its
+failure, and decides.  A worker that is being stopped, or has ended, is left alone: nothing that it does then is a
+failure.
 
-Made, and imported, when the first of them is found: most generations have none.
+Created, and imported, when the first such worker is found: most generations have none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 class StuckWorkers:
-    """The parts that look at them, composed."""
+    """The parts that handle these workers, composed."""
 
     def __init__(self, context: GenerationContext) -> None:
         self._context, self._held, self._group = context, context.held, context.group
@@ -38,14 +38,14 @@ class StuckWorkers:
         self.inquiries = Inquiries(context, see=self._see, act=self.unhealthy.on_found)
 
     async def collect(self, why: str) -> StacksTaken:
-        """Takes the stacks of all workers of the job, and gives what is known of this node's."""
+        """Takes the stacks of all workers of the job; returns what is known of this node's."""
         before = self.stack_dumps.taken
-        await self.inquiries.compare(why, 0.0, is_stopped=False)  # of all nodes, this one's among them
+        await self.inquiries.compare(why, 0.0, is_stopped=False)  # on all nodes, including this one
         taken = self.stack_dumps.taken
         return await self.stack_dumps.collect(why) if taken is before else taken
 
     async def _see(self, why: str, failed: Mapping[int, ProcessFailure]) -> Sequence[Place]:
-        """Where the workers are; their stacks are written, and what is known of their collectives is said."""
+        """Returns where the workers are; writes their stacks, and logs what is known of their collectives."""
         from aelastic.agent.places import places_of
         from aelastic.stacks.collectives import ras_line
 
@@ -65,21 +65,21 @@ async def _say(ask: Callable[[], Awaitable[str]]) -> None:
 
 
 class UnhealthyWorkers:
-    """Live workers of one generation that a watch reports as unhealthy, and that fail for it.
+    """Live workers of one generation that a watch reports as unhealthy, and that fail because of it.
 
     Args:
-        context: of the generation.
+        context: the context of the generation.
         stack_dumps: takes their stacks.
     """
 
     def __init__(self, context: GenerationContext, stack_dumps: StackDumps) -> None:
         self._context, self._group, self._stack_dumps = context, context.group, stack_dumps
         self._post, self._tell = context.post, context.tell
-        self._found: dict[int, Found] = {}  # by local rank: findings for which a worker is stopped
-        self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the failures that follow from them
+        self._found: dict[int, Found] = {}  # by local rank: findings that stop a worker
+        self._unhealthy: dict[int, ProcessFailure] = {}  # by local rank: the resulting failures
 
     async def on_found(self, found: Found) -> None:
-        """Has a worker stopped, which then has failed; or only reports it."""
+        """Stops a worker, which then has failed; or only reports it."""
         rank, group = found.local_rank, self._group
         is_at_work = rank in group.exits.alive and rank not in self._context.ended and rank not in self._found
         if found.generation != group.generation or group.phase is not Phase.RUNNING or not is_at_work:
@@ -90,7 +90,7 @@ class UnhealthyWorkers:
             self._tell(Noticed(*known, is_stopped=False, silent_s=found.waited_s))
             if found.has_stacks:
                 self._stack_dumps.log_innermost_frames([rank])
-            elif found.by != "timer":  # a worker that waits for the user's own timer need not hang
+            elif found.by != "timer":  # a worker whose own timer has expired may not hang
                 await self._stack_dumps.dump_and_log(rank, f"rank {worker.global_rank}: {found.reason}")
             return
         self._found[rank] = found
@@ -104,11 +104,11 @@ class UnhealthyWorkers:
         self._post_found()
 
     def _post_found(self) -> None:
-        """Posts the failures of workers that were found together at once, by rank: at the first, all are stopped."""
+        """Posts the failures of workers that were found together at once, by rank: the first one stops all workers."""
         if self._found.keys() - self._unhealthy.keys() - self._context.ended:
             return  # the last of them posts
         for rank, failure in sorted(self._unhealthy.items()):
             found = self._found[rank]
-            if found.signum is not None and rank not in self._context.ended:  # else it ended by itself meanwhile
+            if found.signum is not None and rank not in self._context.ended:  # else it has ended by itself
                 known = found.generation, rank, failure, found.signum, found.by, found.reason
                 self._post(FoundUnhealthy(*known, silent_s=found.waited_s))

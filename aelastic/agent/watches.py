@@ -1,10 +1,10 @@
-"""What looks at the workers of a run: how far their start has come, how far they are since, and whether they go on.
+"""Watches over the workers of a run: how far their start has come, their progress since, and whether they hang.
 
 - `StartWatch`: the start of each generation, as far as it can be seen from outside.
-- `Progress`: steps, steps per second and the time that is left, by what the workers' output says.
-- `Watches`: what finds workers that hang (`hangs`), of which most jobs have none.
+- `Progress`: steps, steps per second and the time left, from commits or the workers' output.
+- `Watches`: the watches that find workers that hang (`hangs`); most jobs have none.
 
-`agent.resources` makes them, and each runs until the run ends.  None of them decides anything.
+`agent.resources` creates them, and each runs until the run ends.  None of them decides anything.
 """
 
 from __future__ import annotations
@@ -45,41 +45,41 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-# Between two looks at a start, and, of the time that has passed: a look at eight workers takes a millisecond, and they
-# start for a second or more.
+# Interval between two looks at a start, and its share of the time that has passed: a look at eight workers takes a
+# millisecond, and they take a second or more to start.
 START_LOOK_MIN_S = 0.025
 START_LOOK_PART, START_IDLE_LOOK_PART = 0.1, 1.0
 START_LIMIT_S = 600.0
-START_IDLE_S = 2.0  # at least: a disk that imports wait for holds them up for less, as a rule
+START_IDLE_S = 2.0  # at least: imports that wait for a disk usually wait for less
 
-# Between two looks at steps, while workers write: the status line is drawn once a second.
+# Interval between two looks at steps, while workers write: the status line is drawn once a second.
 LOOK_INTERVAL_S = 0.5
-# What a worker wrote before it failed is searched within milliseconds; a busy pump is not waited for.
+# The output of a worker that failed is searched within milliseconds; we do not wait longer for a busy pump.
 CATCH_UP_S = 0.2
 # Steps per second are those of the last minute, or of the last two steps that were seen if these take longer.
 WINDOW_S = 60.0
-# The median step is of so many looks that saw new ones: a few that take longer, to save or to evaluate, change nothing.
+# The median step is that of this many looks that saw new steps: a few long ones, with a save or an evaluation, do not
+# matter.
 STEPS_MAX = 64
 
-# As torch's agent: any other value is off.
+# As in torch's agent: any other value is off.
 FILE_TIMER_VARIABLE = "TORCHELASTIC_ENABLE_FILE_TIMER"
 
 
 class StartWatch(Observer):
-    """The starts of one run's workers: watched, and told, as far as they can be seen from outside.
+    """Watches and reports the starts of one run's workers, as far as they can be seen from outside.
 
-    Seen are their first output, by the size of their files, and their first process group, by a connection to the
-    workers' store.  A thread looks, at moments that lie the further apart the longer the start takes: what is told is
-    late by a tenth, and of a worker that computes nothing meanwhile by half.  A start is followed for `START_LIMIT_S`
-    at most, and not further once its workers have computed nothing for half of its time: then nothing is looked at
-    until the next one.
+    The size of their files shows their first output, and a connection to the workers' store their first process group.
+    A thread looks, at intervals that grow with the duration of the start: reports are late by a tenth of it, or by half
+    for a worker that computes nothing meanwhile.  A start is followed for at most `START_LIMIT_S`, and only until its
+    workers have computed nothing for half of its time: then nothing is looked at until the next start.
 
-    It is the last of the observers: what it tells comes after the start of all workers for the others, too.
+    This is the last observer: so the others, too, receive its events after the start of all workers.
 
     Args:
         group: the workers; read, never changed.
-        tell: takes what the observers are to hear.
-        is_local: the workers are processes of this machine; else only their files are seen.
+        tell: takes run events, for the observers.
+        is_local: the workers are processes of this machine; otherwise only their files are seen.
     """
 
     def __init__(self, group: WorkerGroup, tell: Callable[[RunEvent], None], *, is_local: bool) -> None:
@@ -87,15 +87,15 @@ class StartWatch(Observer):
         self._tell = tell
         self._is_local = is_local
         self._visible: tuple[StartPhase, ...] = ("output", "process_group") if is_local else ("output",)
-        self._files: Mapping[int, tuple[Path, ...]] = {}  # that workers write to, by local rank
+        self._files: Mapping[int, tuple[Path, ...]] = {}  # files that workers write to, by local rank
         self._started = WorkersStarted(0, {})
-        self._missing: dict[int, set[StartPhase]] = {}  # by local rank: what it has not reached yet
+        self._missing: dict[int, set[StartPhase]] = {}  # by local rank: the phases not reached yet
         self._changed = anyio.Event()
-        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+        self._limiter = anyio.CapacityLimiter(1)  # a thread that hangs keeps its token
 
     def begin(self, starts: Sequence[WorkerStart]) -> None:
         """A new generation is about to start."""
-        is_new = self._group.spec.logs_specs is None  # else the files may hold what earlier workers have written
+        is_new = self._group.spec.logs_specs is None  # otherwise the files may contain output of earlier workers
         self._files = {start.local_rank: start.output_files if is_new else () for start in starts}
 
     def tell(self, event: RunEvent, now: float) -> None:  # noqa: ARG002  the state has it
@@ -112,11 +112,11 @@ class StartWatch(Observer):
                 pass
 
     def _to_watch(self, started: WorkersStarted) -> dict[int, set[StartPhase]]:
-        """By local rank, the phases that a worker has yet to reach.  One that keeps its process starts nothing."""
+        """Returns the phases that each worker has yet to reach.  One that keeps its process starts nothing."""
         formed, before = self.run_state.formed, self._started.ids
         if formed is None or not formed.in_place:
             return {local_rank: set(self._visible) for local_rank in started.ids}
-        # A replacement continues the files of the worker that was lost, so its first output cannot be told.
+        # A replacement appends to the files of the lost worker, so its first output cannot be recognized.
         visible = set(self._visible) - {"output"}
         return {local_rank: set(visible) for local_rank, id_ in started.ids.items() if before.get(local_rank) != id_}
 
@@ -127,7 +127,7 @@ class StartWatch(Observer):
             await self._follow(self._started)
 
     async def _follow(self, started: WorkersStarted) -> None:
-        """Returns when all have reached everything, or ended, or others start."""
+        """Returns when all workers have reached everything, or ended, or others start."""
         assert self._group.assigned is not None  # or there would be no workers
         connections = Connections(self._group.assigned.master_port)
         interval_s, busy_s, cpu_s = START_LOOK_MIN_S, 0.0, dict[int, float]()
@@ -154,7 +154,7 @@ class StartWatch(Observer):
     def _look(
         self, ids: Mapping[int, object], connections: Connections
     ) -> tuple[dict[int, frozenset[StartPhase]], dict[int, float]]:
-        """What workers have reached, and their CPU time, by what the back end calls them.  In a thread."""
+        """Returns what workers have reached, and their CPU time, by local rank.  Runs in a thread."""
         pids = {rank: pid for rank, pid in ids.items() if self._is_local and isinstance(pid, int)}
         connected = connections.of(pids.values())
         reached: dict[int, frozenset[StartPhase]] = {}
@@ -183,9 +183,9 @@ class Pace:
         self._took: deque[float] = deque(maxlen=STEPS_MAX)
 
     def saw(self, step: int, now: float) -> float | None:
-        """Steps per second, with this one; `None` where that is not known yet."""
+        """Adds a step; returns steps per second, `None` if that is not known yet."""
         if self._seen and step < self._seen[-1][1]:
-            self._seen.clear()  # the next epoch counts from the beginning
+            self._seen.clear()  # the next epoch counts from the beginning again
         if self._seen and step > self._seen[-1][1]:
             self._took.append((now - self._seen[-1][0]) / (step - self._seen[-1][1]))
         if not self._seen or step > self._seen[-1][1]:
@@ -196,23 +196,23 @@ class Pace:
         return (last - first) / (at - began) if at > began else None
 
     def step_s(self) -> float | None:
-        """How long a step takes, the median of the last ones; `None` where that is not known yet."""
+        """Returns how long a step takes, the median of the last ones; `None` if that is not known yet."""
         return sorted(self._took)[len(self._took) // 2] if self._took else None
 
 
 class Progress:
     """The progress of one run's workers.
 
-    Workers that recover in place commit each step, to a page that they share with the agent.  Of others,
-    `logs.expected_output` finds the steps in their output, where `--progress` asks for it.  They are looked at twice a
-    second, of output only while workers write, when one has ended, and when somebody asks.  Of the workers of this node
-    the first one that says how far it is speaks for all of them: they step together.
+    Workers that recover in place commit each step, to a page that they share with the agent.  For others,
+    `logs.expected_output` finds the steps in their output, if `--progress` is given.  Steps are read twice a second
+    (from output only while workers write), when a worker has ended, and on request.  The first worker of this node that
+    reports a step speaks for all of them: they step together.
 
     Args:
         logs: their output.
-        committed: gives the newest committed steps by local rank.
-        tell: takes what observers are to hear.
-        is_on: `--progress` asks for it.
+        committed: returns the newest committed steps by local rank.
+        tell: takes run events, for the observers.
+        is_on: `--progress` is given.
     """
 
     def __init__(
@@ -240,13 +240,13 @@ class Progress:
         """The files of a new generation are open.
 
         Args:
-            ranks: of its workers, by local rank.
+            ranks: the ranks of its workers, by local rank.
         """
         self._generation, self._ranks, self._pace, self._is_behind = generation, ranks, Pace(), False
         self._ended, self._rate = set(), None
 
     def renumber(self, ranks: Sequence[int]) -> None:
-        """Workers continue in place, with these ranks, by local rank."""
+        """Workers continue in place with these ranks, by local rank."""
         self._ranks = ranks
 
     def expect_commits(self) -> None:
@@ -254,41 +254,41 @@ class Progress:
         self._commits.set()
 
     def steps(self) -> Mapping[int, Step]:
-        """The newest step of each worker of this generation that has told one, by local rank."""
+        """Returns the newest step of each worker of this generation that has reported one, by local rank."""
         if committed := self._committed():
             return {rank: Step(step, None) for rank, step in sorted(committed.items())}
         return self._logs.steps(self._ended)
 
     def step_s(self) -> float | None:
-        """The median step of this generation, in seconds; `None` where it is not known yet."""
+        """Returns the median step of this generation, in seconds; `None` if it is not known yet."""
         return self._pace.step_s()
 
     async def catch_up(self) -> None:
-        """What the workers have written by now is searched for steps, if that can be done soon."""
+        """Waits, for a short time, until the output so far is searched for steps."""
         if self._is_on:
             with anyio.move_on_after(CATCH_UP_S) as waited:
                 await self._logs.have_steps()
             self._is_behind = waited.cancelled_caught
 
     async def look_now(self) -> None:
-        """Somebody asks: emits what has been written by now."""
+        """Emits the steps written so far, on request."""
         await self.catch_up()
         self.look()
 
     async def on_ended(self, local_rank: int, exitcode: int) -> None:
-        """A worker has ended: its last step counts, however little time it had to tell it."""
-        if exitcode >= 0:  # else a signal has ended it, perhaps between two parts of a number
+        """A worker has ended: its last step counts, however little time it had to report it."""
+        if exitcode >= 0:  # otherwise a signal ended it, perhaps in the middle of a number
             self._ended.add(local_rank)
         await self.look_now()
 
     async def end(self) -> None:
-        """All workers of the generation have ended: emits the last step of it."""
+        """All workers of the generation have ended: emits its last step."""
         await self.catch_up()
         self._measure()
         self.look(is_last=True)
 
     def reached(self) -> int:
-        """The largest step of this generation, as `Reached` has it."""
+        """Returns the largest step of this generation, for `Reached`."""
         is_unclear = self._is_behind or self._logs.begin_again
         if is_unclear and not self._committed():
             return UNKNOWN
@@ -315,7 +315,7 @@ class Progress:
         """Emits `Progressed` for new steps.
 
         Args:
-            is_last: no more of this generation follows.
+            is_last: no more steps of this generation follow.
         """
         found = self._find()
         if found is None:
@@ -331,12 +331,12 @@ class Progress:
             self._tell(now)
 
     def _find(self) -> tuple[int, int, int | None] | None:
-        """The worker that speaks for all, its step, and the last one that it names."""
+        """Returns the worker that speaks for all, its step, and the total that it reports."""
         steps = self.steps().items()
         return next(((local_rank, step, total) for local_rank, (step, total) in steps), None)
 
     def _measure(self) -> None:
-        """Measures the pace; looks of those who ask are too close to each other for that."""
+        """Measures the pace; looks on request are too close to each other for that."""
         found = self._find()
         if found is not None:
             _, step, _ = found
@@ -344,19 +344,20 @@ class Progress:
 
 
 class Watches:
-    """The watches of one run: made as the spec and the environment ask, and run together.
+    """The watches of one run, created as the spec and the environment require, and run together.
 
-    A watch is made, and its module imported, only where the spec or the environment asks for it.  What it finds goes to
-    the supervisor, which decides.  A watch that raises has a bug of ours, which is logged; the job goes on without it.
+    A watch is created, and its module imported, only if the spec or the environment requires it.  Its findings go to
+    the supervisor, which decides.  A watch that raises is a bug in aelastic; it is logged, and the job continues
+    without it.
 
     Args:
-        spec: what the user asked for.
+        spec: the user's settings.
         env: the agent's environment.
         scratch: the run's own folder, which need not exist before `open`.
         count_matches: counts a worker's output that is as expected (`logs.RunLogs`).
-        step_s: gives the median step, where one is known (`Progress`).
-        waiting: gives local ranks that wait because they are asked to.
-        on_found: gets each finding, in a task of its own.
+        step_s: returns the median step, if it is known (`Progress`).
+        waiting: returns local ranks that wait because they are asked to.
+        on_found: receives each finding, in its own task.
     """
 
     def __init__(
@@ -393,7 +394,7 @@ class Watches:
         return {name: value for watch in self._watches for name, value in watch.env.items()}
 
     def open(self) -> None:
-        """Makes what the watches need.
+        """Creates what the watches need.
 
         Raises:
             InputError: a watch cannot get what it needs.
@@ -410,7 +411,7 @@ class Watches:
             watch.ended(generation, local_rank)
 
     def silence(self, now: float) -> tuple[float, Mapping[int, float]]:
-        """As the watch that counts signs of life has it; (0, {}) where none does."""
+        """Returns the `silence` of the watch that counts signs of life; (0, {}) if none does."""
         return max((watch.silence(now) for watch in self._watches), key=lambda found: found[0], default=(0.0, {}))
 
     async def run(self) -> None:
@@ -433,5 +434,5 @@ class Watches:
 async def _run(watch: Watch) -> None:
     try:
         await watch.run()
-    except Exception:  # noqa: BLE001  the job is worth more than any watch
+    except Exception:  # noqa: BLE001  the job is worth more than a watch
         _log.exception("watch %s raised and was disabled (a bug in aelastic: please report it)", type(watch).__name__)

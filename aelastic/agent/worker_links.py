@@ -1,8 +1,8 @@
 """The agent's end of the sockets of workers that recover in place: messages in become events, actions become messages.
 
-Each process of a worker has a socket of its own, to which it connects when the script calls a function decorated with
+Each process of a worker has its own socket, to which it connects when the script calls a function decorated with
 `in_place`.  A worker that never connects has not opted in.  The socket accepts one connection; then its path is
-removed, so that no child process of the worker finds it (`aelastic.training.messages` has the protocol).
+removed, so that no child process of the worker finds it (`aelastic.training.messages` describes the protocol).
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class WorkerLinks:
     """The sockets of one generation, by local rank.
 
     Args:
-        generation: which.
+        generation: the number of the generation.
         sockets: names their paths.
-        post: takes what workers say.
+        post: takes the workers' messages, as events.
     """
 
     def __init__(self, generation: int, sockets: ControlSockets, post: Callable[[ev.Event], None]) -> None:
         self._generation, self._sockets, self._post = generation, sockets, post
         self._links: dict[int, _Link] = {}
-        self.differing: set[int] = set()  # local ranks with another state than ranks that should have the same
+        self.differing: set[int] = set()  # local ranks whose state differs from ranks that should have the same
         self._kept = KeptConnections()
 
     def listen(self, local_rank: int, process: int) -> dict[str, str]:
@@ -63,7 +63,7 @@ class WorkerLinks:
         return {messages.SOCKET_VARIABLE: messages.variable(path)}
 
     async def follow(self, local_rank: int) -> None:
-        """Posts what a worker says, until its socket is closed."""
+        """Posts a worker's messages, until its socket is closed."""
         if (link := self._links.get(local_rank)) is not None:
             await link.run()
 
@@ -73,7 +73,7 @@ class WorkerLinks:
             link.close()
 
     def present(self, local_ranks: Collection[int]) -> dict[int, _Link]:
-        """The links of the processes that have these ranks now, by local rank."""
+        """Returns the links of the processes that have these ranks now, by local rank."""
         return {rank: link for rank in local_ranks if (link := self._links.get(rank)) is not None}
 
     def begin(self, link: _Link, round_: int, env: Mapping[str, str | None], patience_s: float) -> None:
@@ -83,18 +83,18 @@ class WorkerLinks:
         link.send(messages.encode(messages.BEGIN, round=round_, env=dict(env), patience=patience))
 
     def hold(self, round_: int) -> None:
-        """Tells the workers that one has failed, and that the round is held for somebody to look at it."""
+        """Notifies the workers that one has failed, and that the round is held for the user to look at it."""
         for local_rank in self._links:
             self._send(local_rank, messages.encode(messages.HELD, round=round_))
 
     def leave(self, local_ranks: Collection[int], round_: int, why: str) -> None:
-        """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit into a packet."""
+        """Tells workers to leave a round.  The reason may quote a worker's error; it is cut to fit in a packet."""
         packet = messages.encode(messages.OVER, round=round_, why=why[:SENTENCE_CHARS_MAX])
         for local_rank in local_ranks:
             self._send(local_rank, packet)
 
     def release(self) -> None:
-        """Tells the workers that all their functions have returned, so that each can end."""
+        """Notifies the workers that all their functions have returned, so that each can end."""
         for local_rank in self._links:
             self._send(local_rank, messages.encode(messages.END))
 
@@ -109,7 +109,7 @@ class WorkerLinks:
 
 
 class _Link:
-    """One socket: it listens, then it is the connection of the first process that comes."""
+    """One socket: first it listens, then it is the connection of the first process that connects."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _Link:
         self._is_running = self._has_path = False
         self._running = anyio.CancelScope()
         with suppress(FileNotFoundError):
-            os.unlink(path)  # of the rank's last process, if that never connected
+            os.unlink(path)  # the path of the rank's last process, if that never connected
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._socket.setblocking(False)
@@ -135,7 +135,7 @@ class _Link:
             raise
 
     async def run(self) -> None:
-        """Waits for the process, then posts what it says, until it ends or the socket is closed."""
+        """Waits for the process, then posts its messages, until it ends or the socket is closed."""
         self._is_running = True
         try:
             with self._running:
@@ -174,9 +174,9 @@ class _Link:
                 os.close(copy)
 
     def _handle(self, packet: bytes, copies: list[int]) -> bool:
-        """Whether the copies are kept."""
+        """Handles a packet; returns whether the copies are kept."""
         if not packet:
-            self.close()  # the process is gone, and that is seen elsewhere
+            self.close()  # the process is gone; its end is handled elsewhere
             return False
         try:
             message = messages.decode(packet)
@@ -202,9 +202,9 @@ class _Link:
         return False
 
     def send(self, packet: bytes) -> None:
-        """Sends a packet.  A worker that does not read does not leave its round in time either, and is killed then.
+        """Sends a packet.  A worker that does not read does not leave its round in time either, and is then killed.
 
-        A worker that would wait for a packet which the system does not take ends, as its socket is closed.
+        If the system rejects a packet as too large, the socket is closed, and the worker that would wait for it ends.
         """
         try:
             self._socket.send(packet)
@@ -218,7 +218,7 @@ class _Link:
         self.close()
 
     def close(self) -> None:
-        """Closes the socket; `run` does it where it runs, since the loop may wait for that socket."""
+        """Closes the socket; while `run` runs, it closes the socket itself, because the loop may be waiting for it."""
         self._running.cancel()
         self._remove_path()
         if not self._is_running:

@@ -1,9 +1,9 @@
-"""What `record` does with an exception: the error file of this process, written as torch writes it.
+"""How `record` handles an exception: it writes the error file of this process in torch's format.
 
-Workers import it: what only a failure needs is imported when there is one.
+Workers import this module, so modules that only a failure needs are imported when there is one.
 """
 
-# Imports where a failure needs them, and no pathlib: every worker pays for the start-up time.
+# Imports only where a failure needs them, and no pathlib: every worker pays for the start-up time.
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ErrorHandler:
 
         if self._fn_name:
             log().debug("%s raised %s", self._fn_name, type(e).__name__)
-        # `record` is no part of a user's error.
+        # The frames of `record` are not part of a user's error.
         frames = without_frames_of({"aelastic.errors"}, e.__traceback__) or e.__traceback__
         lines = traceback.format_exception(type(e), e, frames)
         self._write(record_of(f"{type(e).__name__}: {_text_of(e)}", "".join(lines), int(time.time())))
@@ -81,7 +81,7 @@ class ErrorHandler:
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Copies a child's record to this process's error file, and adds the child's exit code.
 
-        A child that a signal ended cannot record its own exit code.  If the file is damaged, the record tells so.
+        A child that a signal ended cannot record its own exit code.  If the file is damaged, the record says so.
         """
         data = read_error_file(rootcause_error_file)
         if data is None:
@@ -99,7 +99,7 @@ class ErrorHandler:
         self._write(with_error_code(data, failure.exitcode))
 
     def _get_error_file_path(self) -> str | None:
-        """Where to write, `None` to log only; asked each time, since launchers change the variable between."""
+        """Returns the path to write, `None` to log only; read each time, because launchers change the variable."""
         return os.environ.get(ERROR_FILE_VARIABLE) or None
 
     def _write(self, data: Json) -> None:
@@ -114,7 +114,7 @@ class ErrorHandler:
             return
         try:
             replace_file(path, text.encode())
-        except (OSError, ValueError) as error:  # ValueError: a path no file system takes
+        except (OSError, ValueError) as error:  # ValueError: a path that no file system accepts
             log().warning("error file %s cannot be written: %s; it would hold: %s", path, error, text)
 
 
@@ -126,7 +126,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def without_frames_of(modules: Collection[str], frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame that is of none of these modules; `None` if all are."""
+    """Returns the traceback from the first frame outside these modules; `None` if there is none."""
     while frames is not None and frames.tb_frame.f_globals.get("__name__") in modules:
         frames = frames.tb_next
     return frames

@@ -1,15 +1,15 @@
-"""What a dead process had to say: the cause in a tail of its stderr, and its exit code in words.
+"""Why a process ended: finds the cause in the tail of its stderr, and describes its exit code.
 
-Most training scripts are not decorated with `record`, so what they printed last is all there is.
+Most training scripts are not decorated with `record`, so their last output is all there is.
 Everything here is a pure function of text or of a number: nothing is read, nothing raises, and the
 time is linear in the tail, whatever a worker printed.
 
-A tail is judged from its end.  The last traceback is the cause, except that one which did not end the process
-(announced by "Exception ignored in", "Exception in thread", ...) gives way to an earlier one that did, and one that
-does not begin in the program itself (`in <module>`), as an uncaught one does, gives way to one that does.  Chained
-exceptions are one traceback, whose headline is the last of them; a traceback that a message quotes is part of it.
+The last traceback is the cause, except that an earlier one that ended the process takes precedence over one that did
+not (announced by "Exception ignored in", "Exception in thread", ...), and one that begins in the program itself
+(`in <module>`), like an uncaught exception, over one that does not.  Chained exceptions are one traceback, whose
+headline is the last of them; a traceback that a message quotes is part of the message.
 
-Whether the process ended of it, the text does not say: `may_be_uncaught` weighs the exit code.
+The text does not show whether the process ended because of it: `may_be_uncaught` judges the exit code.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 
 from aelastic.host.signals import signal_name
 
-# Enough for a deep traceback with long messages; what is before it is not the last one.
+# Enough for a deep traceback with long messages; anything earlier is not the last one.
 TAIL_CHARS = 64 * 1024
 HEADLINE_CHARS = 400
 # A message this long is a dump, not an explanation.
 MESSAGE_LINES = 60
-# Other threads may print between the frames of a traceback; more than this and it is no traceback.
+# Other threads may print between the frames of a traceback; with more lines than this it is not a traceback.
 INTERLEAVED_LINES = 8
-# "Task exception was never retrieved" and its like stand this close above their traceback.
+# "Task exception was never retrieved" and similar lines are this close above their traceback.
 ANNOUNCED_LINES = 3
 
 _HEADER = "Traceback (most recent call last)"
@@ -36,12 +36,12 @@ _CHAINED = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-# How torch begins the traceback of a child, inside the message of another: `DataLoader`, and `multiprocessing.spawn`.
+# How torch introduces a child's traceback inside another message: `DataLoader`, and `multiprocessing.spawn`.
 _NESTED = "Original " + _HEADER
 _FROM_CHILD = re.compile(r"-- Process [0-9]{1,9} terminated with the following error:")
-# Where an uncaught exception's traceback begins: in the script, or in what runs it for `-m`.
+# Where an uncaught exception's traceback begins: in the script, or in the module that runs it for `-m`.
 _TOP_FRAME = re.compile(r'.* in <module>|[ |+]*File "(<frozen runpy>|[^"]*[/\\]runpy\.py)", ')
-# What Python exits with after an uncaught exception; 120 where it then cannot flush stdout (`Py_FinalizeEx`).
+# Python's exit codes after an uncaught exception; 120 if it then cannot flush stdout (`Py_FinalizeEx`).
 _UNCAUGHT = (1, 120)
 _FATAL = "Fatal Python error: "
 _TERMINATE = re.compile(r"terminate called after throwing an instance of '([^']*)'")
@@ -99,11 +99,11 @@ class Cause:
 
     Args:
         headline: one line, as in `ValueError: batch is empty`.
-        traceback: all that was printed of it, without colours and rank prefixes.
+        traceback: everything that was printed of it, without colours and rank prefixes.
         file: where it was raised (the last frame), or "".
         line: the line in `file`, from 1, or 0.
-        is_from_top: it was raised on from the program's first line, as one that is not caught.
-        is_dump: no exception: where the process was when it crashed.
+        is_from_top: its traceback begins at the program's top level, like that of an uncaught exception.
+        is_dump: it is not an exception, but the stack of a process that crashed.
     """
 
     headline: str
@@ -115,14 +115,14 @@ class Cause:
 
     @property
     def is_uncaught(self) -> bool:
-        """Whether the interpreter printed it as it ended."""
+        """Whether the interpreter printed it while ending."""
         return self.is_from_top and not self.is_dump
 
 
 def describe_exit(exitcode: int) -> str:
-    """The end of a process in words, from what `Popen.returncode` holds: `-n` is signal n."""
+    """Describes the end of a process, from its `Popen.returncode`: `-n` is signal n."""
     if exitcode > 128 and (name := signal_name(exitcode - 128)):
-        # A shell, or a container runtime, passes its child's death on like this.
+        # This is how a shell, or a container runtime, passes on the death of its child.
         why = f"by convention, its child was killed by {name}"
     else:
         why = _SIGNALS.get(signal_name(-exitcode), "") if exitcode < 0 else _CODES.get(exitcode, "")
@@ -130,7 +130,7 @@ def describe_exit(exitcode: int) -> str:
 
 
 def how_it_ended(exitcode: int) -> str:
-    """The end of a process in words, without what that may mean."""
+    """Describes the end of a process, without its possible meaning."""
     if exitcode >= 0:
         return f"exited with code {exitcode}"
     name = signal_name(-exitcode)
@@ -138,15 +138,15 @@ def how_it_ended(exitcode: int) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that says something, at most `HEADLINE_CHARS` long."""
+    """Returns the last line that is not blank, cut to `HEADLINE_CHARS`."""
     lines = (line.strip() for line, _ in reversed(_clean(text)))
     return next((line for line in lines if line), "")[:HEADLINE_CHARS]
 
 
 def last_exception(text: str) -> Cause | None:
-    """The exception that ended a process, from the tail of what it printed; `None` where there is none.
+    """Returns the exception that ended a process, from the tail of its output; `None` if there is none.
 
-    The tail may begin in the middle of a traceback, and noise may stand before, between and after its lines.
+    The tail may begin in the middle of a traceback, with noise before, between and after its lines.
     """
     best: _Block | None = None
     for block in _blocks(_clean(text)):
@@ -160,16 +160,16 @@ def last_exception(text: str) -> Cause | None:
 
 
 def may_be_uncaught(exitcode: int) -> bool:
-    """Whether a process that exited so may have ended of a Python exception that it printed.
+    """Whether a process with this exit code may have ended because of a Python exception that it printed.
 
-    One that catches it, prints it and leaves with `sys.exit(9)` has a reason of its own, which the code names.
+    A process that catches it, prints it and calls `sys.exit(9)` has its own reason, which the code names.
     """
     return exitcode in _UNCAUGHT
 
 
 @dataclass(slots=True)
 class _Block:
-    """One traceback and what it is worth: 2 ended the process, 1 did not, 0 has no Python in it."""
+    """One traceback and its weight: 2 ended the process, 1 did not, 0 has no Python frames."""
 
     lines: list[str]
     headline: str = ""
@@ -181,7 +181,7 @@ class _Block:
 
     def see_frame(self, match: re.Match[str]) -> None:
         if self.is_from_top is None:
-            # Where the beginning is cut off, it may have been the program's first line.
+            # If the beginning is cut off, it may have been the program's top level.
             self.is_from_top = self.lines[:1] == [_CUT] or _TOP_FRAME.match(match.string) is not None
         self.file, self.line = match[1], int(match[2])
 
@@ -191,10 +191,10 @@ _Lines = list[_Line]
 
 
 def _clean(text: str) -> _Lines:
-    """The lines of the tail as a terminal would show them, and whether torch's rank prefix stood before each."""
+    """Returns the lines of the tail as a terminal would show them, and whether each had torch's rank prefix."""
     lines: _Lines = []
     for raw in ESCAPES.sub("", text[-TAIL_CHARS:]).split("\n"):
-        # A progress bar redraws its line after every \r: only the last drawing is left to see.
+        # A progress bar redraws its line after every \r: only the last drawing remains visible.
         line = raw.rstrip("\r").rpartition("\r")[2]
         prefix = _RANK.match(line)
         lines.append((line[prefix.end() :], True) if prefix else (line, False))
@@ -202,7 +202,7 @@ def _clean(text: str) -> _Lines:
 
 
 def _blocks(lines: _Lines) -> Iterator[_Block]:
-    """Every traceback, first to last.  Each line is looked at a fixed number of times."""
+    """Yields every traceback, first to last.  Reads each line a fixed number of times."""
     at, announced = 0, -ANNOUNCED_LINES - 1
     before: _Block | None = None  # the block that a chained one continues
     link = ""  # the last line with text between two blocks
@@ -241,7 +241,7 @@ def _blocks(lines: _Lines) -> Iterator[_Block]:
 
 
 def _is_quoted(before: _Block, block: _Block, *, is_apart: bool) -> bool:
-    """Whether a traceback that follows a message without words between them is part of the message.
+    """Whether a traceback that follows a message, without text between them, is part of the message.
 
     Args:
         is_apart: a blank line is between them.
@@ -252,7 +252,7 @@ def _is_quoted(before: _Block, block: _Block, *, is_apart: bool) -> bool:
 
 
 def _read_block(lines: _Lines, at: int, is_cut: bool) -> tuple[_Block | None, int]:
-    """The block that begins at a line, if one does, and where to read on, which is always further."""
+    """Returns the block that begins at a line, if any, and where to continue, which is always further."""
     line = lines[at][0]
     if "Exception Group " + _HEADER in line:
         return _read_group(lines, at)
@@ -274,14 +274,14 @@ def _read_block(lines: _Lines, at: int, is_cut: bool) -> tuple[_Block | None, in
 
 def _is_header(line: str) -> bool:
     found = line.find(_HEADER)
-    # With text after it, it is quoted in a log line; rich draws the rest of a box.
+    # With text after it, it is a quote in a log line; rich draws the rest of a box.
     return found >= 0 and not line[found + len(_HEADER) :].strip(" :─-╮┐")
 
 
 def _read_traceback(lines: _Lines, at: int, header: str) -> tuple[_Block | None, int]:
     """Reads frames up to the exception and its message; `header` is "" where it was cut off.
 
-    No block comes of a traceback that was not printed to its end, nor of one that another interrupts.
+    Returns no block for a traceback that is incomplete, or that another one interrupts.
     """
     is_prefixed = lines[at - 1][1] if header else lines[at][1]
     start = header.find(_HEADER)
@@ -309,7 +309,7 @@ def _read_traceback(lines: _Lines, at: int, header: str) -> tuple[_Block | None,
 
 
 def _is_frame_next(lines: _Lines, at: int, margin: str) -> bool:
-    """Whether the traceback goes on after this line, which another thread printed then."""
+    """Whether the traceback continues after this line, which another thread must have printed."""
     if at + 1 >= len(lines):
         return False
     following = lines[at + 1][0].removeprefix(margin)
@@ -380,7 +380,7 @@ def _read_fatal(lines: _Lines, at: int) -> tuple[_Block, int]:
 
 
 def _read_terminate(lines: _Lines, at: int, name: str) -> tuple[_Block, int]:
-    """Reads what the C++ runtime says of an uncaught exception."""
+    """Reads the C++ runtime's message about an uncaught exception."""
     block = _Block([lines[at][0]], headline=name, weight=0, is_dump=True)
     if at + 1 < len(lines) and (what := lines[at + 1][0].strip()).startswith("what():"):
         block.headline = f"{name}: {what.removeprefix('what():').strip()}"

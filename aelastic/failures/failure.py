@@ -1,11 +1,11 @@
 """A worker's failure: one value, from the end of the process to the report on every node; and its error file.
 
-An error file holds one process's last words, for the agent above it.  The format is torch's
-(`torch.distributed.elastic.multiprocessing.errors`): JSON, the message and its traceback inside "message".  What is
-read may be missing, damaged or of another shape.
+An error file contains the exception of one process, for its agent.  The format is torch's
+(`torch.distributed.elastic.multiprocessing.errors`): JSON, the message and its traceback inside "message".  A file
+may be missing, damaged or of another shape.
 """
 
-# Imports where a failure needs them, and no pathlib: every worker that uses `record` pays for the start-up time.
+# Imports only where a failure needs them, and no pathlib: every worker that uses `record` pays for the start-up time.
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 Json: TypeAlias = dict[str, Any]
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
-# A traceback is some KiB; an error file beyond this is not one.
+# A traceback has a few KiB; a larger file is not an error file.
 ERROR_FILE_BYTES_MAX = 1024 * 1024
-# In an error file: the exception comes again at each restart.
+# In an error file: each restart would raise the exception again.
 FINAL_KEY = "aelastic_is_final"
-# torch's words, which log scrapers and callers compare with.
+# torch's texts, which log scrapers and callers compare with.
 NO_MESSAGE, NOT_AVAILABLE = "<NONE>", "<N/A>"
 NO_DATA: Json = {"message": NO_MESSAGE}
 
-# What other nodes get of a failure, in characters; the node where it happened keeps all of it.  In JSON a character may
-# take twelve bytes, and all of them together must fit into a message (`rdzv.protocol.codec.FRAME_MAX`).
+# How much of a failure other nodes receive, in characters; the node where it happened keeps all of it.  In JSON a
+# character may take twelve bytes, and all together must fit in a message (`rdzv.protocol.codec.FRAME_MAX`).
 MESSAGE_CHARS_MAX = 8 << 10
 TRACEBACK_CHARS_MAX = 32 << 10
 STACK_CHARS_MAX = 8 << 10
 SENTENCE_CHARS_MAX = 1 << 10
 CHARS_MAX = {
-    "host": 255,  # of a name in DNS (RFC 1035)
+    "host": 255,  # the limit for a DNS name (RFC 1035)
     "stack": STACK_CHARS_MAX,
     **dict.fromkeys(("oom", "note", "log_file", "found_by"), SENTENCE_CHARS_MAX),
 }
 
-# A worker that dies of another one's death, by the words of gloo, NCCL, the kernel and a barrier with a limit.
+# A worker that dies because another one died, in the words of gloo, NCCL, the kernel and a barrier with a timeout.
 _LOST_PEER = re.compile(
     r"connection (was )?(reset|closed|aborted|lost)|broken pipe|reset by peer|closed by (the )?(remote |)peer"
     r"|remote (process|peer|end)|peer (is |was )?(gone|closed|left|lost)|socket (was )?closed|nccl remote error"
@@ -51,16 +51,16 @@ _LOST_PEER = re.compile(
 )
 _OUT_OF_MEMORY = re.compile(r"^(?:\w+\.)*(?:\w*OutOfMemoryError|MemoryError)\b")
 
-# What argparse, and command lines like it, say of options that they do not take, before they exit with 2.
+# The message of argparse, and similar parsers, about invalid options, before they exit with 2.
 _USAGE_EXIT = 2
 _USAGE = re.compile(r"^usage: .*?^(?P<error>\S+: error: [^\n]+)", re.MULTILINE | re.DOTALL)
-# What torch's nccl2 logs before it calls `abort`, the default for NCCL since torch 2.15.
+# The log line of torch's nccl2, the default for NCCL since torch 2.15, before it calls `abort`.
 _ABORTING = re.compile(r"Aborting process on rank [0-9]{1,9} due to [^\n]{1,300}")
 
-# Native code raises these in its own process; a Python interrupt ends with SIGINT.
+# Signals that native code raises in its own process; a Python interrupt ends with SIGINT.
 _SIGNALS_OF_ITS_OWN = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 
-# C0 without tab and newline, DEL and C1; then what sets the direction of text, and ends lines, in Unicode.
+# C0 without tab and newline, DEL and C1; then the characters that set text direction, and end lines, in Unicode.
 _CONTROLS = dict.fromkeys([*range(9), *range(11, 32), *range(0x7F, 0xA0)], "?")
 _CONTROLS |= dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *range(0x2066, 0x206A)], "?")
 
@@ -68,8 +68,8 @@ _CONTROLS |= dict.fromkeys([0x61C, 0x200E, 0x200F, *range(0x2028, 0x202F), *rang
 class ProcessFailure(Record):
     """The failure of one worker, with everything known about it (torch: `ProcessFailure`).
 
-    It reads the error file once, when it is created.  If that file is missing or damaged, it takes the message from the
-    end of stderr, or from the exit code.
+    Reads the error file once, on creation.  If that file is missing or damaged, the message comes from the end of
+    stderr, or from the exit code.
 
     Args:
         local_rank: the worker's local rank.
@@ -96,8 +96,8 @@ class ProcessFailure(Record):
     pid: int
     exitcode: int
     message: str  # one sentence or headline, never empty
-    traceback: str = ""  # where none is known
-    timestamp: int = 0  # of the recorded exception, else of now; seconds since the epoch, on the clock of its host
+    traceback: str = ""  # empty if none is known
+    timestamp: int = 0  # of the recorded exception, otherwise now; seconds since the epoch, on the clock of its host
     is_final: bool = False
     stack: str = ""
     oom: str = ""
@@ -105,9 +105,9 @@ class ProcessFailure(Record):
     world_size: int = 0
     log_file: str = ""
     found_by: str = ""
-    matched_rules: tuple[int, ...] = ()  # of `--restart-policy`, from 0: those whose `error` pattern matches it
-    is_usage_error: bool = False  # it refused its command line, as argparse does
-    # Of use on its own host only.
+    matched_rules: tuple[int, ...] = ()  # of `--restart-policy`, from 0, whose `error` pattern matches it
+    is_usage_error: bool = False  # it rejected its command line, as argparse does
+    # Useful on its own host only.
     error_file: str = NOT_AVAILABLE
     error_file_data: Json = NO_DATA
     stderr_tail: str = ""
@@ -155,7 +155,7 @@ class ProcessFailure(Record):
         """
         told = cls.__new__(cls)
         Record.__init__(told, *args, **fields)
-        # Stripped after it is cut: what is read from a message is what is read from the message that it becomes.
+        # Stripped after it is cut: reading the message that it becomes must give the same text again.
         headline = printable(told.message.strip())[:MESSAGE_CHARS_MAX].strip()
         if not headline:
             reason = _explain(told.exitcode, "", told.oom.strip(), told.note.strip())[0]
@@ -184,7 +184,7 @@ class ProcessFailure(Record):
 
     @property
     def shared(self) -> dict[str, Any]:
-        """The fields that other nodes get."""
+        """The fields that other nodes receive."""
         return {name: getattr(self, name) for name in SHARED_FIELDS}
 
     def for_others(self) -> ProcessFailure:
@@ -227,12 +227,12 @@ class ProcessFailure(Record):
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(self.timestamp))
 
 
-# What other nodes get of a failure; the rest is of use on its own host only.
+# The fields that other nodes receive; the rest is useful on its own host only.
 SHARED_FIELDS = ProcessFailure.__match_args__[:-3]
 
 
 def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str, str, bool]:
-    """The message and the traceback of a worker that recorded neither, and whether it refused its command line."""
+    """Returns the message and traceback of a worker that recorded neither, and whether it rejected its command line."""
     from aelastic.failures.exit_reason import describe_exit, how_it_ended, last_exception, may_be_uncaught
     from aelastic.host.signals import signal_name
 
@@ -247,14 +247,14 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
     aborting = _ABORTING.findall(stderr_tail) if ended_by == "SIGABRT" else []
     if aborting:  # even if it printed exceptions before
         return f"{words}; last output: {aborting[-1]}", "", False
-    # A worker that was killed from outside, or left with a code of its own, did not die of an exception that it had
-    # printed before.
+    # A worker that was killed from outside, or exited with its own code, did not die of an exception that it printed
+    # before.
     is_own_doing = ended_by in _SIGNALS_OF_ITS_OWN
     is_explained = stderr_tail and (is_own_doing or may_be_uncaught(exitcode))
     cause = last_exception(stderr_tail) if is_explained else None
     if cause is None:
         return words, "", is_usage_error
-    # What aborts a process whose interpreter is ending follows from why that ends.
+    # If a process aborts while its interpreter is ending, the exception that ends it is the cause.
     if name == "SIGABRT" and cause.is_uncaught and not note:
         return f"{cause.headline} (the process then aborted: SIGABRT)", cause.traceback, False
     if note or is_own_doing:
@@ -266,8 +266,8 @@ def _explain(exitcode: int, stderr_tail: str, oom: str, note: str) -> tuple[str,
 
 
 def read_error_file(path: str) -> Json | None:
-    """What an error file holds; `None` where it is missing, damaged, too long, or something else."""
-    # Opening a FIFO would wait for a writer, without end.
+    """Returns the content of an error file; `None` if it is missing, damaged, too long, or something else."""
+    # Opening a FIFO would wait forever for a writer.
     if not os.path.isfile(path):
         return None
     import json
@@ -282,9 +282,9 @@ def read_error_file(path: str) -> Json | None:
 
 
 def parse_record(data: Json) -> tuple[str, str, int]:
-    """The message, traceback and time in an error file; empty where it does not say, or in no shape we know.
+    """Returns the message, traceback and time in an error file; empty if missing, or in an unknown shape.
 
-    torch writes a dict under "message"; a sentence there has its time beside it.
+    torch writes a dict under "message"; if there is a sentence instead, its time is beside it.
     """
     message = data.get("message")
     if isinstance(message, dict):
@@ -295,7 +295,7 @@ def parse_record(data: Json) -> tuple[str, str, int]:
         text, callstack, at = message, data.get("callstack"), data.get("timestamp")
     if text == NO_MESSAGE or not isinstance(text, str):
         text = ""
-    # "NoneType: None" is what `traceback.format_exc` calls no traceback.
+    # `traceback.format_exc` returns "NoneType: None" without an exception.
     if not isinstance(callstack, str) or callstack.startswith("NoneType: None"):
         callstack = ""
     text = text.strip() or callstack.strip().rpartition("\n")[2]
@@ -303,7 +303,7 @@ def parse_record(data: Json) -> tuple[str, str, int]:
 
 
 def epoch_s(value: object) -> int:
-    """A point in time between 1970 and 9999, or 0."""
+    """Returns a point in time between 1970 and 9999, or 0."""
     try:
         seconds = int(float(value)) if isinstance(value, (str, int, float)) else 0
     except (ValueError, OverflowError):
@@ -312,9 +312,9 @@ def epoch_s(value: object) -> int:
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may show it: nothing in it moves the cursor, rings, hides, or changes the direction.
+    """Makes a text safe for a terminal: nothing in it moves the cursor, rings, hides, or changes the direction.
 
-    Colours are removed, other control characters and lone surrogates, which JSON may hold, are replaced.
+    Removes colours; replaces other control characters, and lone surrogates, which JSON may contain.
     """
     if "\x1b" in text:
         from aelastic.failures.exit_reason import ESCAPES
@@ -326,13 +326,13 @@ def printable(text: str) -> str:
 
 
 def record_of(message: str, callstack: str, timestamp: int) -> Json:
-    """The shape that torch writes: the time is a string."""
+    """Returns a record in torch's shape: the time is a string."""
     extra = {"py_callstack": callstack, "timestamp": str(timestamp)}
     return {"message": {"message": message, "extraInfo": extra}}
 
 
 def with_error_code(data: Json, error_code: int) -> Json:
-    """Adds the code where torch puts it; a record whose message is a sentence has no such place."""
+    """Adds the code where torch puts it; leaves a record whose message is a sentence unchanged."""
     message = data.get("message")
     if not error_code or not isinstance(message, dict):
         return data
@@ -340,7 +340,7 @@ def with_error_code(data: Json, error_code: int) -> Json:
 
 
 def log() -> logging.Logger:
-    """The logger of what reads and writes error files; `logging` is imported when there is something to say."""
+    """Returns the logger for error files; imports `logging` only when there is something to log."""
     import logging
 
     return logging.getLogger("aelastic.errors")

@@ -1,15 +1,15 @@
-"""Which ranks hang: places of all workers of a job, compared.
+"""Which ranks hang: compares the places of all workers of a job.
 
-In a job that stands still most ranks wait in the same collective; the ones to look at are those that are not there.  A
-wrong name costs a person hours, so "cannot tell" is an answer, with the groups there are.
+When a job stalls, most ranks wait in the same collective; the ranks to look at are those that do not.  A wrongly named
+rank costs a person hours, so "cannot tell", with a list of the groups, is also an answer.
 
 1. Ranks are grouped by where their script is, and by the collective that they wait in.
-2. If at least half of the ranks wait in collectives, those that wait in none are the **odd ones**.
-3. Else, or if all wait, those outside the one group that has more than half of the ranks.
-4. Else those that have done fewer steps than all others, where every rank tells its steps.
+2. If at least half of the ranks wait in collectives, those that do not are the **odd ones**.
+3. Otherwise, or if all wait, those outside the one group that has more than half of the ranks.
+4. Otherwise those that have done fewer steps than all others, if every rank reports its steps.
 
-A rank of which nothing is known is never named; it keeps the others from being named only if it could be the one: where
-no rank is seen outside the group.
+A rank of which nothing is known is never named.  Others are not named either where it could be the odd one: by rules 3
+and 4.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from collections.abc import Iterable, Sequence
 
 from aelastic.core.record import Record
 
-# Ranks that a sentence names, and groups.
+# How many ranks, and groups, a sentence names.
 NAMED_MAX = 4
-# Of a text of a place, what is told to other nodes (`rdzv.protocol.sense`).
+# How much of each text of a place is sent to other nodes (`rdzv.protocol.sense`).
 TEXT_CHARS_MAX = 255
 
 _STATES = {
@@ -35,22 +35,22 @@ _STATES = {
 
 
 class Place(Record):
-    """Where a worker is: what its stack says, folded."""
+    """Where a worker is, summarized from its stack."""
 
     rank: int
     host: str
     pid: int
     at: str = ""  # the innermost frame of the user's code, as in "train.py:120"
-    call: str = ""  # what runs, innermost, as in "read (dataset.py:88)"; the same as `at` has it if that is innermost
-    collective: str = ""  # that it waits in
-    state: str = ""  # of its main thread, as the kernel has it: one letter, or "lock"
-    steps: int = -1  # that it has done; -1 where that is not known
-    ended: str = ""  # how, if it has
+    call: str = ""  # the innermost call, as in "read (dataset.py:88)"; the same place as `at` if that is innermost
+    collective: str = ""  # the one that it waits in
+    state: str = ""  # the kernel's state of its main thread: one letter, or "lock"
+    steps: int = -1  # how many it has done; -1 if unknown
+    ended: str = ""  # how it has ended, if it has
     unknown: str = ""  # why nothing is known
 
     @property
     def for_others(self) -> Place:
-        """As other nodes get it: none of its texts is too long for them."""
+        """The place as other nodes receive it, with texts cut to the limit."""
         texts = {
             name: getattr(self, name)[:TEXT_CHARS_MAX] for name in ("at", "call", "collective", "ended", "unknown")
         }
@@ -58,7 +58,7 @@ class Place(Record):
 
     @property
     def group(self) -> str:
-        """What it has in common with ranks at the same place, as a sentence has it."""
+        """Key shared by all ranks at the same place, worded for use in a message."""
         if self.unknown:
             return f"unknown ({self.unknown})"
         if self.ended:
@@ -69,24 +69,24 @@ class Place(Record):
 
     @property
     def sentence(self) -> str:
-        """What it does, after "does not:"."""
+        """What the rank does, worded to follow "does not:"."""
         state = "" if self.ended else _STATES.get(self.state, "")
         return ", ".join(each for each in (self.group, state) if each)
 
 
 class Comparison(Record):
-    """What places of all ranks say together."""
+    """The result of comparing all ranks."""
 
     text: str
-    odd: tuple[int, ...] = ()  # ranks to look at; empty where that cannot be told
+    odd: tuple[int, ...] = ()  # ranks to look at; empty if they cannot be told
 
 
 def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
-    """Names the ranks that the others wait for, if that can be told.
+    """Names the ranks that the others wait for, if they can be told.
 
     Args:
-        places: of all ranks, in any order.
-        waited_s: for how long the job has stood still; less than 1 is not said, and with 0 it need not stand still.
+        places: the places of all ranks, in any order.
+        waited_s: how long the job has stalled; less than 1 is not mentioned, and 0 means that it may not have stalled.
     """
     what = "hang" if waited_s else "ranks compared"
     ranks = sorted(places, key=lambda place: place.rank)
@@ -108,14 +108,14 @@ def compare(places: Iterable[Place], waited_s: float = 0.0) -> Comparison:
 
 
 def _differs(place: Place, most: Sequence[Place]) -> str:
-    """What tells a rank from most of them."""
+    """Returns how a rank differs from most others."""
     if any(place.group == other.group for other in most):
         return f"has done {place.steps} steps, the others {most[0].steps}"
     return "does not"
 
 
 def _odd_ones(known: Sequence[Place], *, has_unknown: bool) -> tuple[list[Place], list[Place]]:
-    """The ranks to look at, and those that most are among; ([], []) where that cannot be told."""
+    """Returns the ranks to look at, and the majority; ([], []) if they cannot be told."""
     waiting = [place for place in known if place.collective and not place.ended]
     others = [place for place in known if place not in waiting]
     if others and len(waiting) >= len(others):
@@ -144,6 +144,6 @@ def _groups_of(ranks: Sequence[Place]) -> str:
 
 
 def ranks_in_words(numbers: Sequence[int], most: int = NAMED_MAX) -> str:
-    """As in "rank 3", or "ranks 0, 1, 2, 3 and 4 more"."""
+    """Returns words such as "rank 3", or "ranks 0, 1, 2, 3 and 4 more"."""
     more = f" and {len(numbers) - most} more" if len(numbers) > most else ""
     return f"rank{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers[:most]))}{more}"

@@ -1,6 +1,6 @@
 """The final report on a failed job, for people and for log scrapers.
 
-The layout is torch's (`ChildFailedError.format_msg`); the words are ours.
+The layout is torch's (`ChildFailedError.format_msg`); the wording is ours.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from aelastic.failures.exit_reason import last_line
 from aelastic.failures.failure import NOT_AVAILABLE, ProcessFailure, log, printable
 
-# What is beyond these is in the logs.
+# Anything beyond these limits is in the logs.
 REPORT_TRACEBACK_CHARS = 32 * 1024
 REPORT_LINE_CHARS = 2000
 REPORT_FAILURES_MAX = 64
 REPORT_PLACE_CHARS = 200
 REPORT_SORTS_MAX = 16
 REPORT_WIDTH_MAX = 60
-# Workers that had to be killed are mostly in the same place, or wait in another for the one that is not.
+# Workers that had to be killed are mostly in the same place, or wait in another for the one that is not there.
 REPORT_STACKS_MAX = 4
-# The other end of a connection, as gloo and NCCL name it: `[10.0.0.7]:18573`, `node1<43210>`.
+# The peer of a connection, as gloo and NCCL name it: `[10.0.0.7]:18573`, `node1<43210>`.
 _PEER = re.compile(r"\[?(?:\d+(?:\.\d+){3}|[\da-f]*:[\da-f:]+)\]?:\d+|<\d+>")
-# Stands before the file that holds more than what is quoted of a stack.
+# Precedes the file that contains more than the quoted part of a stack.
 ALL_THREADS = "\nall threads: "
-# How a stack begins that could not be taken: the reason follows.
+# The beginning of the text for a stack that could not be taken; the reason follows.
 NO_STACK = "not known ("
 
 
@@ -41,12 +41,12 @@ def report(
     *,
     enrich: Callable[[str, str], str] = lambda message, _: message,
 ) -> str:
-    """The root cause with its traceback, the other failures, and the workers stopped for them.
+    """Returns the report: the root cause with its traceback, the other failures, and the workers stopped for them.
 
     Args:
-        stacks: of workers that had to be killed, where they were.
-        raised: of workers that were stopped, what they had raised themselves.
-        enrich: of a message and an error file, the message to show for a worker that a signal ended.
+        stacks: the stacks of workers that had to be killed.
+        raised: exceptions that stopped workers had raised by themselves.
+        enrich: returns the message to show for a worker that a signal ended, from its message and error file.
     """
     root_rank = first[0]
     failures = {rank: _enriched(failure, enrich) for rank, failure in failures.items()}
@@ -75,7 +75,7 @@ def report(
 def _split(
     others: Mapping[int, ProcessFailure], root: ProcessFailure, raised: Mapping[int, ProcessFailure]
 ) -> tuple[list[tuple[int, ProcessFailure]], list[str]]:
-    """The failures that are described, the first of each sort; and lines for the ranks that failed in the same way."""
+    """Returns the failures to describe, the first of each sort; and lines for the ranks that failed in the same way."""
     described = dict(others)
     sorts = {_sort_of(root)}
     alike: dict[tuple[str, str], dict[int, ProcessFailure]] = {}
@@ -93,7 +93,7 @@ def _split(
 
 
 def _sort_of(failure: ProcessFailure) -> tuple[str, str]:
-    """Failures of one sort are told together: their words, but for a peer's address, and their stacks are the same."""
+    """Returns the sort of a failure: its words, without peer addresses, and its stack.  A sort is reported together."""
     return _PEER.sub("…", failure.message.strip().partition("\n")[0]), failure.stack.partition(ALL_THREADS)[0]
 
 
@@ -112,14 +112,14 @@ def _enriched(failure: ProcessFailure, enrich: Callable[[str, str], str]) -> Pro
         return failure
     try:
         text = enrich(failure.message, failure.error_file)
-    except Exception:  # noqa: BLE001  a user's handler: the report matters more
+    except Exception:  # noqa: BLE001  a user's handler: the report is more important
         log().warning("the error handler failed on the message of rank %d", failure.rank, exc_info=True)
         return failure
     return failure if text == failure.message else failure.replace(message=text)
 
 
 def killed(stacks: Mapping[int, str]) -> list[str]:
-    """Lines on workers that had to be killed; those in the same place are told together."""
+    """Returns lines about workers that had to be killed, grouped by place."""
     groups, unseen = _grouped({rank: text.partition(ALL_THREADS)[0] for rank, text in stacks.items()})
     lines = []
     for body, ranks in groups:
@@ -130,14 +130,14 @@ def killed(stacks: Mapping[int, str]) -> list[str]:
 
 
 def raised_meanwhile(raised: Mapping[int, ProcessFailure]) -> list[str]:
-    """Lines on workers that were asked to end and failed; those that failed in the same way are told together."""
+    """Returns lines about workers that were asked to end and failed, grouped by how they failed."""
     groups, unseen = _grouped({rank: failure.headline for rank, failure in raised.items()})
     lines = [f"{_named(ranks)} ended by {headline}" for headline, ranks in groups]
     return [*lines, f"... and {_named(unseen)} in other ways"] if unseen else lines
 
 
 def _grouped(texts: Mapping[int, str]) -> tuple[list[tuple[str, list[int]]], list[int]]:
-    """Each text with its ranks, up to a limit; and the ranks of other texts."""
+    """Returns each text with its ranks, up to a limit; and the ranks of other texts."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in texts.items():
         ranks_of.setdefault(text, []).append(rank)
@@ -155,7 +155,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
     lines = [
         f"[{index}]:",
         f"  time      : {failure.timestamp_isoformat()}",
-        # The name this host calls itself; a look-up in DNS may take seconds, and fail.
+        # The host's own name; a DNS lookup may take seconds, and fail.
         f"  host      : {failure.host or os.uname().nodename}",
         f"  rank      : {rank} (local_rank: {failure.local_rank}){world}",
         f"  exitcode  : {failure.exitcode} (pid: {failure.pid}){f' ({name})' if name != NOT_AVAILABLE else ''}",
@@ -175,7 +175,7 @@ def _describe(index: int, rank: int, failure: ProcessFailure, *, is_root: bool =
 
 def _cause(failure: ProcessFailure) -> Iterator[str]:
     yield f"  cause     : {failure.headline}"
-    if failure.is_signal and (more := failure.message.strip().partition("\n")[2]):  # added to it by a handler
+    if failure.is_signal and (more := failure.message.strip().partition("\n")[2]):  # added by a handler
         yield f"              {more}".replace("\n", "\n              ")
     text = "\n".join(map(_short_line, failure.traceback.strip("\n").split("\n")))
     if len(text) > REPORT_TRACEBACK_CHARS:
@@ -187,14 +187,14 @@ def _cause(failure: ProcessFailure) -> Iterator[str]:
 
 
 def _short_line(line: str) -> str:
-    """The line, or its beginning where a message is a dump in one line."""
+    """Returns the line, or its beginning if it is a long dump."""
     if len(line) <= REPORT_LINE_CHARS:
         return line
     return f"{line[:REPORT_LINE_CHARS]}... ({len(line) - REPORT_LINE_CHARS} more characters)"
 
 
 def _ranges(ranks: Iterable[int]) -> str:
-    """`0, 2-4, 9` for 0, 2, 3, 4, 9; two in a row are no range."""
+    """Returns `0, 2-4, 9` for 0, 2, 3, 4, 9; two in a row are not a range."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and rank == runs[-1][-1] + 1:

@@ -1,7 +1,7 @@
-"""The root of a failure: what tells it from another, and whether the same one twice proves that a restart is of no use.
+"""The root of a failure: what distinguishes it from others, and whether its repetition proves that no restart can help.
 
-A stop on a wrong proof costs without bound, a restart too many costs little: what may heal by itself is no proof, and
-what is doubtful neither.
+Wrongly stopping a job is very expensive; one restart too many is cheap.  So transient errors are never proof, and
+neither is anything doubtful.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 from aelastic.failures.failure import ProcessFailure
 
 USAGE_ERROR = "usage error"
-# These do not heal by themselves (builtin exceptions; by name, since the worker's classes are not here).
+# These are not transient (builtin exceptions; by name, because the worker's classes are not available here).
 CERTAIN = frozenset({
     "NameError", "UnboundLocalError", "SyntaxError", "IndentationError", "TabError", "TypeError", "AttributeError",
     "IndexError", "KeyError", USAGE_ERROR,
@@ -20,7 +20,7 @@ CERTAIN = frozenset({
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)', re.MULTILINE)
 _NAMED = re.compile(r"^[\s|+-]*(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?::|$)", re.MULTILINE)
 _NOT_THE_USERS = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3[^/\\]*[/\\]|^<frozen ")
-# What the world may do to a script.  Of the builtin exceptions: OSError and all below it, ImportError, MemoryError.
+# Errors from outside the script.  Among the builtin exceptions: OSError and its subclasses, ImportError, MemoryError.
 _WORLD = re.compile(
     r"^(?:OSError|IOError|EnvironmentError|BlockingIOError|ChildProcessError|BrokenPipeError|ConnectionAbortedError"
     r"|ConnectionRefusedError|ConnectionResetError|FileExistsError|FileNotFoundError|InterruptedError|IsADirectoryError"
@@ -35,13 +35,13 @@ _DEVICES = re.compile(
 
 @lru_cache(maxsize=8)
 def root_of(failure: ProcessFailure) -> str:
-    """The type of its exception, and the innermost line that is the user's, as in `KeyError at train.py:40`.
+    """Returns the type of its exception, and the innermost line of user code, as in `KeyError at train.py:40`.
 
-    Empty where there is no exception, or one that is no proof of anything, however often it comes.
+    Empty if there is no exception, or one that proves nothing, however often it comes.
     """
     name = name_of(failure)
     is_agents_doing = failure.exitcode < 0 or failure.found_by or failure.oom or failure.note
-    # What an exception follows from is printed before it.
+    # The exceptions that led to one are printed before it.
     names = {match["name"] for match in _NAMED.finditer(failure.traceback)} | {name}
     if not name or is_agents_doing or any(map(_WORLD.match, names)) or _DEVICES.search(failure.message):
         return ""
@@ -50,19 +50,19 @@ def root_of(failure: ProcessFailure) -> str:
 
 
 def place_of(failure: ProcessFailure) -> str:
-    """The innermost line that is the user's, as in `train.py:40`; empty where there is no traceback."""
+    """Returns the innermost line of user code, as in `train.py:40`; empty if there is no traceback."""
     frames = [(match["file"], match["line"]) for match in _FRAME.finditer(failure.traceback)]
     own = [frame for frame in frames if not _NOT_THE_USERS.search(frame[0])] or frames
     return "{}:{}".format(*own[-1]) if own else ""
 
 
 def is_certain(failure: ProcessFailure) -> bool:
-    """Whether it cannot heal by itself."""
+    """Whether the failure is not transient."""
     return name_of(failure) in CERTAIN
 
 
 def name_of(failure: ProcessFailure) -> str:
-    """The type of its exception, without the module; empty if it has none."""
+    """Returns the type of its exception, without the module; empty if it has none."""
     if failure.is_usage_error:
         return USAGE_ERROR
     match = _NAMED.match(failure.message.strip()) if failure.traceback else None

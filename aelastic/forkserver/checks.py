@@ -1,6 +1,6 @@
-"""What a module did to the process that imported it: reasons not to fork workers from there.
+"""Effects of a module on the process that imported it: reasons not to fork workers from there.
 
-Not a list of modules but a look at the process, before an import and after it.
+Does not use a list of modules; compares the process before an import and after it.
 
 Part of the fork server's program: imports nothing of the package.
 """
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-# Devices that any process may hold.  All others below /dev belong to hardware, whose driver knows one process.
+# Devices that any process may hold.  All others below /dev belong to hardware, whose driver expects one process.
 _PLAIN_DEVICES = (
     "/dev/null",
     "/dev/zero",
@@ -34,7 +34,7 @@ _SEEDED_ANEW = (("random", "_inst"), ("numpy.random.mtrand", "_rand"), ("torch",
 
 
 class State:
-    """What would be wrong, or different, in a process that is forked now."""
+    """The state of a process that would be wrong, or different, in a fork of it."""
 
     def __init__(self) -> None:
         self.threads = _threads()
@@ -48,7 +48,7 @@ class State:
         self.streams = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
 
     def reasons_against(self, before: "State") -> list[str]:
-        """What an import has done since, one clause for each."""
+        """Returns the effects of an import since then, one clause for each."""
         devices = sorted(self.devices - before.devices)
         changed = [number for number, handler in self.handlers.items() if before.handlers[number] != handler]
         names = [signal.Signals(number).name if number in set(signal.Signals) else "a signal" for number in changed]
@@ -68,10 +68,10 @@ class State:
 
 
 def _threads() -> int:
-    """Threads that a fork would lose.
+    """Returns how many threads there are, including those that a fork would lose.
 
-    A library that stops its threads for a fork, and starts them again when it needs them, is prepared for it (OpenBLAS
-    is): those are gone after an ordinary fork, and do not count.
+    A library may stop its threads for a fork, and start them again when it needs them (as OpenBLAS does): those are
+    gone after an ordinary fork, and do not count.
     """
     if (count := len(os.listdir("/proc/self/task"))) > 1:
         if (pid := os.fork()) == 0:
@@ -105,7 +105,7 @@ def _has_children() -> bool:
 
 
 def _cwd() -> tuple[int, int]:
-    """Which folder it is; it may have been removed, and have no path."""
+    """Identifies the working folder, which may have been removed and have no path."""
     folder = os.stat(".")
     return folder.st_dev, folder.st_ino
 
@@ -117,7 +117,7 @@ def _umask() -> int:
 
 
 def _initialized_accelerator() -> str:
-    """`CUDA`, say, if torch has a context there."""
+    """Returns the accelerator, such as `CUDA`, on which torch has a context; otherwise ""."""
     torch = sys.modules.get("torch")
     for name in ("cuda", "xpu", "mtia"):
         module = getattr(torch, name, None)
@@ -127,14 +127,14 @@ def _initialized_accelerator() -> str:
 
 
 def kept_generators() -> list[tuple[str, str]]:
-    """Generators of random numbers that modules keep, as module and attribute: each worker has the same, as it is now.
+    """Returns random generators that modules keep, as module and attribute: all workers get them in this state.
 
-    Those that libraries use where none is named are not among them: a worker seeds them anew.
+    The default generators of libraries are not included: a worker reseeds them.
     """
     kinds = {kind for place in _GENERATORS if (kind := _value_at(*place)) is not None}
     seen = {id(_value_at(*place)) for place in _SEEDED_ANEW}
     found = []
-    modules: dict[str, Any] = dict(sorted(sys.modules.items()))  # a program may have put anything there
+    modules: dict[str, Any] = dict(sorted(sys.modules.items()))  # a program may have put any object there
     for module_name, module in modules.items():
         if not isinstance(module, ModuleType) or kinds.isdisjoint(map(type, vars(module).values())):
             continue
@@ -152,11 +152,11 @@ def _value_at(module: str, name: str) -> Any:
 class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  its class is the only way to see reads of it
     """`os.environ` that remembers which variables were read.
 
-    What copies the whole environment reads none of them in particular.
+    A copy of the whole environment does not count as reading its variables.
     """
 
     read: set[str] = set()  # noqa: RUF012  one for the process
-    _expected: tuple[str, ...] = ()  # what a copy looks up next, last one first
+    _expected: tuple[str, ...] = ()  # the names that a copy looks up next, the last one first
 
     def __iter__(self) -> Iterator[str]:
         keys = tuple(super().__iter__())
@@ -176,11 +176,11 @@ class WatchedEnviron(os._Environ):  # type: ignore[type-arg]  # noqa: SLF001  it
 
 
 def watch_environ() -> set[str]:
-    """The names of variables that are read from now on."""
+    """Returns a set that collects the names of variables that are read from now on."""
     os.environ.__class__ = os.environb.__class__ = WatchedEnviron
     return WatchedEnviron.read
 
 
 def unwatch_environ() -> None:
-    """Makes `os.environ` what it was."""
+    """Restores `os.environ`."""
     os.environ.__class__ = os.environb.__class__ = os._Environ  # noqa: SLF001

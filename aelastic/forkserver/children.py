@@ -1,4 +1,4 @@
-"""Workers as children that a fork server forked: a command, or a function of `multiprocessing`."""
+"""Workers as children forked by a fork server: a command, or a function of `multiprocessing`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aelastic.host.files import opened_to_append
 
 
 class ForkedProgram:
-    """A command, started in a forked interpreter (`subprocess.Popen` where it starts cold)."""
+    """A command, started in a forked interpreter (cold starts use `subprocess.Popen`)."""
 
     def __init__(self, start: WorkerStart, launch: Launch) -> None:
         with (
@@ -33,7 +33,7 @@ class ForkedProgram:
 
 
 def command_of(start: WorkerStart) -> PythonCommand:
-    """What a worker's process runs."""
+    """Returns the command of a worker's process."""
     if not isinstance(start.entrypoint, str):
         return function_command()
     command = parse(start.entrypoint, [os.fsdecode(arg) for arg in start.args])
@@ -42,7 +42,7 @@ def command_of(start: WorkerStart) -> PythonCommand:
 
 
 def function_command() -> PythonCommand:
-    """How `multiprocessing` would start an interpreter for a function."""
+    """Returns the command with which `multiprocessing` would start an interpreter for a function."""
     from multiprocessing import spawn
 
     words = spawn.get_command_line(pipe_handle=0)
@@ -52,7 +52,7 @@ def function_command() -> PythonCommand:
 
 
 def forked_context(launch: Launch) -> Any:
-    """A context of `multiprocessing` as for "spawn", whose processes are forked from a warm interpreter."""
+    """Returns a context of `multiprocessing` like "spawn", whose processes are forked from a warm interpreter."""
     from multiprocessing import context, popen_spawn_posix, util
 
     def spawn(path: bytes, words: list[str], fds: tuple[int, ...]) -> int:
@@ -60,7 +60,7 @@ def forked_context(launch: Launch) -> Any:
         assert command is not None
         return launch(command, {number: number for number in (0, 1, 2, *sorted({*fds}))})
 
-    # The standard library's own code, but for the one call that executes the interpreter.
+    # The standard library's own code, except for the call that executes the interpreter.
     ours = SimpleNamespace(**{**vars(util), "spawnv_passfds": spawn})
     usual = popen_spawn_posix.Popen._launch  # type: ignore[attr-defined]  # noqa: SLF001  there is no public way in
 
@@ -71,6 +71,6 @@ def forked_context(launch: Launch) -> Any:
         _Popen = staticmethod(Popen)
 
         def __reduce_ex__(self, protocol: Any) -> Any:
-            return object.__new__, (context.SpawnProcess,), self.__dict__  # there it is one like any other
+            return object.__new__, (context.SpawnProcess,), self.__dict__  # an ordinary one there
 
     return SimpleNamespace(Process=Process)

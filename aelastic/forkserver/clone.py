@@ -1,13 +1,13 @@
 """A fork whose child is a sibling: its parent is the process that started this one.
 
-`clone(2)` with `CLONE_PARENT` makes the difference.  For the agent the new process is a child like one it started by
-itself: it is waited for, reaped and signalled the same way, and nothing depends on the fork server any more.
+This uses `clone(2)` with `CLONE_PARENT`.  For the agent the new process is a child like those that it started itself:
+it waits for, reaps and signals it the same way, and nothing depends on the fork server any more.
 
-The C library is passed by, so three things of its `fork()` are done here, two cannot be.  The thread's id, which the C
-library keeps, is renewed by the kernel (`CLONE_CHILD_SETTID`, at the address that glibc's own `fork` passes).  The
+This bypasses the C library, so three parts of its `fork()` are done here, and two are not possible.  The kernel updates
+the thread's id that the C library keeps (`CLONE_CHILD_SETTID`, at the address that glibc's own `fork` passes).  The
 kernel is told again where the C library lists the robust mutexes that the thread holds (`set_robust_list(2)`): it
 unlocks them when the process is killed, and forgets the list in each child.  Python's own hooks run.  `pthread_atfork`
-handlers do not run, and locks of the C library are not taken: hence one thread only, which `checks` sees to.
+handlers do not run, and locks of the C library are not taken: so there may be only one thread, which `checks` ensures.
 
 Part of the fork server's program: imports nothing of the package.
 """
@@ -30,15 +30,15 @@ _python = ctypes.pythonapi
 
 
 class CannotClone(Exception):
-    """This machine lacks what `sibling` needs; the text says what."""
+    """This machine lacks something that `sibling` needs; the message names it."""
 
 
 def sibling() -> int:
-    """Forks; 0 in the child, the child's pid in this process.
+    """Forks; returns 0 in the child, the child's pid in this process.
 
     Raises:
-        CannotClone: an unknown CPU, or a C library whose thread's id is not found.
-        OSError: the kernel forks no more (`EAGAIN`, `ENOMEM`).
+        CannotClone: an unknown CPU, or a C library whose thread id is not found.
+        OSError: the kernel refuses to fork (`EAGAIN`, `ENOMEM`).
     """
     address = _tid_address()
     flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | signal.SIGCHLD
@@ -54,7 +54,7 @@ def sibling() -> int:
         _libc.syscall(ctypes.c_long(_SYS_CLONE[machine]), ctypes.c_ulong(flags), *map(ctypes.c_void_p, (0, 0, *last)))
     )
     error = ctypes.get_errno()
-    if pid == 0 and robust.value:  # else a kernel without them
+    if pid == 0 and robust.value:  # otherwise the kernel has none
         _libc.syscall(ctypes.c_long(_SYS_SET_ROBUST_LIST[machine]), robust, size)
     (_python.PyOS_AfterFork_Child if pid == 0 else _python.PyOS_AfterFork_Parent)()
     if pid < 0:
@@ -63,7 +63,7 @@ def sibling() -> int:
 
 
 def _tid_address() -> int:
-    """Where the C library keeps this thread's id."""
+    """Returns the address at which the C library keeps this thread's id."""
     if (machine := os.uname().machine) not in _SYS_CLONE:
         raise CannotClone(f"{machine} is not among the CPUs it knows ({', '.join(_SYS_CLONE)})")
     address = _tid_address_for_debuggers() or _tid_address_for_kernel()
@@ -73,7 +73,7 @@ def _tid_address() -> int:
 
 
 def _tid_address_for_debuggers() -> int | None:
-    """Where glibc tells `libthread_db` to look, since 2.34; `None`: this C library does not tell."""
+    """Returns the address that glibc, since 2.34, gives to `libthread_db`; `None`: this C library gives none."""
     try:
         _bits, _count, offset = (ctypes.c_uint32 * 3).in_dll(_libc, "_thread_db_pthread_tid")
     except ValueError:
@@ -82,7 +82,7 @@ def _tid_address_for_debuggers() -> int | None:
 
 
 def _tid_address_for_kernel() -> int:
-    """The word that the kernel clears when the thread ends.  In glibc before 2.43 it holds the id."""
+    """Returns the address of the word that the kernel clears when the thread ends: in glibc before 2.43, the id."""
     found = ctypes.c_void_p()
     if _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(found), 0, 0, 0) or not found.value:
         raise CannotClone(f"prctl(PR_GET_TID_ADDRESS): {os.strerror(ctypes.get_errno() or errno.EINVAL)}")
@@ -105,15 +105,15 @@ class _MemoryMap(ctypes.Structure):
     )  # fmt: skip
 
 
-# Which of the numbers after the name in `/proc/PID/stat` (`proc(5)`) are which addresses.
+# The fields of `/proc/PID/stat` (`proc(5)`) that contain these addresses.
 _STAT_FIELDS = {"start_code": 26, "end_code": 27, "start_data": 45, "end_data": 46, "start_brk": 47, "start_stack": 28}
-_kept: list[mmap.mmap] = []  # what the kernel now points at
+_kept: list[mmap.mmap] = []  # memory that the kernel now points to
 
 
 def rename(command: list[str], env: dict[str, str]) -> bool:
-    """Makes `/proc/PID/cmdline` and `environ` of this process say what they would after an exec.
+    """Makes `/proc/PID/cmdline` and `environ` of this process look as they would after an exec.
 
-    Gives whether it worked: a kernel without checkpoint/restore refuses, and the process only keeps the old texts.
+    Returns whether it worked: a kernel without checkpoint/restore refuses, and the process just keeps the old texts.
     """
     arguments = b"".join(os.fsencode(argument) + b"\0" for argument in command)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())

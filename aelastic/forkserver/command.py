@@ -1,4 +1,4 @@
-"""How an interpreter is called: `python [options] script|-m module|-c code [arguments]`."""
+"""Parses the command of an interpreter: `python [options] script|-m module|-c code [arguments]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aelastic.core.record import Record
 Kind: TypeAlias = Literal["script", "module", "code"]
 
 _INTERPRETER = re.compile(r"(python|pypy)(\d+(\.\d+)?)?t?")
-# What ends before a program, or asks at a terminal: not for a forked interpreter.
+# Options that run no program, or are interactive: not possible in a forked interpreter.
 _WITHOUT_PROGRAM = set("hViv?x")
 _WITH_VALUE = set("WX")
 
@@ -22,9 +22,9 @@ class PythonCommand(Record):
     Args:
         interpreter: as it was named.
         options: for the interpreter itself.
-        kind: what is run.
+        kind: what it runs.
         target: the script's path, the module's name or the code.
-        argv: what `sys.argv` holds at first.
+        argv: the initial `sys.argv`.
     """
 
     interpreter: str
@@ -40,14 +40,14 @@ class PythonCommand(Record):
         return [self.interpreter, *self.options, *flag, self.target, *self.argv[1:]]
 
 
-# Takes the place of an exec: a command, and descriptors by their numbers there; gives the pid.
+# Replaces an exec: takes a command, and descriptors by their numbers in the process; returns the pid.
 Launch: TypeAlias = Callable[[PythonCommand, Mapping[int, int]], int]
 
 
 def parse(entrypoint: str, args: Sequence[str]) -> PythonCommand | None:
     """Reads a command.
 
-    `None` is one that is no interpreter's, or that runs no program (`-V`, `-i`, standard input).
+    Returns `None` if it is not an interpreter's, or runs no program (`-V`, `-i`, standard input).
     """
     if not _INTERPRETER.fullmatch(entrypoint.rpartition("/")[2]):
         return None
@@ -74,7 +74,7 @@ def parse(entrypoint: str, args: Sequence[str]) -> PythonCommand | None:
 
 
 def _split(word: str) -> tuple[str, str, str]:
-    """A group of short options as letters without a value, the letter that takes one, and what follows it at once."""
+    """Splits short options into letters without a value, the letter that takes one, and the value right after it."""
     for place, letter in enumerate(word[1:], start=1):
         if letter in _WITH_VALUE or letter in "mc":
             return word[1:place], letter, word[place + 1 :]

@@ -1,8 +1,8 @@
-"""The agent's side of the fork server: starts it, keeps forked processes parked, makes workers of them.
+"""The agent's side of the fork server: starts it, keeps forked processes parked, turns them into workers.
 
-A parked process waits at its gate, a socket of its own, and is nothing to the worker group yet.  It is a child of the
-agent as any worker is (`clone`), so the fork server may die at any moment.  What does not answer in time is killed, and
-its worker starts cold.
+A parked process waits at its gate, its own socket, and the worker group does not know of it yet.  It is a child of the
+agent like any worker (`clone`), so the fork server may die at any moment.  A process that does not answer in time is
+killed, and its worker starts cold.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from aelastic.observe.run_events import ForkServerMeasured
 
 _log = logging.getLogger(__name__)
 
-# The first workers wait so long for imports that they would have to make themselves.
+# How long the first workers wait for imports that they would otherwise do themselves.
 FIRST_TIMEOUT_S = 30.0
-# Starting workers have the CPUs first; a worker that fails sooner is replaced by one that is forked on demand.
+# Starting workers get the CPUs first; a worker that fails sooner is replaced by one that is forked on demand.
 PARK_DELAY_S = 0.5
-# What is learned is imported while nothing else needs the CPU; where that never happens, beside the workers after this.
+# Learned modules are imported while nothing else needs the CPU; if the CPU is never idle, after this time anyway.
 IDLE_TIMEOUT_S = 10.0
 # Its memory is measured once the next generation is parked, and now and then.
 MEASURE_DELAY_S = 3.0
@@ -47,16 +47,16 @@ Preloaded: TypeAlias = tuple[str, ...] | Literal["auto"]
 
 
 class ForkServer:
-    """Starts workers warm where it can.
+    """Starts workers warm if it can.
 
     Args:
-        command: one of the workers' commands; all that it can fork have its interpreter and options.
+        command: one of the workers' commands; all workers that it can fork have its interpreter and options.
         modules: what to preload; `"auto"`: what the first workers import, while nothing else needs the CPU.
-        named: what that was read from, as warnings name it.
-        env: what the environments of all workers have in common, and the agent's mark.
+        named: where that setting comes from, for warnings.
+        env: the common part of all workers' environments, and the agent's mark.
         differing: names of variables that differ from worker to worker, or from start to start.
-        tell: takes what observers are to hear.
-        kept_in: the folder for what is learned, where it is to be kept.
+        tell: takes run events, for the observers.
+        kept_in: the folder for what is learned; `None`: it is not kept.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class ForkServer:
         self._is_auto, self._kept = modules == "auto", KeptImports(kept_in, command)
         known = self._kept.read() if modules == "auto" else modules
         self._core = preload.Preload(known, is_learning=not known)
-        self.imports = None if known else Imports()  # while it learns
+        self.imports = None if known else Imports()  # only while it learns
         self._is_gathering = False
         self._next: tuple[str, ...] | None = None  # for the process that replaces this one
         self._process = ServerProcess(command, env, sorted(differing), is_learned=self._is_auto)
-        self._decided = anyio.Event()  # it can fork, or never will
-        self._count = 0  # of workers, once some were started
+        self._decided = anyio.Event()  # set once it can fork, or never will
+        self._count = 0  # of workers, once there were some
         self._parked: list[Parked] = []
         self.warm: frozenset[int] = frozenset()  # local ranks of the last start whose processes had imported something
         self._tasks: TaskGroup | None = None
@@ -107,7 +107,7 @@ class ForkServer:
         return self._core.phase is preload.Phase.READY and not self._core.is_learning
 
     async def wait_decided(self) -> bool:
-        """Returns when its first imports are over, or have taken too long; whether they are over."""
+        """Waits until its first imports are over, or have taken too long; returns whether they are over."""
         with anyio.move_on_after(FIRST_TIMEOUT_S) as waited:
             await self._decided.wait()
         return not waited.cancelled_caught
@@ -149,7 +149,7 @@ class ForkServer:
                 self._has_forked.set()
 
     async def _end(self) -> None:
-        """Takes the status of the process, whose end of the socket is closed."""
+        """Takes the exit status of the process, after its end of the socket was closed."""
         exitcode = await self._process.take_status(is_importing=self.is_importing)
         if self._next is not None:
             modules, self._next = self._next, None
@@ -174,7 +174,7 @@ class ForkServer:
             self._decided.set()
 
     def _retire(self) -> None:
-        """Ends the process, and what it has parked; `_end` follows."""
+        """Ends the process, and its parked processes; `_end` follows."""
         self._process.retire()
         for parked in self._parked:
             self._bury(parked)
@@ -186,7 +186,7 @@ class ForkServer:
             _log.warning("%s: %s", self._named, text)
 
     def _warn_of_cold(self, why: str, ranks: list[int]) -> None:
-        """Says once why some workers start cold."""
+        """Warns once why some workers start cold."""
         if why not in self._told:
             self._told.add(why)
             some = f"worker {ranks[0]} starts" if len(ranks) == 1 else f"workers {', '.join(map(str, ranks))} start"
@@ -195,16 +195,16 @@ class ForkServer:
     async def fork(
         self, starts: Sequence[WorkerStart], begin: Callable[[WorkerStart, Launch], ChildT]
     ) -> dict[int, ChildT]:
-        """Makes workers of forked processes; gives those that it could, by local rank.
+        """Turns forked processes into workers; returns those that succeeded, by local rank.
 
-        Cancelled, it leaves none.
+        If cancelled, it leaves none.
 
         Args:
-            begin: starts one worker through a function that takes the place of an exec.
+            begin: starts one worker through a function that replaces an exec.
         """
         if not self._count and not await self.wait_decided():  # before the first workers; later ones cannot wait
             self._warn(f"imports took more than {FIRST_TIMEOUT_S:g} s; workers start cold until they finish")
-        self._count = max(self._count, len(starts))  # fewer are started in the place of lost ones
+        self._count = max(self._count, len(starts))  # fewer are started to replace lost ones
         self._has_forked.set()
         self._park(len(starts))
         chosen, self._parked = self._parked[: len(starts)], self._parked[len(starts) :]
@@ -222,7 +222,7 @@ class ForkServer:
         for why, ranks in refused.items():
             self._warn_of_cold(why, sorted(ranks))
         if any(not parked.pid and parked.forked_by == self._process.pid for parked in chosen):
-            self._process.kill()  # it hangs, and would fork what is waited for no more; another one takes its place
+            self._process.kill()  # it hangs, and would fork when nobody waits any more; another one replaces it
         others = self.warm - {start.local_rank for start in starts}
         self.warm = others if is_learning else others | frozenset(begun)
         if self._tasks is not None:
@@ -233,7 +233,7 @@ class ForkServer:
         return begun
 
     async def _learn(self, imports: Imports) -> None:
-        """Waits until the first workers have imported what they need, then has it preloaded."""
+        """Waits until the first workers have imported what they need, then makes the fork server preload it."""
         self._tell(preload.Learned(await imports.gather()))
         imports.close()
         self.imports = None
@@ -241,9 +241,9 @@ class ForkServer:
             with anyio.move_on_after(IDLE_TIMEOUT_S):
                 await self._decided.wait()
                 break
-            with suppress(OSError):  # it has ended, and another one follows
+            with suppress(OSError):  # it has ended, and another one replaces it
                 priority.restore(self._process.pid, os.sched_getscheduler(0))
-        if imports.are_whole and self.is_warm:  # without what was left out
+        if imports.are_whole and self.is_warm:  # without modules that were left out
             await run_sync(self._kept.write, self._core.modules, abandon_on_cancel=True)
 
     async def _park_later(self) -> None:
@@ -251,11 +251,11 @@ class ForkServer:
         self._park(self._count)
 
     async def fork_helper(self, words: Sequence[str], fds: Mapping[int, int]) -> ForkedHelper | None:
-        """Starts a program of ours in a forked process; `None` where no process can be forked.
+        """Starts one of our programs in a forked process; returns `None` if no process can be forked.
 
         Args:
             words: a script, and its arguments.
-            fds: as `Parked.launch` takes them, without streams: it has none.
+            fds: as in `Parked.launch`, without streams: it has none.
         """
         parked = self._fork()
         if parked is None:
@@ -263,7 +263,7 @@ class ForkServer:
         try:
             command = PythonCommand(self._command.interpreter, ("-P",), "script", words[0], tuple(words))
             await parked.prepare(command, self._env, is_helper=True)
-            with open(os.devnull, "r+b") as null:  # noqa: ASYNC230  no disk
+            with open(os.devnull, "r+b") as null:  # noqa: ASYNC230  not on a disk
                 parked.launch(command, {**dict.fromkeys(range(3), null.fileno()), **fds})
         except BaseException as error:
             self._bury(parked)
@@ -274,7 +274,7 @@ class ForkServer:
         return ForkedHelper(parked.pid)
 
     async def _measure(self) -> None:
-        """Tells how much memory the process and those that are parked have, where that has changed."""
+        """Reports the memory of the process and of parked processes, when it has changed."""
         told = ForkServerMeasured(0, 0)
         while True:
             with anyio.move_on_after(MEASURE_INTERVAL_S):
@@ -286,7 +286,7 @@ class ForkServer:
                 self._tell_observers(told := measured)
 
     def _park(self, count: int) -> None:
-        """Has processes forked until so many are parked; each announces itself at its gate."""
+        """Requests forks until this many processes are parked; each announces itself at its gate."""
         while len(self._parked) < count and (parked := self._fork()) is not None:
             self._parked.append(parked)
 
@@ -327,7 +327,7 @@ class ForkServer:
             self._tasks.start_soon(parked.end, name="end of a parked process")
 
     async def aclose(self) -> None:
-        """Ends the process, and those that are parked."""
+        """Ends the process, and parked processes."""
         if self._process.is_there:
             await self._process.take_status(is_importing=self.is_importing)
         async with anyio.create_task_group() as tasks:

@@ -1,4 +1,4 @@
-"""What the first workers import: each writes the names of modules into one pipe, as it imports them."""
+"""Learns what the first workers import: each writes the names of modules to a pipe as it imports them."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from aelastic import aio
 from aelastic.forkserver.command import PythonCommand
 from aelastic.host.files import write_beside
 
-# By then a script has imported what it needs to train, if it does not say so earlier (`init_process_group`).
+# By then a script has imported what it needs to train, if it has not shown so earlier (`init_process_group`).
 LEARN_TIMEOUT_S = 30.0
 END = "."  # a worker has initialized its process group
 
 
 class Imports:
-    """The pipe, and what came through it."""
+    """The pipe, and the names that came through it."""
 
     def __init__(self) -> None:
         self._reader, self.writer = os.pipe()
         os.set_blocking(self._reader, False)
-        self.are_whole = False  # a worker was about to train
+        self.are_whole = False  # whether a worker was about to train
         self._waiting: anyio.CancelScope | None = None
 
     async def gather(self) -> tuple[str, ...]:
-        """The names in the order in which they were first imported; returns when a worker is about to train."""
+        """Waits until a worker is about to train; returns the names in the order in which they were first imported."""
         names: dict[str, None] = {}
         rest = ""
         with anyio.move_on_after(LEARN_TIMEOUT_S) as self._waiting:
@@ -43,7 +43,7 @@ class Imports:
         return tuple(names)
 
     def end(self) -> None:
-        """A worker was seen to join its process group; it says so itself only where an audit event follows."""
+        """A worker was seen to join its process group, which it only reports itself with the next audit event."""
         self.are_whole = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -56,9 +56,9 @@ class Imports:
 
 
 class KeptImports:
-    """What workers of an earlier agent have imported, in one file: of the command that was the last to learn.
+    """The modules that workers of an earlier agent have imported, in one file, for the last command that was learned.
 
-    It holds for the same command and the same script: to import what another one needs may have effects.
+    Valid for the same command and the same script: importing what another one needs may have side effects.
 
     Args:
         folder: the user's own; `None`: nothing is kept.
@@ -68,7 +68,7 @@ class KeptImports:
         self._path: Path | None = None
         if folder is None or command.kind != "script":
             return
-        with suppress(OSError):  # no such script: the worker says so
+        with suppress(OSError):  # no such script: the worker will report it
             script = os.stat(command.target)
             words = (command.command, os.getcwd(), script.st_mtime_ns, script.st_size)
             self._command = hashlib.sha256(repr(words).encode()).hexdigest()
@@ -86,5 +86,5 @@ class KeptImports:
     def write(self, modules: Sequence[str]) -> None:
         if self._path is None:
             return
-        with suppress(OSError):  # a full disk, say: it is learned again
+        with suppress(OSError):  # a full disk, for example: it is learned again
             write_beside(str(self._path), json.dumps({"command": self._command, "modules": modules}).encode())

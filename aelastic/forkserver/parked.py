@@ -1,4 +1,4 @@
-"""A forked process that waits at its gate until it is told what to be."""
+"""A forked process that waits at its gate until it receives its task."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from aelastic.host.children import taken_status, wait_killed, waited_for
 from aelastic.host.usage import pss_bytes
 from aelastic.observe.run_events import ForkServerMeasured
 
-# It answers in a millisecond.  One that sleeps at so many looks in a row hangs; one that only waits for a CPU, or for
-# memory, is given more.
+# A process answers in a millisecond.  It hangs if it sleeps at this many looks in a row; if it only waits for a CPU, or
+# for memory, it is given more time.
 LOOK_INTERVAL_S = 0.01
 SLEEPS_MAX = 5
 LOOKS_MAX = 200
@@ -26,11 +26,11 @@ LENGTH_MAX = 65536
 
 
 class NoAnswerError(Exception):
-    """The process does not become a worker; the text says why."""
+    """The process does not become a worker; the message says why."""
 
 
 class Parked:
-    """One process, or one that the fork server has been asked for.
+    """One process, or one that was requested from the fork server.
 
     Args:
         gate: our end of its socket.
@@ -40,18 +40,18 @@ class Parked:
     def __init__(self, gate: socket.socket, forked_by: int) -> None:
         self._gate = gate
         self.forked_by = forked_by
-        self.pid = 0  # until the fork server has said it
+        self.pid = 0  # until the fork server has reported it
 
     async def prepare(self, command: PythonCommand, env: Mapping[str, str], *, is_helper: bool = False) -> None:
-        """Has it become what it is to be, up to the word that `launch` gives; what can be refused is refused here.
+        """Prepares the process to become a worker, stopping just short of `launch`.  Raises here if that cannot work.
 
         Args:
             env: the whole environment.
-            is_helper: it becomes no worker but a helper of the agent, which goes on to ignore signals.
+            is_helper: it becomes a helper of the agent, not a worker, and continues to ignore signals.
 
         Raises:
-            NoAnswerError: it was not forked, cannot be that, or does not answer.
-            OSError: it takes nothing.
+            NoAnswerError: it was not forked, cannot become that, or does not answer.
+            OSError: its socket accepts nothing.
         """
         if not self.pid:
             pid = (await self._answer()).get("parked", 0)
@@ -66,14 +66,14 @@ class Parked:
             raise NoAnswerError(f"a parked process cannot be used: {answer.get('refused', 'it has ended')}")
 
     def launch(self, command: PythonCommand, fds: Mapping[int, int], learning: int | None = None) -> int:
-        """Lets it run; gives its pid.
+        """Lets it run; returns its pid.
 
-        It runs after this word only, and once it has taken it no other start may follow: an agent that gets little of a
-        CPU would find a process ended, or asleep, that has run, and would run the program twice.
+        It runs only after this message, and once it has received it no other start may follow: an agent with little CPU
+        time could find a process ended, or asleep, that has already run, and would run the program twice.
 
         Args:
-            fds: a descriptor of ours for each that it is to have, by its number there.
-            learning: where it is to write the names of the modules that it imports.
+            fds: our descriptors to pass on, by their numbers in the process.
+            learning: a descriptor to which it writes the names of the modules that it imports.
 
         Raises:
             OSError: it takes nothing.
@@ -88,14 +88,14 @@ class Parked:
             socket.send_fds(self._gate, [b"request"], [text.fileno(), *fds])
 
     def let_go(self) -> None:
-        """It runs on its own: its status is waited for by what follows it (the pid stays in `waited_for`)."""
+        """Closes our end: it runs on its own, and its follower waits for its status (the pid stays in `waited_for`)."""
         self._gate.close()
 
     async def _answer(self) -> dict[str, Any]:
-        """The next message; `{}` is the end.  A process that has something to do is given the time for it.
+        """Returns the next message; `{}` is the end.  A busy process is given the time that it needs.
 
-        Looks are counted, not seconds, and what it has said before a look is heard after it: so it is never judged by
-        the time that we have slept.
+        Counts looks, not seconds, and reads messages sent before a look after it: so the process is never judged by the
+        time that we have slept.
         """
         sleeps = 0
         for look in range(1, LOOKS_MAX + 1):
@@ -103,7 +103,7 @@ class Parked:
                 return await receive(self._gate)
             entry = proc_table.process(self.pid or self.forked_by)
             is_over = entry is None or entry.state in "TtZX"
-            # Until its pid is known, what sleeps is only the fork server, which may be done.
+            # Until its pid is known, only the fork server can be seen to sleep, and that may be done.
             sleeps = sleeps + 1 if entry is not None and self.pid and entry.state not in "RD" else 0
             if is_over or sleeps == SLEEPS_MAX or look == LOOKS_MAX:
                 if (message := said_by(self._gate)) is not None:
@@ -112,7 +112,7 @@ class Parked:
         raise NoAnswerError(f"{'a parked process' if self.pid else 'the template'} does not answer")
 
     async def end(self) -> None:
-        """Ends it, wherever it is, and takes its status; one that survives SIGKILL is left behind."""
+        """Ends it, whatever it is doing, and takes its status; leaves it behind if it survives SIGKILL."""
         try:
             if not self.pid:
                 with anyio.CancelScope(shield=True), suppress(NoAnswerError):
@@ -131,18 +131,18 @@ def _cwd() -> str:
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return ""  # it was removed; what is parked is there, too
+        return ""  # it was removed; parked processes are in the same one
 
 
 def _umask() -> int:
-    """Without changing it, which other threads would see."""
+    """Returns the umask without changing it, which other threads would see."""
     with open("/proc/self/status") as file:
         found = next((line for line in file if line.startswith("Umask:")), "Umask: 0022")
     return int(found.split()[1], 8)
 
 
 def said_by(sock: socket.socket) -> dict[str, Any] | None:
-    """The next message of a fork server, or of a parked process; `{}` is its end, `None`: there is none yet."""
+    """Returns the next message of a fork server, or of a parked process; `{}`: it has ended, `None`: no message yet."""
     try:
         message = sock.recv(LENGTH_MAX)
     except BlockingIOError:
@@ -154,13 +154,13 @@ def said_by(sock: socket.socket) -> dict[str, Any] | None:
 
 
 async def receive(sock: socket.socket) -> dict[str, Any]:
-    """The next message; `{}` is its end."""
+    """Waits for the next message; `{}`: the process has ended."""
     while (message := said_by(sock)) is None:
         await anyio.wait_readable(sock)
     return message
 
 
 def memory_of(leader: int) -> ForkServerMeasured:
-    """Of a fork server and what it has parked, which stays in its session.  In a thread."""
+    """Measures a fork server and its parked processes, which are in its session.  Runs in a thread."""
     pids = [entry.pid for entry in proc_table.session_members({leader})]
     return ForkServerMeasured(max(0, len(pids) - 1), pss_bytes(pids))

@@ -1,6 +1,6 @@
-"""The life of a fork server: it imports module after module, is started again without those it trips over, and serves.
+"""The life of a fork server: it imports modules one by one, is restarted without those that do not work, and serves.
 
-A core: the shell (`fork_server`) starts and ends the process, and tells what it says.
+A core: the shell (`fork_server`) starts and ends the process, and passes on its messages.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import TypeAlias, assert_never
 from aelastic.core.machine import Machine, Story
 from aelastic.core.record import Record
 
-# Each start leaves out what the one before it tripped over; modules that hide behind each other need one each.
+# Each start leaves out the modules that failed in the previous one; one may hide the next, and each needs a start.
 STARTS_MAX = 8
-# Something on this host kills it; to go on without end is of no use.
+# Something on this host kills it; continuing forever is useless.
 DEATHS_MAX = 3
 
 
 class Phase(StrEnum):
     IMPORTING = "IMPORTING"  # the process is starting, or imports
     READY = "READY"  # it forks on request
-    OFF = "OFF"  # there is none, and there will be none: workers start cold
+    OFF = "OFF"  # there is no process, and there will be none: workers start cold
 
 
 class Importing(Record):
-    """The process begins with a module."""
+    """The process begins to import a module."""
 
     module: str
 
@@ -38,15 +38,15 @@ class LeftOut(Record):
 
 
 class Tripped(Record):
-    """The process has told which modules must not be preloaded, and is of no use."""
+    """The process has named modules that must not be preloaded, and cannot be used."""
 
 
 class Ready(Record):
-    """All is imported that can be."""
+    """Every module that can be imported is."""
 
 
 class Learned(Record):
-    """What the first workers imported."""
+    """The modules that the first workers imported."""
 
     modules: tuple[str, ...]
 
@@ -61,7 +61,7 @@ class Ended(Record):
     """The process has ended.
 
     Args:
-        exitcode: negative for a signal; `None`: it has closed its socket, and survives SIGKILL.
+        exitcode: negative for a signal; `None`: it has closed its socket, but survives SIGKILL.
         said: the last line that it printed.
     """
 
@@ -79,23 +79,23 @@ Event: TypeAlias = Importing | LeftOut | Tripped | Ready | Learned | Refused | E
 
 
 class Start(Record):
-    """A process is to be started."""
+    """Start a process."""
 
     modules: tuple[str, ...]
 
 
 class Replace(Record):
-    """The process is to be ended, and another one to be started that imports these."""
+    """End the process, and start another one that imports these modules."""
 
     modules: tuple[str, ...]
 
 
 class Stop(Record):
-    """The process is to be ended."""
+    """End the process."""
 
 
 class Warn(Record):
-    """The log is to say this."""
+    """Log this warning."""
 
     text: str
 
@@ -108,38 +108,38 @@ class Preload(Machine[Event, Action]):
     """Decides what the fork server imports.
 
     Args:
-        modules: what it is to preload, in order.
-        is_learning: what that is is learned from the first workers, which are forked before anything is imported.
+        modules: the modules to preload, in order.
+        is_learning: learn these from the first workers, which are forked before anything is imported.
     """
 
     modules: tuple[str, ...]  # without those that were left out
     is_learning: bool = False
     phase: Phase = Phase.IMPORTING
     _importing: str = ""
-    _has_tripped: bool = False  # and so ends, whatever its exit code
+    _has_tripped: bool = False  # so it ends, whatever its exit code
     _starts: int = 1
     _deaths: int = 0
     _story: Story = field(default_factory=Story)
 
     def validate(self) -> None:
-        assert 0 < self._starts <= STARTS_MAX, "a fork server is started a bounded number of times"
+        assert 0 < self._starts <= STARTS_MAX, "a fork server is started a limited number of times"
         assert self.phase is not Phase.IMPORTING or not self._importing or self._importing in self.modules, (
-            "what is being imported has not been left out"
+            "a module that is being imported has not been left out"
         )
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:  # noqa: ARG002, C901  one case for each event
         if self.phase is Phase.OFF:
-            return []  # it was given up
+            return []  # we gave up on it
         match event:
             case Importing() | LeftOut() | Tripped() | Ready() if self.phase is Phase.READY:
                 raise self._impossible(event)
-            case Importing():  # the culprit, should the process end
+            case Importing():  # the culprit, if the process ends
                 self._importing = event.module
                 return []
-            case LeftOut():  # told once; the process says at its end whether it is of use
+            case LeftOut():  # reported once; at the end the process reports whether it can be used
                 self._leave_out(event.module)
                 return [Warn(f"{event.module} {event.why}; it is not preloaded")]
-            case Tripped():  # a process that a module has started may keep its socket open
+            case Tripped():  # a child process started by a module may keep its socket open
                 self._has_tripped = True
                 return [Stop()]
             case Ready():  # workers are forked from now on
@@ -149,20 +149,20 @@ class Preload(Machine[Event, Action]):
                 self.is_learning, self.modules = False, event.modules
                 self.phase, self._importing, self._has_tripped = Phase.IMPORTING, "", False
                 return [Replace(event.modules)]
-            case Refused():  # another one would be refused, too
+            case Refused():  # another one would be refused as well
                 self.phase = Phase.OFF
                 return [Stop(), Warn(f"the template cannot fork: {event.why}; workers start cold")]
-            case Ended() if self.phase is Phase.READY:  # something killed it; what it has forked lives on
+            case Ended() if self.phase is Phase.READY:  # something killed it; the processes that it has forked live on
                 self._deaths += 1
                 return self._again(f"the template died {event.how}")
-            case Ended():  # over a module, or to be started again without some
+            case Ended():  # because of a module, or to be started again without some
                 return self._after_imports(event)
             case _:
                 assert_never(event)
 
     def _after_imports(self, event: Ended) -> list[Action]:
         warnings: list[Action] = []
-        if not self._has_tripped:  # then it would have gone on
+        if not self._has_tripped:  # otherwise it would have continued
             if not self._importing:
                 return self._give_up(f"the template cannot start {event.how}")
             module = self._importing

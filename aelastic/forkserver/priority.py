@@ -9,10 +9,10 @@ _LOWEST = 19
 
 
 def lower() -> None:
-    """Leaves the CPU to any other process that needs it; `restore` is the way back.
+    """Leaves the CPU to any other process that needs it; `restore` undoes this.
 
-    Without privileges nothing comes back from `SCHED_IDLE` (`sched(7)`).  Such a process, which leads its session, has
-    the session lowered (autogroup), which has an effect where its control group is the root.
+    Without privileges a process cannot leave `SCHED_IDLE` (`sched(7)`).  Then this process, a session leader, lowers
+    its session (autogroup), which has an effect if its control group is the root.
     """
     if os.sched_getscheduler(0) == os.SCHED_OTHER and _may_come_back():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -24,7 +24,7 @@ def restore(pid: int, usual: int) -> None:
     """Undoes `lower` for a process.
 
     Args:
-        usual: its policy before.
+        usual: its previous policy.
 
     Raises:
         OSError: it has ended.
@@ -50,4 +50,4 @@ def _set_autogroup(pid: int, nice: int) -> None:
         with open(f"/proc/{pid}/autogroup", "w") as file:
             file.write(str(nice))
     except OSError:
-        pass  # a kernel without
+        pass  # a kernel without autogroups

@@ -1,13 +1,13 @@
-"""The fork server: a process that has imported what the workers need, and forks them on request.
+"""The fork server: a process that has imported the modules that workers need, and forks workers on request.
 
-It is a program of its own, started with the interpreter, the options and the common environment of the workers, and run
-by path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, talks through one socket, and ends with it.
+A separate program, started with the interpreter, the options and the common environment of the workers, and run by
+path: `python OPTIONS program.py CONTROL SETTINGS`.  It has one thread, uses one socket, and ends when that is closed.
 
     to the agent    {"importing": NAME}, {"printed": NAME}, {"left_out": NAME, "why": TEXT}, {"refused": TEXT},
-                    {"again": true} (it has tripped over modules, and is of no use), {"generators": NAMES, "count": N},
+                    {"again": true} (modules have spoilt it, it cannot be used), {"generators": NAMES, "count": N},
                     {"ready": true}
-    to it           any message with one descriptor: a gate, at which another process is to wait (`worker`)
-    at the gate     {"parked": PID}, which process that is
+    to it           any message with one descriptor: a gate, at which another process will wait (`worker`)
+    at the gate     {"parked": PID}, the pid of that process
 """
 
 import sys
@@ -23,7 +23,7 @@ import socket  # noqa: E402
 from types import ModuleType  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
-_package = ModuleType("_forkserver")  # the files beside this one, without what lies around them
+_package = ModuleType("_forkserver")  # the files beside this one, without the package around them
 _package.__path__ = [os.path.dirname(os.path.abspath(__file__))]
 sys.modules["_forkserver"] = _package
 
@@ -73,17 +73,17 @@ def main() -> None:
 def _template(settings: dict[str, Any]) -> worker.Template:
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-        if handlers[number] is not None:  # `faulthandler` has its own
+        if handlers[number] is not None:  # `faulthandler` may have handlers of its own
             signal.signal(number, signal.SIG_IGN)  # it ends with the agent, not by a signal to the whole process tree
     signal.pthread_sigmask(signal.SIG_SETMASK, settings["mask"])
     return worker.Template(handlers, BASELINE, dict(os.environ))
 
 
 def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]) -> bool:
-    """Imports what it can; gives whether workers may be forked from here.
+    """Imports what it can; returns whether workers may be forked from here.
 
     Args:
-        read: variables that have been read.
+        read: the variables that have been read so far.
     """
     is_clean = True
     differing = frozenset(settings["differing"])  # from worker to worker
@@ -101,7 +101,7 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
             why = f"reads {own[0]}, which differs from worker to worker"
         read -= differing
         if settings["is_learned"] and isinstance(error, ImportError):
-            continue  # a worker tried to import it, and did without
+            continue  # a worker tried to import it, and continued without it
         if not why:
             continue
         _say(control, left_out=name, why=why[:ERROR_CHARS_MAX])
@@ -110,7 +110,7 @@ def _import_all(control: socket.socket, settings: dict[str, Any], read: set[str]
 
 
 def _generators(named: set[str]) -> list[str]:
-    """Generators that the user's own modules keep, or named packages; those of other libraries are their own affair."""
+    """Returns generators of the user's own modules and of named packages; other libraries must care for their own."""
     own = {name.partition(".")[0] for name in named}
     found = checks.kept_generators()
     return [f"{place}.{name}" for place, name in found if place.partition(".")[0] in own or not _is_installed(place)]
@@ -119,7 +119,7 @@ def _generators(named: set[str]) -> list[str]:
 def _is_installed(name: str) -> bool:
     """Whether a module belongs to Python or to an installed package, and is not the user's own.
 
-    Packages come before what is in them: to look for it would import a package that was left out.
+    Packages come before their modules: looking for a module would import a package that was left out.
     """
     if (package := name.rpartition(".")[0]) and package not in sys.modules:
         return False
@@ -131,7 +131,7 @@ def _is_installed(name: str) -> bool:
         return spec is not None
     import sysconfig
 
-    # Of this environment, of the one below it, of the distribution, of the user.
+    # Those of this environment, of the one below it, of the distribution, and of the user.
     packages = [folder for folder in sys.path if os.path.basename(folder) in {"site-packages", "dist-packages"}]
     library = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
     folders = [os.path.realpath(folder) for folder in (*library, *packages)]
@@ -139,15 +139,15 @@ def _is_installed(name: str) -> bool:
 
 
 def _printed_bytes() -> int:
-    """How much modules have printed; both streams are one file."""
-    for stream in (sys.__stdout__, sys.__stderr__):  # a module may have replaced the usual ones
+    """Returns how much modules have printed; both streams are one file."""
+    for stream in (sys.__stdout__, sys.__stderr__):  # a module may have replaced `sys.stdout` and `sys.stderr`
         assert stream is not None
         stream.flush()
     return os.fstat(1).st_size
 
 
 def _import(name: str) -> BaseException | None:
-    """Imports a module; gives what it raised."""
+    """Imports a module; returns the exception that it raised."""
     try:
         importlib.import_module(name)
     except BaseException as error:  # noqa: BLE001  a module may raise anything
@@ -156,7 +156,7 @@ def _import(name: str) -> BaseException | None:
 
 
 def _words(error: BaseException) -> str:
-    """What went wrong with an import, in one line."""
+    """Describes why an import failed, in one line."""
     match error:
         case ModuleNotFoundError():
             why = f"is not installed: {error}"
@@ -170,7 +170,7 @@ def _words(error: BaseException) -> str:
 
 
 def _clone(control: socket.socket) -> int:
-    """Forks; 0 in the new process.  Where that does not work the agent is told, and the gate closes."""
+    """Forks; returns 0 in the new process.  If that fails, the agent is notified, and the gate closes."""
     try:
         return clone.sibling()
     except (clone.CannotClone, OSError) as error:
@@ -179,11 +179,11 @@ def _clone(control: socket.socket) -> int:
 
 
 def _announce(gate: socket.socket, pid: int) -> None:
-    """Tells the agent which process waits at the gate: it may be stopped, or killed, before it can say so itself."""
+    """Tells the agent which process waits at the gate: it may be stopped, or killed, before it can do so itself."""
     try:
         gate.send(json.dumps({"parked": pid}).encode())
     except BrokenPipeError:
-        pass  # it is wanted no more
+        pass  # it is no longer wanted
 
 
 def _say(control: socket.socket, **words: Any) -> None:

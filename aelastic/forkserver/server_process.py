@@ -1,4 +1,4 @@
-"""The fork server's process, as the agent has it: its start, its socket, what it prints, its end."""
+"""The agent's handle on the fork server's process: its start, its socket, its output, its end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ PRINTED_CHARS_MAX = 200
 
 
 class ServerProcess:
-    """The process, and those after it that take its place.
+    """The process, and those that replace it later.
 
     Args:
-        command: whose interpreter and options it has.
+        command: a command with its interpreter and options.
         env: its environment.
         differing: names of variables that differ from worker to worker, or from start to start.
-        is_learned: its modules are what the first workers have imported.
+        is_learned: its modules are those that the first workers have imported.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class ServerProcess:
         self._command, self._env, self._differing, self._is_learned = command, env, differing, is_learned
         self._popen: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
-        self._printed = os.memfd_create("aelastic-preload")  # what modules print
+        self._printed = os.memfd_create("aelastic-preload")  # the output of modules
 
     def start(self, modules: tuple[str, ...], *, is_beside_workers: bool) -> None:
-        """Starts it; `is_beside_workers`: it imports while they run.
+        """Starts it; `is_beside_workers`: it imports while workers run.
 
         Raises:
             OSError: it cannot be started.
@@ -65,7 +65,7 @@ class ServerProcess:
                 numbers = (theirs.fileno(), file.fileno())
                 command = [self._command.interpreter, *self._command.options, str(_PROGRAM), *map(str, numbers)]
                 os.ftruncate(self._printed, 0)
-                os.lseek(self._printed, 0, os.SEEK_SET)  # the next process shares it
+                os.lseek(self._printed, 0, os.SEEK_SET)  # the next process writes to it as well
                 self._popen = start_helper(
                     command,
                     env=self._env,
@@ -79,7 +79,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the last one that was started; -1: none was."""
+        """The pid of the last one that was started; -1 if none was."""
         return -1 if self._popen is None else self._popen.pid
 
     @property
@@ -88,9 +88,9 @@ class ServerProcess:
         return self._control is not None
 
     async def receive(self) -> dict[str, Any]:
-        """What it says next; `{}`: it has ended, or its end of the socket is closed.
+        """Waits for its next message; `{}`: it has ended, or its end of the socket is closed.
 
-        A process that a module has started may hold that open for longer.
+        A child process started by a module may keep that open for longer.
         """
         assert self._control is not None
         while True:
@@ -104,10 +104,10 @@ class ServerProcess:
                     tasks.start_soon(_cancel_after, wait, tasks.cancel_scope)
 
     def fork(self) -> Parked:
-        """Has a process forked, which announces itself at its gate.
+        """Requests a fork, which announces itself at its gate.
 
         Raises:
-            OSError: no descriptors, or it takes no more requests.
+            OSError: no descriptors are left, or it accepts no more requests.
         """
         assert self._control is not None
         with ExitStack() as opened:
@@ -120,7 +120,7 @@ class ServerProcess:
         return Parked(gate, self.pid)
 
     def retire(self) -> None:
-        """Closes its end of the socket, at which it ends."""
+        """Closes its end of the socket, which makes it end."""
         if self._control is not None:
             self._control.shutdown(socket.SHUT_RDWR)
 
@@ -129,7 +129,7 @@ class ServerProcess:
             self._popen.kill()
 
     async def take_status(self, *, is_importing: bool) -> int | None:
-        """Closes the socket, at whose end the process ends, and waits for that; `None`: it survives SIGKILL."""
+        """Closes the socket, which makes the process end, and returns its exit code; `None`: it survives SIGKILL."""
         assert self._control is not None and self._popen is not None
         self._control.close()
         self._control = None
@@ -144,7 +144,7 @@ class ServerProcess:
         return exitcode
 
     def read_printed(self) -> str:
-        """The last line of what modules have printed."""
+        """Returns the last line of the modules' output."""
         text = os.pread(self._printed, 65536, 0).decode(errors="replace").strip()
         return repr(text.splitlines()[-1][:PRINTED_CHARS_MAX]) if text else ""
 

@@ -1,7 +1,7 @@
-"""From a forked process to a worker: it waits at a gate, takes what makes it a worker, and runs the user's program.
+"""Turns a forked process into a worker: it waits at a gate, receives its task, and runs the user's program.
 
-What a cold start would have made is made here: session, streams, environment, command line, `sys`, `__main__`.  What
-stays different is listed in `docs/how-to/preload.md`, and a test compares both item by item.
+This sets up everything that a cold start would: session, streams, environment, command line, `sys`, `__main__`.
+`docs/how-to/preload.md` lists the remaining differences, and a test compares both item by item.
 
 Part of the fork server's program: imports nothing of the package.
 """
@@ -27,11 +27,11 @@ _READ_EARLY = ("PYTHON", "LD_", "MALLOC_", "GLIBC_", "OMP_", "KMP_", "GOMP_", "M
 
 
 class Template:
-    """What the fork server knows, and each process forked from it needs.
+    """The facts of the fork server that each process forked from it needs.
 
     Args:
-        handlers: of the signals, before the fork server ignored them.
-        baseline: names of modules that any interpreter has loaded before it runs a program.
+        handlers: the signal handlers, before the fork server ignored signals.
+        baseline: names of the modules that any interpreter has loaded before it runs a program.
         env: the environment it was started with.
     """
 
@@ -41,7 +41,7 @@ class Template:
         self._changes: dict[str, str | None] = {}
 
     def imported(self, read: set[str], env: dict[str, str]) -> None:
-        """All is imported.
+        """All imports are done.
 
         Args:
             read: names of the variables that were read meanwhile.
@@ -52,7 +52,7 @@ class Template:
         self._changes = {name: env.get(name) for name in names if self._env.get(name) != env.get(name)}
 
     def env_of(self, asked: dict[str, str]) -> dict[str, str]:
-        """A worker's environment: what was asked for, with the changes that imports would have made in it.
+        """Returns a worker's environment: the requested one, with the changes that imports would have made to it.
 
         Raises:
             Refused: an import has seen another value than this worker has.
@@ -65,20 +65,20 @@ class Template:
 
 
 class Refused(Exception):
-    """This process cannot be the worker that was asked for; the text says why."""
+    """This process cannot be the requested worker; the message says why."""
 
 
 def wait_and_run(gate: socket.socket, template: Template) -> None:
-    """Waits until it is told what to be, then runs it.  Without an agent it ends."""
+    """Waits for its task, then runs it.  Ends without an agent."""
     request, _ = _received(gate)
     try:
         _prepare(request, template)
-    except Exception as error:  # noqa: BLE001  whatever it is, the agent starts another one
+    except Exception as error:  # noqa: BLE001  whatever it is, the agent starts another process
         gate.send(json.dumps({"refused": str(error) if isinstance(error, Refused) else repr(error)}).encode())
         os._exit(0)
     gate.send(b'{"ready": true}')
-    word, fds = _received(gate)  # from here on no other one is started, whatever becomes of this process
-    gate.close()  # its number may be that of a descriptor of the worker's
+    word, fds = _received(gate)  # from here on no other process is started for it, whatever happens to this one
+    gate.close()  # its number may be needed for a descriptor of the worker
     request |= word
     for pipe in _become(request, fds):
         tell_imports(pipe)
@@ -88,7 +88,7 @@ def wait_and_run(gate: socket.socket, template: Template) -> None:
 
 
 def _received(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """The next request, and the descriptors that came with it."""
+    """Returns the next request, and the descriptors that came with it."""
     message, fds, *_ = socket.recv_fds(gate, _LENGTH_MAX, _FDS_MAX)
     if not message:
         os._exit(0)
@@ -96,7 +96,7 @@ def _received(gate: socket.socket) -> tuple[dict[str, Any], list[int]]:
 
 
 def read_json(fd: int) -> dict[str, Any]:
-    """What a file holds that the agent has written and sent; it is closed."""
+    """Reads and closes a file that the agent has written and sent."""
     with open(fd, "rb") as file:
         file.seek(0)
         found: dict[str, Any] = json.load(file)
@@ -104,7 +104,7 @@ def read_json(fd: int) -> dict[str, Any]:
 
 
 def _prepare(request: dict[str, Any], template: Template) -> None:
-    """Does what can fail, or be refused."""
+    """Does everything that can fail, or be refused."""
     os.umask(request["umask"])
     if request["cwd"]:
         os.chdir(request["cwd"])
@@ -117,19 +117,19 @@ def _prepare(request: dict[str, Any], template: Template) -> None:
         _check_shadows(folder, template.baseline)
         sys.path.insert(0, folder)
     sys.path_importer_cache.clear()
-    if not request["is_helper"]:  # no signal to the whole process tree is for a helper
+    if not request["is_helper"]:  # a helper ignores signals to the whole process tree
         _restore_handlers(template)
 
 
 def _restore_handlers(template: Template) -> None:
-    """The template ignores signals.  A worker may be sent one as soon as it is launched."""
+    """Restores the signal handlers: the template ignores signals, and a worker may get one once it is launched."""
     for number, handler in template.handlers.items():
         if handler is not None and signal.getsignal(number) != handler:
             signal.signal(number, handler)
 
 
 def _become(request: dict[str, Any], fds: list[int]) -> list[int]:
-    """Becomes a worker, or a helper; gives the descriptor for the names of imported modules, if there is one."""
+    """Becomes a worker, or a helper; returns the descriptor for the names of imported modules, if there is one."""
     os.setsid()
     others = _put_in_place(fds, request["fds"])
     clone.rename(request["command"], request["env"])
@@ -138,7 +138,7 @@ def _become(request: dict[str, Any], fds: list[int]) -> list[int]:
 
 
 def _put_in_place(fds: list[int], numbers: list[int]) -> list[int]:
-    """Gives descriptors the numbers that the worker is to have them by; gives the others, which no exec passes on."""
+    """Moves descriptors to the worker's numbers; returns the others, which an exec does not pass on."""
     import fcntl
 
     above = max(numbers) + 1
@@ -156,19 +156,19 @@ def _set_up_interpreter(request: dict[str, Any]) -> None:
     sys.orig_argv = list(request["command"])
     if not sys.stdout.write_through:  # type: ignore[union-attr]
         sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
-    # Python's own generator does it by itself; those of torch's devices are seeded when they are first used.
+    # Python's own generator reseeds itself; those of torch's devices are seeded when they are first used.
     if numbers := sys.modules.get("numpy.random"):
         numbers.seed()
     if numbers := getattr(sys.modules.get("torch"), "default_generator", None):
         numbers.seed()
     if threads := sys.modules.get("threading"):
-        threads.main_thread()._set_native_id()  # noqa: SLF001  which a fork changes, and Python leaves
+        threads.main_thread()._set_native_id()  # noqa: SLF001  a fork changes it, and Python does not update it
     if processes := sys.modules.get("multiprocessing.process"):
         processes.current_process().authkey = os.urandom(32)
 
 
 def _first_on_path(request: dict[str, Any]) -> str:
-    """What `python` puts at the head of `sys.path` (its documentation, "sys.path")."""
+    """Returns what `python` puts first in `sys.path` (its documentation, "sys.path")."""
     kind, target = str(request["kind"]), str(request["target"])
     if kind == "script":
         return os.path.abspath(target) if _is_bundle(target) else os.path.dirname(os.path.realpath(target))
@@ -185,12 +185,12 @@ def _is_bundle(path: str) -> bool:
 
 
 def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
-    """A module of the user's that has the name of a preloaded one would have been imported instead.
+    """Rejects a user's module with the name of a preloaded one, because it would have been imported instead.
 
-    A folder without an `__init__.py`, such as one of data, would not.
+    A folder without an `__init__.py`, such as a data folder, would not.
 
     Raises:
-        Refused: there is one.
+        Refused: there is such a module.
     """
     from importlib.machinery import PathFinder
 
@@ -205,9 +205,9 @@ def _check_shadows(folder: str, baseline: frozenset[str]) -> None:
 
 
 def tell_imports(pipe: int) -> None:
-    """Writes the names of imported modules, packages before what is in them, until the process group is initialized.
+    """Writes the names of imported modules, packages before their modules, until the process group is initialized.
 
-    They are written with the next `import`: that of `importlib.import_module` is no event.
+    They are written at the next `import` statement: `importlib.import_module` raises no audit event.
     """
     ours, told, place = os.getpid(), 0, os.fstat(pipe)
 
@@ -216,7 +216,7 @@ def tell_imports(pipe: int) -> None:
         if told < 0 or os.getpid() != ours:
             return
         try:
-            if not os.path.samestat(os.fstat(pipe), place):  # the program has closed what it found open
+            if not os.path.samestat(os.fstat(pipe), place):  # the program has closed inherited descriptors
                 told = -1
                 return
             torch = sys.modules.get("torch.distributed.distributed_c10d")
@@ -230,7 +230,7 @@ def tell_imports(pipe: int) -> None:
                 os.write(pipe, b".\n")
                 os.close(pipe)
                 told = -1
-        except (OSError, AttributeError):  # the agent listens no more, or the module is half imported
+        except (OSError, AttributeError):  # the agent no longer reads, or the module is half imported
             told = -1
 
     sys.addaudithook(hook)
@@ -250,7 +250,7 @@ def _run(request: dict[str, Any]) -> NoReturn:
         failure = error
     if failure is None:
         raise SystemExit(0)
-    _report(failure)  # out of the handler: a hook that fails has no context
+    _report(failure)  # outside the handler: an exception in a hook has no context
     if isinstance(failure, KeyboardInterrupt):
         _die_of_sigint()
     raise SystemExit(1)
@@ -279,7 +279,7 @@ def _execute(kind: str, target: str, main: ModuleType) -> None:
     try:
         with open(path, "rb") as file:
             source = file.read()
-    except OSError as error:  # in the words of the interpreter
+    except OSError as error:  # with the interpreter's message
         sys.stderr.write(f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n")
         raise SystemExit(2) from None
     exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
@@ -289,7 +289,7 @@ def _register_source(code: CodeType, source: str) -> None:
     """Makes tracebacks show lines of the code after `-c`, as the interpreter does since 3.13."""
     import linecache
 
-    # The first releases of 3.13 know it by the name of its file.
+    # The first releases of 3.13 register it by its file name.
     key = code if hasattr(linecache, "_interactive_cache") else code.co_filename
     linecache._register_code(key, source, code.co_filename)  # type: ignore[attr-defined]  # noqa: SLF001
 
@@ -307,7 +307,7 @@ def _report(error: BaseException) -> None:
 
 
 def _of_hook(error: BaseException) -> BaseException | None:
-    """What the user's hook raises."""
+    """Calls the user's hook; returns the exception that it raises, if any."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except Exception as failure:  # noqa: BLE001  anything
@@ -322,7 +322,7 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
 
 
 def _die_of_sigint() -> NoReturn:
-    """What an interpreter does after a KeyboardInterrupt: it cleans up, then the signal ends it."""
+    """Ends like an interpreter after a KeyboardInterrupt: cleans up, then dies of the signal."""
     import atexit
     import threading
 

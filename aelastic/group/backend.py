@@ -1,7 +1,7 @@
-"""Interface of what runs the workers for the agent: start, wait, stop.
+"""Interface of the back end that runs the workers for the agent: start, wait, stop.
 
-This is the place to extend the agent (torch: `SimpleElasticAgent` and its abstract
-`_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`).  `procs.LocalWorkers` runs them
+Implement it to extend the agent (torch: `SimpleElasticAgent` and its abstract
+`_start_workers`, `_monitor_workers`, `_stop_workers`, `_shutdown`).  `procs.LocalWorkers` runs workers
 as processes of this machine; another implementation may run them anywhere.
 """
 
@@ -71,9 +71,9 @@ class WorkerBackend(ABC):
         """
 
     async def replace(self, start: WorkerStart) -> Any:
-        """Starts a worker in the place of one that is cleared, beside the others, and returns its id.
+        """Starts a worker that replaces a cleared one, beside the others, and returns its id.
 
-        Called for recovery in place only, which is for processes of this machine.
+        Called for recovery in place only, which requires processes of this machine.
         """
         raise NotImplementedError
 

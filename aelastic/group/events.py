@@ -1,6 +1,6 @@
-"""The words between the worker group and its supervisor: states, events in, actions out.
+"""The interface between the worker group and its supervisor: states, events in, actions out.
 
-Events are what happened, actions what is to be done; every action says what answers it.  Events about
+Events report what happened, actions request what to do; every action documents what answers it.  Events about
 workers carry the generation they belong to, those of the rendezvous (`rdzv.messages`) their round.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Literal, TypeAlias
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 from aelastic.decisions.decision import Why
 from aelastic.failures.failure import ProcessFailure
@@ -19,8 +19,8 @@ from aelastic.host.signals import signal_name
 from aelastic.rdzv.protocol.messages import Assigned, Ended, Interrupted, StartAhead
 from aelastic.rdzv.protocol.ranks import NodeRanks
 
-# Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, output that did not
-# come, a sleep that no signal ends.
+# Which watch found a worker unhealthy: a timer that it set and did not clear, no sign of life, missing output, a sleep
+# that no signal ends.
 WatchName: TypeAlias = Literal["timer", "hang", "output", "stuck"]
 
 
@@ -62,7 +62,7 @@ class Worker(Record):
 
 
 def worker_of(ranks: NodeRanks, local_rank: int) -> Worker:
-    """A worker of this node that is not started yet."""
+    """Returns a worker of this node that is not started yet."""
     return Worker(
         local_rank=local_rank,
         global_rank=ranks.first_rank + local_rank,
@@ -88,7 +88,7 @@ class Spawned(Record):
 
 
 class SpawnCancelled(Record):
-    """The back end has started no worker, since it was cancelled.  In the place of `Spawned`."""
+    """The back end was cancelled and has started no worker.  Comes instead of `Spawned`."""
 
     generation: int
 
@@ -98,9 +98,9 @@ class Exited(Record):
 
     generation: int
     local_rank: int
-    failure: ProcessFailure | None  # None: it succeeded, or we had asked it to end
-    gone_at: float | None = None  # when that was seen; why it failed takes a moment to find out
-    raised: ProcessFailure | None = None  # of a worker that we had asked to end: it raised an exception of its own
+    failure: ProcessFailure | None  # None: it succeeded, or was asked to end
+    gone_at: float | None = None  # when that was noticed; finding out why it failed takes a moment
+    raised: ProcessFailure | None = None  # of a worker that was asked to end: an exception that it raised by itself
 
 
 class Cleared(Record):
@@ -111,15 +111,15 @@ class Cleared(Record):
 
 
 class FoundUnhealthy(Record):
-    """A worker that lives, and was not asked to end, does not do what is expected of it: it has failed."""
+    """A live worker that was not asked to end does not do what is expected of it: it has failed."""
 
     generation: int
     local_rank: int
     failure: ProcessFailure
-    signum: int  # what it is to be stopped with
+    signum: int  # the signal to stop it with
     by: WatchName = "hang"
     reason: str = ""  # the watch's words; the failure's message may add the worker's last ones
-    silent_s: float = 0.0  # without a sign of life; 0 where that is no hang
+    silent_s: float = 0.0  # how long it showed no sign of life; 0 if it does not hang
 
 
 class Ready(Record):
@@ -128,7 +128,7 @@ class Ready(Record):
     generation: int
     local_rank: int
     process: int  # which of the rank's processes of this generation, from 0
-    round: int  # `AELASTIC_ROUND` of the round that it has left; -1: it has been in none
+    round: int  # `AELASTIC_ROUND` of the round that it left; -1: it has not been in one
 
 
 class Shared(Record):
@@ -139,7 +139,7 @@ class Shared(Record):
     process: int
     round: int
     step: int  # of the state
-    source: int  # the rank that it came from; -1: none, it was loaded or is new
+    source: int  # the rank that it came from; -1: no rank, it was loaded or is new
 
 
 class StateLost(Record):
@@ -171,27 +171,27 @@ class Replaced(Record):
 
 
 class GraceOver(Record):
-    """Workers that are stopped for a restart are waited for no longer, since that cannot help."""
+    """Do not wait any longer for workers that are being stopped for a restart: that cannot help."""
 
     generation: int
     reason: str
-    is_final: bool = False  # nor if they end for good
+    is_final: bool = False  # also if they are stopped for good
 
 
 class Drained(Record):
-    """Workers end since they were told to save: that is neither a failure nor a success."""
+    """Workers end because they were told to save: that is neither a failure nor a success."""
 
     generation: int
-    local_ranks: tuple[int, ...]  # those that are to be sent the drain signal
-    until: float  # workers that have not ended then are killed
+    local_ranks: tuple[int, ...]  # workers that must receive the drain signal
+    until: float  # workers that have not ended by then are killed
 
 
 class StopRequested(Record):
-    """The agent is asked to leave.  Asked a second time, it kills."""
+    """The agent is asked to leave.  On the second request, it kills."""
 
     signum: int = signal.SIGTERM
-    reason: str = ""  # a sentence, where nothing asked: the agent cannot go on
-    is_drained: bool = False  # its node was about to go: the same command may go on elsewhere
+    reason: str = ""  # a sentence, if nobody asked: the agent cannot continue
+    is_drained: bool = False  # its node is about to be interrupted: the same command may continue elsewhere
 
     @property
     def why(self) -> str:
@@ -228,19 +228,19 @@ Event: TypeAlias = (
 class Join(Record):
     """Tell the rendezvous that this node is ready.  Answered by `Assigned` or `Ended`."""
 
-    round: int  # the newest that this node was assigned to
-    are_ready: bool = False  # its workers, which can leave the next round from its first moment
+    round: int  # the newest round that this node was assigned to
+    are_ready: bool = False  # whether its workers are, and can leave the next round from its first moment
 
 
 class Spawn(Record):
     """Start every local worker.  Answered by `Spawned`, and then by `Exited` and `Cleared` once per local rank."""
 
     generation: int
-    assigned: Assigned | None  # None: no round has taken this node in yet; `Begin` follows when one has
+    assigned: Assigned | None  # None: no round includes this node yet; `Begin` follows when one does
 
 
 class Begin(Record):
-    """Have workers at the safe point enter the round.  Answered by `Shared`, `StateLost`, `Done` or `Exited`."""
+    """Make workers at the safe point enter the round.  Answered by `Shared`, `StateLost`, `Done` or `Exited`."""
 
     generation: int
     local_ranks: tuple[int, ...]
@@ -248,7 +248,7 @@ class Begin(Record):
 
 
 class Leave(Record):
-    """Have workers leave the round and keep their processes.  Answered by `Ready`, or by `Exited`, once per worker."""
+    """Make workers leave the round and keep their processes.  Answered by `Ready` or `Exited`, once per worker."""
 
     generation: int
     local_ranks: tuple[int, ...]
@@ -257,7 +257,7 @@ class Leave(Record):
 
 
 class Replace(Record):
-    """Start a process in the place of a worker that is gone.  Answered by `Replaced`, then by `Ready` or `Exited`."""
+    """Start a process that replaces a lost worker.  Answered by `Replaced`, then by `Ready` or `Exited`."""
 
     generation: int
     local_rank: int
@@ -265,7 +265,7 @@ class Replace(Record):
 
 
 class Release(Record):
-    """Have workers whose functions have returned go on to their end.  Answered by `Exited`, once per worker."""
+    """Let workers whose functions have returned end.  Answered by `Exited`, once per worker."""
 
     generation: int
 
@@ -279,11 +279,11 @@ class TellOptedIn(Record):
 class TellPrepared(Record):
     """Tell the rendezvous that its `StartAhead` is done, or cannot be done.  Not answered."""
 
-    are_ready: bool  # its workers, as in `Join`
+    are_ready: bool  # whether its workers are, as in `Join`
 
 
 class CancelSpawn(Record):
-    """Start no worker, if there is time left for that.  Answered by `SpawnCancelled`, or else by `Spawned`."""
+    """Start no worker, if it is not too late.  Answered by `SpawnCancelled`, otherwise by `Spawned`."""
 
     generation: int
 
@@ -309,7 +309,7 @@ class TellLeft(Record):
 
 
 class Stop(Record):
-    """Signal workers that still live; SIGKILL takes all that belongs to them.  Not answered; `Exited` follows."""
+    """Signal live workers; SIGKILL ends everything that belongs to them.  Not answered; `Exited` follows."""
 
     generation: int
     local_ranks: tuple[int, ...]
@@ -341,5 +341,5 @@ Action: TypeAlias = (
 
 
 def signal_words(signum: int) -> str:
-    """`SIGTERM`, or `signal 40` for one that has no name."""
+    """Returns the name, such as `SIGTERM`, or `signal 40` for a signal without a name."""
     return signal_name(signum) or f"signal {signum}"

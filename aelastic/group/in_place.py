@@ -1,4 +1,4 @@
-"""Recovery in place: where each worker of this node stands.  A part of `worker_group`, which alone changes it.
+"""Recovery in place: the stage of each worker of this node.  A part of `worker_group`; only that changes it.
 
 A worker opts in when it reaches the safe point: it holds no process group and waits for a round.  A round in which all
 workers have opted in can end without ending their processes.
@@ -9,8 +9,8 @@ workers have opted in can end without ending their processes.
     any ──its process ends──> LOST ──replaced──> STARTING
 
 A worker is identified by its local rank and the number of its process: 0 is the first one, 1 its replacement.  The
-story behind that fence: rank 2 says that it is ready and dies, its replacement starts, and only then is the message of
-the dead process read.  Taken for the replacement's, it would begin a round that the replacement cannot take part in.
+story behind that fence: rank 2 reports that it is ready and dies, its replacement starts, and only then is the message
+of the dead process read.  Taken for the replacement's, it would begin a round that the replacement cannot take part in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import StrEnum, auto
 
 from aelastic.rdzv.protocol.messages import Assigned
 
-# A survivor leaves a round within milliseconds, unless it is in Python or C code that does not return.
+# A survivor leaves a round within milliseconds, unless it is in code that does not return.
 GRACE_S = 5.0
 # From the end of a round until all workers are ready for the next one: a replacement that starts cold imports first.
 LIMIT_S = 60.0
@@ -30,7 +30,7 @@ UNSHARED_ROUNDS_MAX = 3
 
 
 class WorkerStage(StrEnum):
-    """Where a worker stands."""
+    """The stage of a worker."""
 
     STARTING = auto()  # its process was started and has not reached the safe point
     READY = auto()  # at the safe point
@@ -48,22 +48,22 @@ class InPlace:
     """The workers of one generation, by local rank."""
 
     stage: dict[int, WorkerStage] = field(default_factory=dict[int, WorkerStage])
-    process: dict[int, int] = field(default_factory=dict[int, int])  # the number of its present process
+    process: dict[int, int] = field(default_factory=dict[int, int])  # the number of its current process
     kept: set[int] = field(default_factory=set[int])  # survivors of the round that has ended
-    warm: frozenset[int] = frozenset()  # those whose process was started warm
-    sharing: set[int] = field(default_factory=set[int])  # those that do not have the state of this round yet
+    warm: frozenset[int] = frozenset()  # ranks whose process was started warm
+    sharing: set[int] = field(default_factory=set[int])  # ranks that do not have the state of this round yet
     unshared_rounds: int = 0  # rounds in a row that ended before all workers had the state
-    # While workers leave a round, or start ahead: by when all are to be ready for the next one; whether the rendezvous
-    # knows that this node is; and that round, if it is complete before all workers are ready.
+    # While workers leave a round, or start ahead: when all must be ready for the next one; whether the rendezvous knows
+    # that this node is; and that round, if it is complete before all workers are ready.
     ready_by: float = 0.0
     has_joined: bool = False
     next: Assigned | None = None
-    is_ahead: bool = False  # workers were started before a round has taken this node in
-    is_released: bool = False  # all were done, and may end
-    is_state_lost: bool = False  # no rank has a whole state
+    is_ahead: bool = False  # workers were started before a round included this node
+    is_released: bool = False  # all were done and may end
+    is_state_lost: bool = False  # no rank has the whole state
 
     def start(self, local_ranks: Iterable[int], *, is_ahead: bool) -> None:
-        """A generation starts; `is_ahead`: before a round has taken this node in."""
+        """A generation starts; `is_ahead`: before a round includes this node."""
         self.stage = dict.fromkeys(local_ranks, WorkerStage.STARTING)
         self.process = dict.fromkeys(self.stage, 0)
         self.kept, self.sharing = set(), set(self.stage)
@@ -74,13 +74,13 @@ class InPlace:
     # Questions.
 
     def is_from(self, local_rank: int, process: int) -> bool:
-        """Whether a message is from the rank's present process, which has not ended."""
+        """Whether a message is from the rank's current process, which has not ended."""
         stage = self.stage.get(local_rank, WorkerStage.LOST)
         return stage is not WorkerStage.LOST and self.process[local_rank] == process
 
     @property
     def have_all_opted_in(self) -> bool:
-        """Whether all workers are in the round, or wait for the others at its end."""
+        """Whether all workers are in the round, or are done and wait for the others."""
         return bool(self.stage) and not self.is_released and _IN_ROUND.issuperset(self.stage.values())
 
     @property
@@ -90,7 +90,7 @@ class InPlace:
 
     @property
     def is_worn_out(self) -> bool:
-        """Whether so many rounds have ended before all workers had the state that the next one ends in a restart."""
+        """Whether too many rounds ended before all workers had the state, so that the next end is a restart."""
         return self.unshared_rounds >= UNSHARED_ROUNDS_MAX
 
     @property
@@ -99,7 +99,7 @@ class InPlace:
         return self.can_leave and len(self.stage) > 1
 
     def is_next(self, round_: int) -> bool:
-        """Whether it is the round that waits for workers of this node."""
+        """Whether this is the round that waits for workers of this node."""
         return self.next is not None and self.next.round == round_
 
     def are_all(self, stage: WorkerStage) -> bool:
@@ -107,7 +107,7 @@ class InPlace:
 
     @property
     def may_be_released(self) -> bool:
-        """Whether a function has returned, and no worker runs that its process would have to wait for.
+        """Whether a function has returned, and its process need not wait for any running worker.
 
         Called while no worker has failed: lost workers have ended on their own, inside or outside the function.
         """
@@ -145,7 +145,7 @@ class InPlace:
         self.stage[local_rank] = WorkerStage.DONE
 
     def leave(self, now: float) -> tuple[int, ...]:
-        """The round is over; gives those that have to leave it."""
+        """The round is over; returns the ranks that must leave it."""
         self.ready_by = now + LIMIT_S
         self.drop_next()
         leaving = tuple(rank for rank, each in self.stage.items() if each in _IN_ROUND)
@@ -155,7 +155,7 @@ class InPlace:
         return leaving
 
     def await_replacement(self, now: float) -> None:
-        """A worker is lost that waited for the next round, however long after the end of the last one."""
+        """A worker that waited for the next round is lost, however long after the end of the last one."""
         self.ready_by = now + LIMIT_S
 
     def on_lost(self, local_rank: int) -> None:
@@ -163,7 +163,7 @@ class InPlace:
         self.kept.discard(local_rank)
 
     def replace(self, local_rank: int) -> int:
-        """Another process takes the rank; gives its number."""
+        """Another process takes the rank; returns its number."""
         self.stage[local_rank] = WorkerStage.STARTING
         self.process[local_rank] += 1
         return self.process[local_rank]
@@ -177,15 +177,15 @@ class InPlace:
         self.has_joined = True
 
     def keep_next(self, assigned: Assigned) -> None:
-        """The next round is complete, and workers are not ready for it."""
+        """The next round is complete, but workers are not ready for it."""
         self.next = assigned
 
     def drop_next(self) -> None:
-        """This node takes part in no round to come."""
+        """No round waits for this node any more."""
         self.has_joined, self.next = False, None
 
     def release(self) -> None:
-        """All are done, and may end."""
+        """All are done and may end."""
         self.is_released = True
 
     def validate(self) -> None:

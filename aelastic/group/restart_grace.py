@@ -1,20 +1,20 @@
-"""Restart grace: how long workers that are stopped for a restart are waited for.
+"""Restart grace: how long to wait for workers that are being stopped for a restart.
 
-A worker that sits in a collective, or in another call that no peer will answer, never runs its Python handler of
-SIGTERM; to wait for it holds all nodes.  One that saves a checkpoint writes.  So what the workers do is looked at while
-they are stopped, and they are waited for
+A worker that is in a collective, or in another call that no peer will answer, never runs its Python handler of
+SIGTERM; waiting for it blocks all nodes.  A worker that saves a checkpoint writes.  So the workers are observed while
+they are being stopped, and the agent waits
 
 - as long as one of their processes writes, or waits for a disk;
 - `COMPUTE_S` while they only compute;
 - `IDLE_S` while they do neither.
 
-The time that they wait for a CPU counts in neither: on a busy machine that may be all that can be seen of them.
+Time in which they wait for a CPU counts for neither: on a busy machine they may do nothing else.
 
-A worker is its whole session: a checkpoint that a child or a thread of it writes is its own.  The workers of a node are
-waited for together, since one that does nothing may wait for one that writes.  A worker that cannot be looked at is
-not judged.  The shutdown timeout ends all of this (`worker_group`), and a stop for good has nothing of it.
+A worker is its whole session: a checkpoint that its child or thread writes is its own.  The agent waits for all workers
+of a node together, because one that does nothing may wait for one that writes.  A worker that cannot be observed is
+not judged.  The shutdown timeout still applies (`worker_group`), and a stop for good has no grace.
 
-Time without a look does not count: an agent that was suspended, or is late on a busy machine, has seen nothing in it.
+Time without a look does not count: an agent that was suspended, or is late on a busy machine, saw nothing in it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from aelastic.failures.places import ranks_in_words
 IDLE_S = 2.0
 COMPUTE_S = 5.0
 INTERVAL_S = 0.25
-# The first look shows where the counters stand, and what follows is judged from it.  Most workers have ended by then.
+# The first look reads the counters; later looks are compared with it.  Most workers have ended by then.
 FIRST_LOOK_S = 0.1
-# Between two looks, so much counts at most.
+# At most this much time counts between two looks.
 COUNTED_S = 2 * INTERVAL_S
-# A worker computes if it uses so much within `IDLE_S`, 2.5 % of a core; a thread that wakes up now and then uses less.
+# A worker computes if it uses this much within `IDLE_S`, 2.5 % of a core; an idle thread uses less.
 CPU_S = 0.05
 # Timers of event loops may be early by a millisecond.
 EARLY_S = 0.005
-# Ranks that a reason names.
+# How many ranks a reason names.
 RANKS_MAX = 8
 
 
@@ -50,9 +50,9 @@ class Phase(StrEnum):
 
 
 class Sample(Record):
-    """What one look at a worker showed; counters only grow."""
+    """The result of one look at a worker; counters only grow."""
 
-    written: int | None = None  # bytes, by any of its processes; `None`: cannot be seen
+    written: int | None = None  # bytes, by any of its processes; `None`: cannot be read
     cpu_s: float = 0.0
     waits_for_disk: bool = False
     waits_for_cpu: bool = False
@@ -64,7 +64,7 @@ class Sample(Record):
 class Looked(Record):
     """A look is over."""
 
-    samples: Mapping[int, Sample]  # by local rank; none of workers that are gone
+    samples: Mapping[int, Sample]  # by local rank; without workers that are gone
 
 
 Event: TypeAlias = Looked | DeadlinePassed
@@ -78,7 +78,7 @@ class Look(Record):
 
 
 class GiveUp(Record):
-    """Wait no longer.  Not answered."""
+    """Stop waiting.  Not answered."""
 
     reason: str
 
@@ -90,7 +90,7 @@ Action: TypeAlias = Look | GiveUp
 class _Life:
     """What is known of one worker.
 
-    Points in time are as late as the look that showed it; time that does not count is added to them.
+    Points in time are those of the look that noticed the change; time that does not count is added to them.
     """
 
     wrote_at: float
@@ -122,7 +122,7 @@ class _Life:
         return now >= max(self.wrote_at, self.computed_at) + IDLE_S - EARLY_S
 
     def is_past(self, now: float) -> bool:
-        """Whether it needs no more time."""
+        """Whether it is not given more time."""
         return self.is_idle(now) or now >= self.wrote_at + COMPUTE_S - EARLY_S
 
 
@@ -133,7 +133,7 @@ class RestartGrace(Machine[Event, Action]):
     Args:
         ranks: global ranks by local rank.
         stopped_at: when the workers were sent SIGTERM.
-        fixed_s: wait so long, whatever they do; `None`: it depends on that.
+        fixed_s: how long to wait, whatever they do; `None`: depends on what they do.
     """
 
     ranks: Mapping[int, int]
@@ -152,8 +152,8 @@ class RestartGrace(Machine[Event, Action]):
 
     def validate(self) -> None:
         """Asserts the invariants of the core."""
-        assert (self.deadline is not None) == (self.phase is Phase.WAITING), "it waits for time, or for an answer"
-        assert self._lives.keys() <= self.ranks.keys(), "workers go, and none comes"
+        assert (self.deadline is not None) == (self.phase is Phase.WAITING), "it has a deadline, or awaits an answer"
+        assert self._lives.keys() <= self.ranks.keys(), "workers only disappear"
 
     def _dispatch(self, event: Event, now: float) -> list[Action]:
         match event:
@@ -169,7 +169,7 @@ class RestartGrace(Machine[Event, Action]):
                 self._take(event.samples, now)
                 return self._judge(now)
             case Looked():
-                return []  # told twice
+                return []  # a duplicate
             case _:
                 assert_never(event)
 

@@ -1,7 +1,7 @@
 """The environment a worker starts with.
 
-The names and their meaning are torchrun's (`torchrun` documents, "Environment Variables",
-and what torchrun 2.15 sets beyond them); a test compares key by key.
+The names and their meaning are torchrun's (its documentation, "Environment Variables",
+and the variables that torchrun 2.15 sets in addition); a test compares key by key.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from aelastic.spec import WorkerSpec
 from aelastic.training.notice.page import PAGE_VARIABLE
 
 CONTROL_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
-# Ours: it rises with each round, so that a script can refuse what a worker of an earlier round writes.
+# Ours: grows with each round, so that a script can reject writes of a worker of an earlier round.
 FENCE_VARIABLE = "AELASTIC_ROUND"
-HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not handed down
-# Where the job's secret is: `--secret-file`, and the folder of systemd's credentials (systemd.exec(5)).
+HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"  # the agent's, not passed on
+# Where to find the job's secret: `--secret-file`, and the folder of systemd's credentials (systemd.exec(5)).
 SECRET_VARIABLE, CREDENTIALS_VARIABLE = "AELASTIC_SECRET_FILE", "CREDENTIALS_DIRECTORY"
-# torch's: seconds that a worker may spend in uninterruptible sleep; none, 0 or less: without limit.
+# torch's: seconds that a worker may spend in uninterruptible sleep; unset, 0 or less: no limit.
 STUCK_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 # systemd's, for the service itself (`sd_notify(3)`, `sd_watchdog_enabled(3)`).
 SYSTEMD_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-# AMD's HIP goes by the first one where it is set and not empty, else by the second, as CUDA does.
+# AMD's HIP uses the first one if it is set and not empty, otherwise the second, like CUDA.
 _DEVICES_VARIABLES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-# What differs from worker to worker, or from one start to the next.
+# Variables that differ from worker to worker, or from one start to the next.
 OWN_VARIABLES = frozenset(
     {
         "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -37,7 +37,7 @@ OWN_VARIABLES = frozenset(
     }
 )  # fmt: skip
 
-# Of these, what workers that start ahead of their round do not have: they cannot meet before they are in it.
+# Those of them that workers do not have if they start ahead of their round: they cannot meet before they are in it.
 MEETING_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 
 
@@ -52,7 +52,7 @@ def worker_env(
     notice_page: str | None,
     has_agent_store: bool,
 ) -> dict[str, str]:
-    """`base` plus what makes `torch.distributed.init_process_group()` work, for one worker."""
+    """Returns `base` plus the variables that `torch.distributed.init_process_group()` needs, for one worker."""
     ranks = assigned.ranks
     return {
         **base,
@@ -70,20 +70,20 @@ def worker_env(
         "MASTER_PORT": str(assigned.master_port),
         "TORCHELASTIC_RESTART_COUNT": str(assigned.restart_count),
         FENCE_VARIABLE: str(assigned.fence),
-        # Whether rank 0's init_process_group connects to our store instead of serving one of its own.
+        # Whether rank 0's init_process_group connects to our store instead of serving its own.
         "TORCHELASTIC_USE_AGENT_STORE": str(has_agent_store),
-        # torchrun leaves this one to its users; where they do not set it, `worker_main` serves nothing.
+        # torchrun leaves this one to its users; without it, `worker_main` serves nothing.
         CONTROL_SOCKET_VARIABLE: control_socket,
     }
 
 
 def own_variables(spec: WorkerSpec) -> frozenset[str]:
-    """Names of the variables that differ from worker to worker, or from one start to the next."""
+    """Returns the variables that differ from worker to worker, or from one start to the next."""
     return OWN_VARIABLES | {*_DEVICES_VARIABLES} if spec.virtual_local_rank else OWN_VARIABLES
 
 
 def common_env(spec: WorkerSpec, base: Mapping[str, str], run_id: str) -> dict[str, str]:
-    """What the environments of all workers of this node have in common, in every round."""
+    """Returns the part of the environment that all workers of this node share, in every round."""
     own = own_variables(spec)
     return {name: value for name, value in {**base, **_same_for_all(spec, base, run_id)}.items() if name not in own}
 
@@ -98,7 +98,7 @@ def _same_for_all(spec: WorkerSpec, base: Mapping[str, str], run_id: str) -> dic
 
 
 def check_devices(spec: WorkerSpec, base: Mapping[str, str]) -> None:
-    """Refuses to give each worker a device of its own where there are too few.
+    """Rejects a setting that gives each worker its own device if there are too few devices.
 
     Raises:
         InputError: `HIP_VISIBLE_DEVICES` or `CUDA_VISIBLE_DEVICES` names fewer devices than there are workers.
@@ -115,13 +115,13 @@ def check_devices(spec: WorkerSpec, base: Mapping[str, str]) -> None:
 
 
 def _visible_devices(base: Mapping[str, str]) -> tuple[str, str | None]:
-    """The variable that says which devices are visible, and its value."""
+    """Returns the variable that lists the visible devices, and its value."""
     hip, cuda = _DEVICES_VARIABLES
     return (hip, base[hip]) if base.get(hip) else (cuda, base.get(cuda))
 
 
 def _local_rank_env(spec: WorkerSpec, base: Mapping[str, str], local_rank: int) -> dict[str, str]:
-    """Which device a worker is to use, by number among those it sees (LOCAL_RANK) and by what it sees."""
+    """Returns the variables that choose a worker's device: its number among the visible ones, and these."""
     if not spec.virtual_local_rank:
         return {"LOCAL_RANK": str(local_rank)}
     hip, cuda = _DEVICES_VARIABLES
@@ -131,16 +131,16 @@ def _local_rank_env(spec: WorkerSpec, base: Mapping[str, str], local_rank: int) 
 
 
 def has_agent_store(spec: WorkerSpec, base: Mapping[str, str]) -> bool:
-    """Whether the agent serves the workers' store; else rank 0 does, and so it can at any `tcp://` address of its own.
+    """Whether the agent serves the workers' store; otherwise rank 0 does, and can do so at any `tcp://` address.
 
-    As torchrun: a variable turns it off, but not where the port was given beforehand.
+    As in torchrun, a variable turns it off, except if the port was given in advance.
     """
     is_static = spec.master_port is not None if spec.rdzv is None else spec.rdzv.backend == "static"
     return is_static or base.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
 
 def worker_args(args: Sequence[Any], local_rank: int) -> tuple[Any, ...]:
-    """Puts the local rank where an argument says `${local_rank}`; other `$` stay as they are."""
+    """Replaces `${local_rank}` in arguments by the local rank; leaves any other `$` alone."""
     return tuple(
         Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg for arg in args
     )

@@ -1,19 +1,19 @@
 """The worker group: what this agent does next, given what just happened.
 
 Events in, actions out.  Nothing here waits, spawns, signals, logs or reads a clock; the agent's run does all of that,
-in the order this module asks for it.
+in the order of the actions.
 
 - The phase is a fact; what to do once the workers are gone (`_wish`) is a wish.  Events of the rendezvous and requests
   to stop change the wish, exits change the fact.
-- A failure is told to the rendezvous first and the workers are stopped second, so that all nodes stop at the same time.
-  Whether to restart is not decided here: the leader answers.
-- Workers exist from `Spawned` to their `Cleared`; only then can they be signalled.  A stop that comes while they
-  are being started cancels the start, and waits for the answer in a phase of its own.
-- Where all workers of the job have opted in to recovery in place, a round ends without their processes: they leave it,
-  lost ones are replaced, and all enter the next round together.  Every doubt ends in a stop, as without it
-  (`in_place.py` has the stages of the workers).
-- A node that waits for such a job starts its workers ahead, so that those of the others wait for none that still
-  imports.  If one of them ends, all start when a round takes the node in, as without it.
+- A failure is first reported to the rendezvous, then the workers are stopped, so that all nodes stop at the same time.
+ Whether to restart is not decided here: the leader answers.
+- Workers exist from `Spawned` to their `Cleared`; they can only be signalled during this time.  A stop that comes
+ while they are being started cancels the start, and waits for the answer in its own phase.
+- If all workers of the job have opted in to recovery in place, a round can end while their processes stay: they leave
+ it, lost ones are replaced, and all enter the next round together.  In any doubt they are stopped, as without it
+ (`in_place.py` has the stages of the workers).
+- A node that waits for such a job starts its workers ahead, so that the other nodes do not wait for its imports.  If
+ one of them ends, all start when a round includes the node, as without this.
 
 Events from workers carry their generation, those from the rendezvous their round.  The story behind the fence:
 generation 3 is killed, its last exit is still in the mailbox, generation 4 starts, and the old exit, taken for one of
@@ -44,16 +44,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     spec: WorkerSpec
     phase: Phase = Phase.INIT
     state: WorkerState = WorkerState.INIT
-    reason: Why = ""  # what explains `state`
+    reason: Why = ""  # explains `state`
     deadline: float | None = None
     generation: int = 0
-    assigned: Assigned | None = None  # the last round that this node was taken into
+    assigned: Assigned | None = None  # the last round that included this node
     workers: tuple[ev.Worker, ...] = ()  # of the current generation
     exits: Exits = field(default_factory=Exits)  # of the current generation
     in_place: InPlace = field(default_factory=InPlace)  # of the current generation
     verdict: Ended | None = None
-    is_drained: bool = False  # its node has left since it was about to go
-    _missed_round: int = 0  # the newest that was complete before all workers of this node were ready for it
+    is_drained: bool = False  # its node has left because of a drain
+    _missed_round: int = 0  # the newest round that was complete before all workers of this node were ready for it
     _wish: Wish = field(default_factory=Rejoin)
     _story: Story = field(default_factory=Story)
 
@@ -63,12 +63,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     @property
     def fence(self) -> int:
-        """Of the last round that this node was taken into; -1 without one."""
+        """The fence of the last round that included this node; -1 without one."""
         return -1 if self.assigned is None else self.assigned.fence
 
     @property
     def is_leaving(self) -> bool:
-        """Whether its workers start no more."""
+        """Whether its workers will not start again."""
         return isinstance(self._wish, End) or self.is_done
 
     def validate(self) -> None:
@@ -82,14 +82,14 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         assert len(self.workers) == self.spec.local_world_size * bool(self.generation), "one worker per local rank"
         assert phase is Phase.DONE or bool(exits.left) == phase.has_workers, "workers exist from Spawned to Cleared"
         ends = exits.failed or exits.stopped or exits.is_killing
-        assert not (is_clean and ends), "the first worker to fail, or to be stopped, ends the others"
-        assert phase is not Phase.AWAITING or isinstance(self._wish, Await), "only a wish to wait leads to waiting"
+        assert not (is_clean and ends), "a failed or stopped worker ends these phases"
+        assert phase is not Phase.AWAITING or isinstance(self._wish, Await), "only the wish to wait leads to waiting"
         has_asked = exits.failed or exits.is_draining
         assert has_asked or not isinstance(self._wish, Await), "the leader is asked after a failure, or in a drain"
         assert self.verdict is None or self.is_leaving, "a verdict ends the run"
         is_bounded = phase.is_bounded or (phase is Phase.RUNNING and exits.has_children)
         is_bounded |= phase is Phase.PREPARING and not self.in_place.are_all(WorkerStage.READY)
-        assert is_armed == is_bounded, "what may never come has a deadline, unless others limit it"
+        assert is_armed == is_bounded, "a wait that may never end has a deadline, unless others limit it"
 
     def _dispatch(self, event: ev.Event, now: float) -> list[ev.Action]:  # noqa: C901, PLR0912  a case for each event
         match event:
@@ -124,7 +124,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case ev.Replaced():
                 return self._on_replaced(event, now)
             case ev.Drained():
-                return self._let_save(event) if self.phase is Phase.RUNNING else []  # its workers end already
+                return self._let_save(event) if self.phase is Phase.RUNNING else []  # its workers are already ending
             case ev.StopRequested():
                 return self._on_stop_requested(event, now)
             case ev.DeadlinePassed():
@@ -132,11 +132,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(event)
 
-    # What the rendezvous says.
+    # Events of the rendezvous.
 
     def _on_assigned(self, event: Assigned) -> list[ev.Action]:  # noqa: C901  a case for each phase
         if self.assigned is not None and event.round <= self.assigned.round:
-            return []  # of an earlier round, or told twice
+            return []  # of an earlier round, or a duplicate
         match self.phase:
             case Phase.JOINING:  # workers are started
                 return self._spawn(event)
@@ -154,7 +154,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return []
             case Phase.STOPPING if self.in_place.has_joined:
                 self._missed_round = event.round
-                return []  # the round completed when our workers had to be stopped after all
+                return []  # the round completed, but our workers had to be stopped after all
             case Phase.DONE:
                 return []  # the round completed while we were leaving
             case Phase.INIT | Phase.AWAITING | Phase.BARRIER:
@@ -166,16 +166,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _on_start_ahead(self, event: StartAhead) -> list[ev.Action]:
         match self.phase:
-            case Phase.JOINING if self.in_place.is_ahead:  # tried before: workers start when a round takes them in
+            case Phase.JOINING if self.in_place.is_ahead:  # tried before: workers start when a round includes them
                 return [ev.TellPrepared(are_ready=False)]
             case Phase.JOINING:  # workers are started
                 return self._spawn(None)
             case Phase.PREPARING | Phase.FORMING if self.in_place.are_all(WorkerStage.READY):  # they wait already
                 return [ev.TellPrepared(are_ready=not self.in_place.is_worn_out)]
             case Phase.SPAWNING | Phase.PREPARING:
-                return []  # started already
+                return []  # already started
             case Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
-                return []  # a round has taken this node in
+                return []  # a round includes this node
             case Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
                 return []  # the workers are about to end, or have ended
             case Phase.INIT:
@@ -206,18 +206,18 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 self._wish, self.reason = Rejoin(), event.decision
                 return self._stop_rest(now)
             case Phase.CANCELLING | Phase.STOPPING | Phase.LEAVING | Phase.FORMING | Phase.JOINING | Phase.DONE:
-                return []  # on the way to the next round, or out, already
+                return []  # already on the way to the next round, or out
             case Phase.AWAITING | Phase.BARRIER:  # takes part in the next round
                 self.state, self.reason = WorkerState.STOPPED, event.decision
                 return self._join()
-            case Phase.INIT | Phase.PREPARING:  # its workers are in no round
+            case Phase.INIT | Phase.PREPARING:  # its workers are not in a round
                 raise self._impossible(event)
             case _:
                 assert_never(self.phase)
 
     def _on_ended(self, event: Ended, now: float) -> list[ev.Action]:
         if self.phase is Phase.DONE or isinstance(self._wish, End):
-            return []  # leaving already
+            return []  # already leaving
         self.verdict = event
         end = End.after(event)
         match self.phase:
@@ -233,11 +233,11 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    # What the workers do.
+    # Events of the workers.
 
     def _on_spawned(self, event: ev.Spawned, now: float) -> list[ev.Action]:
         match self.phase:
-            case Phase.SPAWNING if self.in_place.is_ahead:  # workers are waited for
+            case Phase.SPAWNING if self.in_place.is_ahead:  # waits for the workers
                 self._take_ids(event)
                 self.phase, self.deadline = Phase.PREPARING, now + LIMIT_S
                 return self._form()
@@ -249,18 +249,18 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 self._take_ids(event)
                 return self._stop(self._wish, self.state, self.reason, now)
             case Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
-                return []  # told twice
+                return []  # a duplicate
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
-                return []  # told twice, or we gave up on it
+                return []  # a duplicate, or we gave up on it
             case _:
                 assert_never(self.phase)
 
     def _on_spawn_cancelled(self, event: ev.SpawnCancelled) -> list[ev.Action]:
         match self.phase:
-            case Phase.CANCELLING:  # nothing runs: what is wished follows
+            case Phase.CANCELLING:  # nothing runs: the wish follows
                 return self._stopped()
             case Phase.INIT | Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
-                return []  # told twice, or we gave up on it
+                return []  # a duplicate, or we gave up on it
             case Phase.SPAWNING | Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING | Phase.STOPPING:
                 raise self._impossible(event)
             case _:
@@ -268,26 +268,26 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _on_exited(self, event: ev.Exited, now: float) -> list[ev.Action]:
         if event.generation != self.generation or event.local_rank not in self.exits.alive:
-            return []  # an earlier generation's, or told twice
+            return []  # an earlier generation's, or a duplicate
         was_starting = self.in_place.stage[event.local_rank] is WorkerStage.STARTING
         can_recover = self.in_place.can_lose_one
         self.exits.on_exited(event.local_rank)
         self.in_place.on_lost(event.local_rank)
         match self.phase:
-            case Phase.RUNNING if event.failure is not None:  # told as failed, then the others are stopped
+            case Phase.RUNNING if event.failure is not None:  # reports the failure, then the others are stopped
                 at = now if event.gone_at is None else event.gone_at
                 return self._fail(event.local_rank, event.failure, at, now, in_place=can_recover)
-            case Phase.RUNNING:  # succeeded; what it left behind has a deadline
+            case Phase.RUNNING:  # succeeded; processes that it left behind have a deadline
                 self.deadline = now + KILL_WAIT_S
                 return self._release()
-            case Phase.PREPARING:  # all start when a round takes this node in
+            case Phase.PREPARING:  # all start when a round includes this node
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 return self._stop(self._wish, WorkerState.STOPPED, "a worker ended before it was in a round", now)
-            case Phase.LEAVING if was_starting:  # the replacement fails, so all start in new processes
+            case Phase.LEAVING if was_starting:  # the replacement failed, so all start in new processes
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 reason = "a replacement ended before it was ready"
                 return self._stop(self._wish, WorkerState.STOPPED, reason, now)
-            case Phase.LEAVING | Phase.FORMING:  # it is replaced, too, once nothing of it is left
+            case Phase.LEAVING | Phase.FORMING:  # it is replaced as well, once none of its processes is left
                 self.exits.on_stopping(event.local_rank, event.failure, event.raised)
                 return self._on_survivor_lost(now)
             case Phase.STOPPING:  # a victim, unless it failed before it could be asked
@@ -305,7 +305,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             return []  # an earlier generation's, or it ended by itself meanwhile
         stop = ev.Stop(self.generation, (event.local_rank,), event.signum)
         match self.phase:
-            case Phase.RUNNING:  # told as failed, then stopped in its own way, the others as always
+            case Phase.RUNNING:  # reports the failure, stops it with its own signal, the others as always
                 can_recover = self.in_place.can_lose_one
                 self.in_place.on_lost(event.local_rank)
                 tell, *others = self._fail(event.local_rank, event.failure, now, now, in_place=can_recover)
@@ -314,9 +314,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 self.exits.fail(event.local_rank, event.failure)  # all that hang were found while they ran
                 return [stop]
             case Phase.PREPARING | Phase.LEAVING | Phase.FORMING:
-                return []  # if it does not come to the safe point it is killed
+                return []  # if it does not reach the safe point it is killed
             case Phase.STOPPING | Phase.DONE:
-                return []  # it is being stopped already, or we gave up on it
+                return []  # it is already being stopped, or we gave up on it
             case Phase.INIT | Phase.JOINING | Phase.SPAWNING | Phase.CANCELLING | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
             case _:
@@ -324,7 +324,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _on_cleared(self, event: ev.Cleared, now: float) -> list[ev.Action]:  # noqa: C901  as above
         if event.generation != self.generation or event.local_rank not in self.exits.left:
-            return []  # an earlier generation's, or told twice
+            return []  # an earlier generation's, or a duplicate
         if self.phase in {Phase.PREPARING, Phase.FORMING}:  # a worker ends before it is cleared, and so ends the phase
             raise self._impossible(event)
         self.exits.on_cleared(event.local_rank)
@@ -333,16 +333,16 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 if self.phase is Phase.RUNNING and not self.exits.has_children:
                     self.deadline = None
                 return []
-            case Phase.LEAVING if isinstance(self._wish, Rejoin):  # nothing is left of a lost worker
+            case Phase.LEAVING if isinstance(self._wish, Rejoin):  # no process of a lost worker is left
                 return self._replace(event.local_rank)
             case Phase.LEAVING:
-                return []  # it is replaced if the leader says so
+                return []  # it is replaced if the leader decides so
             case Phase.RUNNING:  # all have succeeded
                 assert self.assigned is not None
                 self.phase, self.deadline = Phase.BARRIER, now + self.spec.exit_barrier_timeout_s
                 self.state, self.reason = WorkerState.SUCCEEDED, "every worker of this node succeeded"
                 return [ev.TellSucceeded(self.assigned.round)]
-            case Phase.STOPPING:  # nothing is left: what is wished follows
+            case Phase.STOPPING:  # nothing is left: the wish follows
                 return self._stopped()
             case Phase.DONE:
                 return []  # we gave up on it
@@ -351,7 +351,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    # What workers say that have opted in to recovery in place.
+    # Messages of workers that have opted in to recovery in place.
 
     def _on_message(self, event: ev.Ready | ev.Shared | ev.StateLost | ev.Done, now: float) -> list[ev.Action]:
         if event.generation != self.generation or not self.in_place.is_from(event.local_rank, event.process):
@@ -367,7 +367,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 could_leave = self.in_place.can_leave
                 self.in_place.on_shared(event.local_rank)
                 return [] if could_leave else self._opt_in()
-            case ev.StateLost():  # what is in these processes is of no step
+            case ev.StateLost():  # the state in these processes belongs to no step
                 self.in_place.on_state_lost()
                 reason = "no rank has a whole state, and there is no checkpoint"
                 return self._stop(self._wish, WorkerState.STOPPED, reason, now)
@@ -382,15 +382,15 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         is_new = stage is WorkerStage.STARTING and event.round < 0
         has_left = stage is WorkerStage.LEAVING and event.round == self.fence
         if not is_new and not has_left:
-            return []  # told twice, or of another round
+            return []  # a duplicate, or of another round
         self.in_place.on_ready(event.local_rank)
         match self.phase:
             case Phase.RUNNING:  # it enters the round that it was started for
                 return self._begin((event.local_rank,))
-            case Phase.LEAVING | Phase.PREPARING:  # the last one has this node join the next round
+            case Phase.LEAVING | Phase.PREPARING:  # the last one makes this node join the next round
                 return self._form()
             case Phase.SPAWNING | Phase.CANCELLING | Phase.STOPPING | Phase.DONE:
-                return []  # it enters once all are started; or it is stopped
+                return []  # it enters once all are started, or is stopped
             case Phase.INIT | Phase.JOINING | Phase.FORMING | Phase.AWAITING | Phase.BARRIER:
                 raise self._impossible(event)
             case _:
@@ -399,7 +399,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     def _on_replaced(self, event: ev.Replaced, now: float) -> list[ev.Action]:
         rank = event.local_rank
         if event.generation != self.generation or rank not in self.exits.left or rank in self.exits.alive:
-            return []  # an earlier generation's, or told twice
+            return []  # an earlier generation's, or a duplicate
         self.exits.on_replaced(rank)
         self.in_place.on_started(frozenset({rank}), warm=frozenset({rank} if event.is_warm else ()))
         self.workers = tuple(each.replace(id=event.id) if each.local_rank == rank else each for each in self.workers)
@@ -421,15 +421,15 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
             case _:
                 assert_never(self.phase)
 
-    # What people and clocks ask.
+    # Requests of users, and deadlines.
 
     def _on_grace_over(self, event: ev.GraceOver, now: float) -> list[ev.Action]:
         if event.generation != self.generation or self.exits.is_killing:
             return []  # an earlier generation's, or they are being killed
         match self.phase:
             case Phase.STOPPING if self.is_leaving and not event.is_final:
-                return []  # for good by now: workers keep the shutdown timeout
-            case Phase.STOPPING:  # kills: to wait longer cannot help
+                return []  # now stopped for good: workers keep the shutdown timeout
+            case Phase.STOPPING:  # kills: waiting longer cannot help
                 return self._kill(now)
             case Phase.JOINING | Phase.AWAITING | Phase.BARRIER | Phase.DONE:
                 return []  # the workers ended meanwhile
@@ -447,9 +447,9 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
                 return [ev.TellLeft(reason), *self._cancel(end, WorkerState.STOPPED, reason, now)]
             case (
                 Phase.PREPARING | Phase.RUNNING | Phase.LEAVING | Phase.FORMING
-            ):  # they are stopped, and the agent leaves
+            ):  # workers are stopped, and the agent leaves
                 return [ev.TellLeft(reason), *self._stop(end, WorkerState.STOPPED, reason, now)]
-            case Phase.CANCELLING if isinstance(self._wish, End) and self._wish.asked:  # waits no longer
+            case Phase.CANCELLING if isinstance(self._wish, End) and self._wish.asked:  # stops waiting
                 return self._finish(self._wish)
             case Phase.STOPPING if isinstance(self._wish, End) and self._wish.asked:  # kills
                 return self._kill(now)
@@ -472,12 +472,12 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         match self.phase:
             case Phase.CANCELLING if isinstance(self._wish, End):  # leaves without the back end's answer
                 return self._finish(self._wish)
-            case Phase.CANCELLING:  # leaves: its next workers would meet those that may be started still
+            case Phase.CANCELLING:  # leaves: its next workers could meet those of the cancelled start
                 reason = f"a cancelled start of workers did not end within {self.spec.shutdown_timeout_s:g} s"
                 return [ev.TellLeft(reason), *self._finish(End(WorkerState.STOPPED, reason))]
-            case Phase.LEAVING:  # kills those that do not leave; or, if it waits in vain, stops all
+            case Phase.LEAVING:  # kills those that do not leave; if that does not help, stops all
                 return self._on_late(now)
-            case Phase.PREPARING:  # stops all: they start when a round takes them in
+            case Phase.PREPARING:  # stops all: they start when a round includes them
                 reason = f"not all workers were ready {LIMIT_S:g} s after their start"
                 return self._stop(self._wish, WorkerState.STOPPED, reason, now)
             case Phase.STOPPING if not self.exits.may_kill:  # gives up on its workers
@@ -509,10 +509,10 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return [ev.Begin(self.generation, local_ranks, self.assigned), *self._opt_in()]
 
     def _opt_in(self) -> list[ev.Action]:
-        """Tells that all workers can leave the round.
+        """Reports that all workers can leave the round.
 
-        After several rounds without the state they can only once they have it: one node must not restart its workers
-        where the others keep theirs.
+        After several rounds without the state, they can leave only once they have it: one node must not restart its
+        workers while the others keep theirs.
         """
         assert self.assigned is not None
         return [ev.TellOptedIn(self.assigned.round)] if self.in_place.can_leave else []
@@ -525,7 +525,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return [ev.Leave(self.generation, self.in_place.leave(now), self.assigned.fence, reason)]
 
     def _release(self) -> list[ev.Action]:
-        """Workers whose functions have returned may end, if none is left that they have to wait for."""
+        """Lets workers whose functions have returned end, if they need not wait for another one."""
         if not self.in_place.may_be_released:
             return []
         self.in_place.release()
@@ -544,7 +544,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return []
 
     def _form(self) -> list[ev.Action]:
-        """Joins the next round, or tells that this node can, if all workers are ready for it."""
+        """Joins the next round, or reports that this node can, if all workers are ready for it."""
         if not self.in_place.are_all(WorkerStage.READY) or isinstance(self._wish, Await):
             return []
         if self.in_place.next is not None:
@@ -556,7 +556,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return [self._ready(are_ready=not self.in_place.is_worn_out)]
 
     def _enter(self, assigned: Assigned) -> list[ev.Action]:
-        """All workers enter a round that is complete."""
+        """Makes all workers enter a complete round."""
         self.assigned, self.phase, self.deadline = assigned, Phase.RUNNING, None
         self.state, self.reason, self._wish = WorkerState.HEALTHY, "", Rejoin()
         self.workers = tuple(ev.worker_of(assigned.ranks, each.local_rank).replace(id=each.id) for each in self.workers)
@@ -565,7 +565,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return [ev.Begin(self.generation, local_ranks, assigned), *self._opt_in()]
 
     def _on_late(self, now: float) -> list[ev.Action]:
-        """Workers are not ready in time."""
+        """Handles workers that are not ready in time."""
         if now >= self.in_place.ready_by:
             reason = f"not all workers were ready {LIMIT_S:g} s after the end of the round"
             return self._stop(self._wish, WorkerState.STOPPED, reason, now)
@@ -573,7 +573,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         leaving = {*self.in_place.those(WorkerStage.LEAVING), *self.in_place.those(WorkerStage.LOST)}
         late = tuple(sorted(leaving & self.exits.alive))
         for rank in late:
-            self.in_place.on_lost(rank)  # if it comes after all, it is being killed, and must not begin a round
+            self.in_place.on_lost(rank)  # if it becomes ready after all, it is being killed, and must not begin a round
         return [ev.Stop(self.generation, late, signal.SIGKILL)] if late else []
 
     # Moves.
@@ -615,7 +615,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
     ) -> list[ev.Action]:
         assert self.assigned is not None
         worker = self.workers[local_rank]
-        if failure.rank != worker.global_rank:  # it ended just before it got this rank: it had another one, or none
+        if failure.rank != worker.global_rank:  # it ended just before it got this rank, with another rank or none
             failure = failure.replace(rank=worker.global_rank, world_size=worker.world_size)
         self.exits.fail(local_rank, failure)
         tell = ev.TellFailed(self.assigned.round, failure, at)
@@ -628,13 +628,13 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
         return self._stop_rest(now)
 
     def _let_save(self, drained: ev.Drained) -> list[ev.Action]:
-        """Workers may end, once they have saved; those that handle no signal run on until the leader ends all."""
+        """Lets workers end once they have saved; those without a signal handler run until the leader ends all."""
         self.phase, self._wish, self.deadline = Phase.STOPPING, Await(), drained.until
         self.exits.drain(drained.local_ranks)
         return [ev.Stop(self.generation, ranks, self.spec.drain_signal)] if (ranks := drained.local_ranks) else []
 
     def _stop_rest(self, now: float) -> list[ev.Action]:
-        """Asks those to end that were not asked yet.  Unhealthy ones are stopped in their own way."""
+        """Asks all workers to end that were not asked yet, except unhealthy ones, which have their own signal."""
         local_ranks = tuple(sorted(self.exits.alive - self.exits.failed.keys() - self.exits.asked))
         if self.phase is not Phase.STOPPING or not local_ranks:
             return []
@@ -644,7 +644,7 @@ class WorkerGroup(Machine[ev.Event, ev.Action]):
 
     def _kill(self, now: float) -> list[ev.Action]:
         if not self.exits.may_kill:
-            return []  # asked again while the last wait is on
+            return []  # requested again during the last wait
         self.exits.on_killed()
         self.deadline = now + KILL_WAIT_S
         return [ev.Stop(self.generation, self.exits.unended, signal.SIGKILL)]

@@ -1,11 +1,11 @@
 """Samples CPU, I/O and output of workers for hang detection.
 
-`hang_rules.py` judges and says when to look; threads here look, in `/proc` and at the files that workers write to.  A
-file system that hangs, which is a cause of hangs, does not stop the rest: the sizes of files have a thread of their
-own, and a limit.  A worker stands for all that belongs to it, its session and the descendants of that, so a worker
-that waits for its data loaders shows their activity.  Of workers whose back end has no pid, only their output is seen.
+`hang_rules.py` judges, and decides when to look; threads here look, in `/proc` and at the files that workers write to.
+A file system that hangs, which is a cause of hangs, does not stop the rest: file sizes are read in their own thread,
+with a timeout.  A worker includes its session and the descendants of that, so a worker that waits for its data loaders
+shows their activity.  If the back end has no pid for a worker, only its output is seen.
 
-The system has to be Linux; where `/proc` is missing or forbidden nothing is seen, which is logged once.
+Works on Linux only; if `/proc` is missing or not readable nothing is seen, which is logged once.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from aelastic.spec import WorkerSpec
 
 _log = logging.getLogger(__name__)
 
-# What a worker has written is searched within milliseconds, and sizes of files are read as fast; a machine may be slow.
+# A worker's output is searched within milliseconds, and file sizes are read as fast; a machine may be slow.
 SEARCH_TIMEOUT_S = MEASURE_TIMEOUT_S = 1.0
 WARNS_AFTER_S = 60.0  # without a step; the first one may take longer, while kernels are compiled
 
-# Of a local rank: a number that has grown if its output was as expected since the last call; returned once all that was
-# written until then is searched.
+# Returns, for a local rank, a number that has grown if its output was as expected since the last call, once everything
+# written so far is searched.
 CountMatches: TypeAlias = Callable[[int], Awaitable[int]]
 
 
 def rules_of(spec: WorkerSpec, env: Mapping[str, str]) -> Rules:
-    """Hang-detection settings.
+    """Returns the hang-detection settings.
 
     Raises:
-        InputError: the variable is no number.
+        InputError: the variable is not a number.
     """
     text = env.get(STUCK_VARIABLE, "")
     try:
@@ -73,13 +73,13 @@ class ActivitySampler(Watch):
     """Watch for signs of life of one run's workers.
 
     Args:
-        rules: what is asked of the workers.
+        rules: what the workers must do.
         count_matches: counts a worker's output that is as expected.
-        report: gets each verdict as a finding.
+        report: receives each verdict as a finding.
         look: reads `/proc`, in a thread.
-        step_s: gives the median step; `None` where none is known.
-        waiting: gives local ranks that wait because they are asked to.
-        steps_are_told: the limit is a number of steps, and only workers that recover in place tell them.
+        step_s: returns the median step; `None` if it is not known.
+        waiting: returns local ranks that wait because they are asked to.
+        steps_are_told: the timeout is a number of steps, and only workers that recover in place report steps.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class ActivitySampler(Watch):
         self._began_at = 0.0
         self._places: dict[int, Place] = {}
         self._expecting: set[int] = set()  # local ranks whose output is matched
-        self._unseen: set[HangSignal] = set()  # what has been logged as unseen
+        self._unseen: set[HangSignal] = set()  # signs that have been logged as unreadable
         self._changed = anyio.Event()
-        self._measuring = anyio.CapacityLimiter(1)  # a thread that hangs keeps it
+        self._measuring = anyio.CapacityLimiter(1)  # a thread that hangs keeps its token
 
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
         self._generation = generation
@@ -132,7 +132,7 @@ class ActivitySampler(Watch):
         return self._core.silence(now)
 
     async def run(self) -> None:
-        limiter = anyio.CapacityLimiter(1)  # our own: other users of threads do not keep us waiting
+        limiter = anyio.CapacityLimiter(1)  # our own, so that we do not wait for other users of threads
         while True:
             self._changed = anyio.Event()
             if not await self._wait_due():
@@ -153,14 +153,14 @@ class ActivitySampler(Watch):
                 self._judge(Looked(full, began_at, step_s, frozenset(self._waiting())))
 
     async def _wait_due(self) -> bool:
-        """Whether it is time to look; else something has changed."""
+        """Waits until it is time to look, which returns true, or something has changed."""
         deadline = self._core.deadline
         with anyio.CancelScope(deadline=math.inf if deadline is None else deadline) as waiting:
             await self._changed.wait()
         return waiting.cancelled_caught
 
     async def _sizes(self, places: Mapping[int, Place]) -> dict[int, int | None]:
-        """Bytes that workers have written; none of a file system that does not answer."""
+        """Returns how many bytes workers have written; empty if a file system does not answer."""
         is_wanted = self._rules.finds_hangs and "output" in self._rules.hang_signals
         if is_wanted and not self._measuring.borrowed_tokens:
             with anyio.move_on_after(MEASURE_TIMEOUT_S):
@@ -168,7 +168,7 @@ class ActivitySampler(Watch):
         return {}
 
     async def _matches(self, local_ranks: Collection[int]) -> dict[int, int]:
-        """Matches in the workers' output until now; output that is not searched in time is left out."""
+        """Returns the matches in the workers' output so far, without output that is not searched in time."""
         counts = {}
         with anyio.move_on_after(SEARCH_TIMEOUT_S):
             for rank in sorted(local_ranks):
@@ -177,8 +177,8 @@ class ActivitySampler(Watch):
 
     def _judge(self, looked: Looked) -> None:
         for verdict in self._core.handle(looked, aio.now()):
-            # SIGTERM, as for all others: a worker that waits in Python may save what it has; another is killed after
-            # the shutdown timeout.
+            # SIGTERM, as for all others: a worker that waits in Python may save its state; others are killed after the
+            # shutdown timeout.
             signum = signal.SIGTERM if verdict.is_stopped else None
             self._report(
                 Found(self._generation, verdict.local_rank, verdict.by, verdict.reason, signum, verdict.waited_s)
@@ -222,7 +222,7 @@ Look: TypeAlias = Callable[[Mapping[int, Place], Rules], dict[int, Sample]]
 
 
 class ProcTable:
-    """Looks at workers in `/proc`.  Used by one thread at a time.
+    """Reads workers' activity from `/proc`.  Used by one thread at a time.
 
     Args:
         root: where `/proc` is.
@@ -235,7 +235,7 @@ class ProcTable:
         self._sums: dict[int, list[int]] = {}  # ticks and IO of each worker, by its pid
 
     def __call__(self, places: Mapping[int, Place], rules: Rules) -> dict[int, Sample]:
-        """Samples of the workers that live, without their output, by local rank."""
+        """Returns samples of the live workers, without their output, by local rank."""
         wants = set(rules.hang_signals) if rules.finds_hangs else set()
         table = self._processes() if wants & {"cpu", "io"} else {}
         members = self._members(table, {place.pid for place in places.values() if place.pid is not None})
@@ -258,7 +258,7 @@ class ProcTable:
                     moved = sums[1]
             sleep: int | None = None
             if own is not None and own.state == "D" and rules.stuck_timeout_s is not None:
-                # What its thread has read and written does not change during an uninterruptible sleep.
+                # The IO counts of its thread do not change during an uninterruptible sleep.
                 sleep = self._io_of(f"{own.pid}/task/{own.pid}/io") or 0
             samples[rank] = Sample(cpu_s=cpu_s, io=moved, sleep=sleep)
         pids = {place.pid for place in places.values()}
@@ -266,7 +266,7 @@ class ProcTable:
         return samples
 
     def _members(self, table: Mapping[int, Process], leaders: set[int]) -> dict[int, list[Process]]:
-        """Of each worker: the processes that live in its session, and their descendants."""
+        """Returns, for each worker, the live processes in its session and their descendants."""
         seeds = {pid: pid if pid in leaders else entry.session for pid, entry in table.items()}
         seeds = {pid: leader for pid, leader in seeds.items() if leader in leaders}
         members: dict[int, list[Process]] = {pid: [] for pid in leaders}
@@ -287,14 +287,14 @@ class ProcTable:
         return None
 
     def _io_of(self, path: str) -> int | None:
-        """Bytes and calls of a process, or a thread, with those of the children it has waited for."""
+        """Returns bytes plus calls of a process, or a thread, including those of children that it has waited for."""
         with suppress(OSError, ValueError):
             return sum(proc_table.io_counts(path, self._root).values())
         return None
 
 
 def sizes_of(places: Mapping[int, Place]) -> dict[int, int | None]:
-    """Bytes in the files of workers, by local rank; `None` where there is none that grows (a pipe, say)."""
+    """Returns the size of each worker's files, by local rank; `None` if none of them can grow (a pipe, for example)."""
     sizes = {rank: bytes_in(place.files) for rank, place in places.items()}
-    # If a worker is no process here, its files may not be written to.
+    # If a worker is not a process here, it may not write to its files.
     return {rank: None if places[rank].pid is None and not size else size for rank, size in sizes.items()}

@@ -1,13 +1,13 @@
-"""The file timer: a FIFO on which workers set timers, and what is done when one expires.
+"""The file timer: a FIFO on which workers set timers, and the response when one expires.
 
-torch's `FileTimerClient` writes to it unchanged, if `TORCHELASTIC_ENABLE_FILE_TIMER=1` has the agent open one; workers
-find its path in `TORCHELASTIC_TIMER_FILE`.  `timer_rules.py` decides; this module has the FIFO, the clocks, and the
-answer to which process belongs to which worker.
+torch's `FileTimerClient` works with it unchanged, if `TORCHELASTIC_ENABLE_FILE_TIMER=1` is set for the agent; workers
+find its path in `TORCHELASTIC_TIMER_FILE`.  `timer_rules.py` decides; this module handles the FIFO and the clocks, and
+finds out which process belongs to which worker.
 
 
-The FIFO is read on the loop, when something is written or a timer expires, and at no other time.  The agent holds it
-open for writing as well, so it never ends, and it lasts as long as the run: restarts do not change it.  Unlike torch's
-agent, ours outlives an expired timer: the worker that the timer belongs to fails.
+The FIFO is read on the loop, when something is written or a timer expires, and at no other time.  The agent also keeps
+it open for writing, so it never ends, and it exists as long as the run: restarts do not change it.  Unlike torch's
+agent, ours survives an expired timer: the worker that the timer belongs to fails.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from aelastic.host import proc_table
 
 _log = logging.getLogger(__name__)
 
-# The path of the FIFO: in the agent's environment the user's choice, in the workers' the one in use.
+# The path of the FIFO: the user's choice in the agent's environment, the one in use in the workers'.
 TIMER_FILE_VARIABLE = "TORCHELASTIC_TIMER_FILE"
-# A client that finds the FIFO full gets an exception in the middle of a training step.  This is what any user may ask
-# for (pipe(7), /proc/sys/fs/pipe-max-size): half a second of 20,000 lines.
+# A client that finds the FIFO full gets an exception in the middle of a training step.  This is the maximum for an
+# unprivileged user (pipe(7), /proc/sys/fs/pipe-max-size): half a second at 20,000 lines/s.
 FIFO_BYTES = 1 << 20
-# Read at once: about 600 lines, for which the core needs 2 ms.
+# How much to read at once: about 600 lines, for which the core needs 2 ms.
 CHUNK_BYTES = 1 << 16
-# No client waits for an answer: lines of this time are read together, unless a timer expires before it is over.
-# 20,000 lines/s fill an eighth of the FIFO meanwhile.
+# No client waits for an answer: the lines of this period are read together, unless a timer expires first.
+# Meanwhile 20,000 lines/s fill an eighth of the FIFO.
 COALESCE_S = 0.05
-# Where the FIFO could not be made larger, they would fill it in 30 ms.
+# The period if the FIFO could not be enlarged: they would fill it in 30 ms.
 COALESCE_SMALL_S = 0.01
-# From a process up to the worker that it descends from.  More than any tree of data loaders has.
+# Generations between a process and the worker that it descends from.  More than any tree of data loaders has.
 DEPTH_MAX = 64
-# Scopes are quoted in reports and on the status line; a line of the FIFO would hold 4,000 characters.
+# Scopes are quoted in reports and on the status line; a line of the FIFO can contain 4,000 characters.
 SCOPE_CHARS = 200
 
 
@@ -57,9 +57,9 @@ class FileTimerServer(Watch):
     """The file timers of one run (torch: `FileTimerServer`).
 
     Args:
-        env: the agent's environment; may say where the FIFO is to be.
-        scratch: where it is otherwise.
-        report: gets expired timers as findings.
+        env: the agent's environment; may contain the path of the FIFO.
+        scratch: the folder of the FIFO otherwise.
+        report: receives expired timers as findings.
     """
 
     def __init__(self, env: Mapping[str, str], scratch: Path, report: Report) -> None:
@@ -76,21 +76,21 @@ class FileTimerServer(Watch):
         return {TIMER_FILE_VARIABLE: self._path}
 
     def open(self) -> None:
-        """Makes the FIFO.
+        """Creates the FIFO.
 
         Raises:
-            InputError: there is something else in its place, or it cannot be made there.
+            InputError: something else is at its path, or it cannot be created there.
         """
         try:
             self._make()
-            # Read and write: so there is always a writer, and never an end (fifo(7)).
+            # For reading and writing, so that there is always a writer, and never an end (fifo(7)).
             self._fd = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise self._refusal(f"cannot be made ({error.strerror})", "a path in a writable folder") from None
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, FIFO_BYTES)
         except OSError:
-            self._coalesce_s = COALESCE_SMALL_S  # this user has no more pages for pipes
+            self._coalesce_s = COALESCE_SMALL_S  # this user has no pages left for pipes
 
     def _make(self) -> None:
         try:
@@ -133,16 +133,16 @@ class FileTimerServer(Watch):
                 await anyio.sleep_until(min(aio.now() + self._coalesce_s, self._deadline()))
 
     def _deadline(self) -> float:
-        """When to wake up, by the loop's clock.
+        """Returns when to wake up, by the loop's clock.
 
-        A loop may take the time only once in a turn (uvloop does), so it may be behind the clock that timers go by.
-        Then we are woken early, and wait again.
+        A loop may read the time only once per iteration (uvloop does), so it may be behind the clock of the timers.
+        Then we wake up early, and wait again.
         """
         deadline = self._timers.deadline
         return math.inf if deadline is None else aio.now() + deadline - time.monotonic()
 
     def _read(self) -> bool:
-        """Reads what is there, up to a chunk; gives whether there may be more."""
+        """Reads available data, up to a chunk; returns whether there may be more."""
         assert self._fd is not None
         try:
             data = os.read(self._fd, CHUNK_BYTES)
@@ -152,7 +152,7 @@ class FileTimerServer(Watch):
         return len(data) == CHUNK_BYTES
 
     async def _read_all(self) -> None:
-        """Reads all that was written until now."""
+        """Reads everything that was written so far."""
         for _ in range(FIFO_BYTES // CHUNK_BYTES):
             if not self._read():
                 return
@@ -168,7 +168,7 @@ class FileTimerServer(Watch):
                 local_rank, is_gone = self._owner_of(pid)
                 self._handle(rules.Belongs(generation, pid, local_rank, is_gone))
             case rules.Expired(generation, _, pid, scope, set_for_s, late_s, signum):
-                local_rank, is_gone = self._owner_of(pid)  # anew: the number may be another process's by now
+                local_rank, is_gone = self._owner_of(pid)  # again: the pid may be another process's by now
                 if local_rank is not None and not is_gone:
                     whose = "" if pid in self._workers else f" (of its process {pid})"
                     how = f"set for {_short(set_for_s)} s, expired {_short(late_s)} s ago"
@@ -182,7 +182,7 @@ class FileTimerServer(Watch):
                 assert_never(action)
 
     def _owner_of(self, pid: int) -> tuple[int | None, bool]:
-        """The worker that a process is, or descends from; and whether the process has ended."""
+        """Returns the worker that a process is, or descends from; and whether the process has ended."""
         entry = proc_table.process(pid)
         is_gone = entry is None or entry.state in "ZX"
         for _ in range(DEPTH_MAX):
@@ -208,7 +208,7 @@ class FileTimerServer(Watch):
 
 
 def _is_read(path: str) -> bool:
-    """True if a process has the FIFO open for reading."""
+    """Whether a process has the FIFO open for reading."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     except OSError as error:

@@ -1,22 +1,22 @@
-"""Rules that say which workers hang, from samples taken now and then.
+"""Rules that decide which workers hang, from samples taken now and then.
 
-`handle(event, now)` takes samples and gives verdicts; `deadline` says when to look again.  Nothing here reads `/proc`,
-a file or a clock.
+`handle(event, now)` takes samples and returns verdicts; `deadline` is the time of the next look.  Nothing here reads
+`/proc`, a file or a clock.
 
 
-Three rules, each with its own timeout, each off unless asked for:
+Three rules, each with its own timeout, each off by default:
 
-- *hang*: none of the chosen signs, output, CPU use and IO, was seen for that long, or for so many median steps;
+- *hang*: none of the chosen signs (output, CPU use, IO) was seen for that long, or for that many median steps;
 - *output*: no line that matches the pattern was seen for that long;
 - *stuck*: the worker's process was in the same uninterruptible sleep at each look for that long.
 
 A sign is a counter that has grown between two looks, and has the time of the later one: a verdict is never early, and
-at most one interval late.  What cannot be seen is no reason for a verdict: a rule that can see nothing does not judge.
-Time without a look does not count: an agent that was suspended together with its workers goes on where it was.
-Nor does time in which a worker waits because it is asked to, as one does that has saved for a drain.
+at most one interval late.  A sign that cannot be read is no reason for a verdict: a rule without any does not judge.
+Time without a look does not count: an agent that was suspended together with its workers continues where it was.
+Nor does time in which a worker waits because it is asked to, for example after it has saved for a drain.
 
 
-Each verdict is given once; again only after the worker has shown life in between.
+Each verdict is returned once, and again only after the worker has shown a sign of life in between.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from aelastic.core.record import Record
 from aelastic.group.events import WatchName
 from aelastic.settings import ExpectedOutput, HangAction, HangSignal
 
-# Of one core, between two looks.  A heartbeat thread uses less; computing, or waiting in a busy loop, uses far more.
+# Share of one core, between two looks.  A heartbeat thread uses less; computing, or a busy loop, uses far more.
 CPU_FRACTION_MIN = 0.01
-# The kernel counts CPU time in steps of 0.01 s (`times(2)`), in user and in kernel mode: up to two steps say nothing.
+# The kernel counts CPU time in steps of 0.01 s (`times(2)`), in user and in kernel mode: up to two steps mean nothing.
 CPU_STEPS_S = 0.02
-# So often is looked within a timeout, but not more often than once a second.
+# How many looks there are within a timeout, but at most one per second.
 LOOKS_PER_TIMEOUT = 10
 INTERVAL_MIN_S = 1.0
-# A time that is given in steps is at least, and at most: shorter pauses are common, and longer ones cost too much.
+# Limits of a timeout that is given in steps: shorter pauses are common, and longer ones cost too much.
 STEPS_TIMEOUT_MIN_S, STEPS_TIMEOUT_MAX_S = 30.0, 900.0
-# Timers of event loops may be early by a millisecond (uvloop counts in those).
+# Timers of event loops may be early by a millisecond (uvloop's resolution).
 EARLY_S = 0.005
-# An agent that looks later than this was suspended, or its machine is too busy for the workers, too.
+# An agent that looks later than this was suspended, or its machine is too busy for the workers as well.
 LATE_S = 1.0
-# Of a pattern, what a reason quotes.
+# How much of a pattern a reason quotes.
 PATTERN_CHARS = 80
 
 WORDS: dict[HangSignal, str] = {"output": "output", "cpu": "CPU use", "io": "IO"}
 
 
 class Sample(Record):
-    """What one look at a worker showed: counters, which only grow; `None` is what cannot be seen."""
+    """The result of one look at a worker: counters, which only grow; `None` if one cannot be read."""
 
     output: int | None = None  # bytes in its files
     cpu_s: float | None = None
     io: int | None = None  # bytes and calls
-    matches: int | None = None  # of what is expected
-    # In uninterruptible sleep: a number that stays the same while that sleep goes on.  `None`: it is not.
+    matches: int | None = None  # of the expected output
+    # In uninterruptible sleep: a number that stays the same while that sleep lasts.  `None`: it is not.
     sleep: int | None = None
 
     def of(self, sign: HangSignal) -> float | None:
-        """What it shows of a sign of life."""
+        """Returns the counter of a sign of life."""
         return {"output": self.output, "cpu": self.cpu_s, "io": self.io}[sign]
 
 
@@ -68,7 +68,7 @@ class Rules(Record):
     """Hang-detection settings; `None` is off."""
 
     hang_timeout_s: float | None = None
-    hang_timeout_steps: float | None = None  # in place of it: times the median step
+    hang_timeout_steps: float | None = None  # instead of it: this many times the median step
     hang_signals: tuple[HangSignal, ...] = ()
     hang_action: HangAction = "stop"
     expect_output: ExpectedOutput | None = None
@@ -79,7 +79,7 @@ class Rules(Record):
         return self.hang_timeout_s is not None or self.hang_timeout_steps is not None
 
     def timeouts(self) -> dict[WatchName, float]:
-        """Of the rules that are on."""
+        """Returns the timeouts of the rules that are on."""
         expected = self.expect_output
         given: dict[WatchName, float | None] = {
             "stuck": self.stuck_timeout_s,
@@ -119,7 +119,7 @@ class Verdict(Record):
     local_rank: int
     by: WatchName
     reason: str  # without a subject
-    is_stopped: bool  # else it is only reported
+    is_stopped: bool  # otherwise it is only reported
     waited_s: float
 
 
@@ -127,7 +127,7 @@ class Verdict(Record):
 class _Life:
     """What is known of one worker."""
 
-    since: dict[WatchName, float]  # when it last kept a rule
+    since: dict[WatchName, float]  # when it last satisfied each rule
     sample: Sample = field(default_factory=Sample)
     told: set[WatchName] = field(default_factory=set[WatchName])
     has_matched: bool = False
@@ -137,7 +137,7 @@ class HangRules:
     """Hang rules for the workers of one agent.
 
     Args:
-        rules: what is asked of them.
+        rules: what the workers must do.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -148,7 +148,7 @@ class HangRules:
         self._looked_at = 0.0
 
     def handle(self, event: Event, now: float) -> list[Verdict]:
-        """What follows from an event; verdicts come in the order of ranks."""
+        """Handles an event; returns verdicts in the order of ranks."""
         verdicts: list[Verdict] = []
         match event:
             case Began(local_ranks):
@@ -170,7 +170,7 @@ class HangRules:
         return verdicts
 
     def silence(self, now: float) -> tuple[float, dict[int, float]]:
-        """How long a worker may show no sign of life, or 0; and since when none was seen, in seconds, by local rank."""
+        """Returns how long a worker may be silent, or 0; and how long each has been, in seconds, by local rank."""
         by = next((by for by in ("hang", "output") if by in self._timeouts), None)
         if by is None or self._timeouts[by] == math.inf:
             return 0.0, {}
@@ -210,7 +210,7 @@ class HangRules:
         return verdicts
 
     def _keeps(self, by: WatchName, life: _Life, sample: Sample, elapsed_s: float) -> bool:
-        """True if a worker has kept a rule since the last look, or that cannot be known."""
+        """Whether a worker has satisfied a rule since the last look, or that cannot be known."""
         before = life.sample
         match by:
             case "hang":
@@ -228,7 +228,7 @@ class HangRules:
                 assert_never(by)
 
     def _seen(self, before: Sample, sample: Sample) -> list[HangSignal]:
-        """Of the chosen signs, those that can be seen."""
+        """Returns those of the chosen signs that can be read."""
         return [sign for sign in self._rules.hang_signals if None not in (before.of(sign), sample.of(sign))]
 
     def _reason(self, by: WatchName, life: _Life, sample: Sample) -> str:
@@ -242,7 +242,7 @@ class HangRules:
             return f"no {', '.join(words)} or {last} for {timeout}" if words else f"no {last} for {timeout}"
         assert self._rules.expect_output is not None
         pattern = self._rules.expect_output.pattern
-        quoted = "".join(each if each.isprintable() else "?" for each in pattern[:PATTERN_CHARS])  # as it was typed
+        quoted = "".join(each if each.isprintable() else "?" for each in pattern[:PATTERN_CHARS])  # as typed
         if len(pattern) > PATTERN_CHARS:
             quoted += "…"
         since = f"for {timeout}" if life.has_matched else f"in its first {timeout}"

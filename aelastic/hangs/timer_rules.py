@@ -1,16 +1,16 @@
-"""Rules that say which timers of workers have expired.
+"""Rules that decide which timers of workers have expired.
 
-A worker sets a timer before what may hang, and clears it afterwards, by lines on a FIFO that torch's `FileTimerClient`
-writes: `{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1700000000.5, "signal": 9}`, where a negative
-time clears.  One pid may have many, told apart by their scope; setting one again replaces it.
+A worker sets a timer before an operation that may hang, and clears it afterwards.  torch's `FileTimerClient` writes
+lines to a FIFO: `{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1700000000.5, "signal": 9}`, where a
+negative time clears.  One pid may have several, distinguished by scope; setting one again replaces it.
 
 - `handle(event, now)` is the only way to change anything; `deadline` is the next expiry.
-- The client's times are of the wall clock.  Each is turned into ours when it is read, so that a clock that is set
-  later moves no timer.
-- A timer belongs to a worker: its own pid set it, or one of a process that the worker started.  The latter is
-  looked up (`Ask`), and known from then on.  Timers of other processes are dropped.
-- Those of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
-  the end of an old worker clears nothing of the new one that has its local rank.
+- The client uses the wall clock.  Each time is converted to our clock when it is read, so that setting the clock later
+ moves no timer.
+- A timer belongs to a worker: the worker's own process set it, or one that the worker started.  The latter is looked
+ up (`Ask`), and known from then on.  Timers of other processes are dropped.
+- Timers of an ended worker, and of an earlier generation, are forgotten.  Events about workers carry their generation:
+ the end of an old worker does not clear timers of the new one that has its local rank.
 
 Whatever a writer sends, a line is read or dropped; the first dropped line of each kind is logged.
 """
@@ -26,24 +26,24 @@ from heapq import heapify, heappop, heappush
 from json import JSONDecoder
 from typing import TypeAlias, assert_never
 
-from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  an event of this core, too
+from aelastic.core.machine import DeadlinePassed as DeadlinePassed  # noqa: PLC0414  also an event of this core
 from aelastic.core.record import Record
 
-# The client sends no line that is longer than PIPE_BUF of Linux (pipe(7)), and adds a newline.
+# The client sends no line longer than Linux's PIPE_BUF (pipe(7)), and adds a newline.
 LINE_BYTES_MAX = 4096
-# One second of the 10,000 timers/s that the file timer is made for, should none of them be cleared.
+# One second of the 10,000 timers/s that the file timer is designed for, if none of them is cleared.
 TIMERS_MAX = 10_000
-# Processes that have set timers; beyond that, those that have none now are forgotten, and looked up again.
+# Processes that have set timers; above this limit, those without timers are forgotten, and looked up again.
 OWNERS_MAX = 2 * TIMERS_MAX
-# Timers without a signal are only reported, and a loop may set them by the thousand.
+# Timers without a signal are only reported, and a loop may set thousands of them.
 TOLD_MAX = 10
 # PID_MAX_LIMIT of Linux (proc(5), /proc/sys/kernel/pid_max).
 PID_MAX = 1 << 22
-# Lines that clear a timer are the same each time, for there are only so many places in a program that set one.
+# Lines that clear a timer repeat, because only a few places in a program set one.
 CLEARS_MAX = 1_000
-# Timers that run no longer, and are still in the heap.
+# Timers that no longer run, but are still in the heap.
 STALE_MAX = 1_000
-# Of a line that is dropped, which may be long.
+# How much of a dropped line is quoted.
 QUOTE_CHARS = 200
 
 
@@ -60,7 +60,7 @@ class Kind(StrEnum):
 
 
 class Started(Record):
-    """A generation of workers is started; nothing lives of the one before."""
+    """A generation of workers is started; no process of the previous one is alive."""
 
     generation: int
     owners: Mapping[int, int]  # pid to local rank
@@ -74,10 +74,10 @@ class Ended(Record):
 
 
 class Heard(Record):
-    """What came through the FIFO, wherever it was cut."""
+    """Data from the FIFO, cut anywhere."""
 
     data: bytes
-    wall: float  # what the wall clock says now
+    wall: float  # the wall clock's time now
 
 
 class Belongs(Record):
@@ -85,7 +85,7 @@ class Belongs(Record):
 
     generation: int
     pid: int
-    local_rank: int | None  # None: to no worker
+    local_rank: int | None  # None: it belongs to no worker
     is_gone: bool = False  # it has ended meanwhile, so it does not hang
 
 
@@ -95,7 +95,7 @@ Event: TypeAlias = Started | Ended | Heard | Belongs | DeadlinePassed
 
 
 class Ask(Record):
-    """Find out whose process this is.  Answered by `Belongs`, before the next `Heard`."""
+    """Find out which worker a process belongs to.  Answered by `Belongs`, before the next `Heard`."""
 
     generation: int
     pid: int
@@ -110,11 +110,11 @@ class Expired(Record):
     scope: str
     set_for_s: float
     late_s: float
-    signum: int | None  # what its worker is to be stopped with; None: it is not to be stopped
+    signum: int | None  # the signal to stop its worker with; None: it is not stopped
 
 
 class Complain(Record):
-    """Log that a line is dropped; further ones of its kind are not logged.  Not answered."""
+    """Log that a line is dropped; later ones of its kind are not logged.  Not answered."""
 
     kind: Kind
     quote: str
@@ -123,8 +123,8 @@ class Complain(Record):
 Action: TypeAlias = Ask | Expired | Complain
 
 
-_NUMBERS = (float, int)  # and not their children, of which True is one
-# When it expires, for how long it was set, and its signal.  A plain tuple: 10,000 are made in a second.
+_NUMBERS = (float, int)  # and not subclasses, such as that of True
+# When it expires, how long it was set for, and its signal.  A plain tuple: 10,000 are created per second.
 _Timer: TypeAlias = tuple[float, float, int]
 
 
@@ -134,13 +134,13 @@ class Timers:
     def __init__(self) -> None:
         self._generation = 0
         self._owners: dict[int, int] = {}  # pid to local rank
-        self._workers: Mapping[int, int] = {}  # those of them that are workers themselves
+        self._workers: Mapping[int, int] = {}  # those that are workers themselves
         self._asked: dict[int, dict[str, _Timer]] = {}  # pid to its timers, by scope, until `Belongs`
         self._timers: dict[tuple[int, str], _Timer] = {}  # by pid and scope
-        # A heap of these, and of some that were set anew or cleared since; the first one runs.
+        # A heap of these, and of some that were set again or cleared since; the first one is running.
         self._due: list[tuple[_Timer, tuple[int, str]]] = []
-        self._clears: dict[bytes, tuple[int, str]] = {}  # lines that clear, and what
-        self._rest = b""  # of a line whose end has not come
+        self._clears: dict[bytes, tuple[int, str]] = {}  # lines that clear, and the timer that each clears
+        self._rest = b""  # the beginning of an incomplete line
         self._is_skipping = False  # until the end of a line that is too long
         self._told: Counter[int] = Counter()  # timers without a signal, by local rank
         self._complained: set[Kind] = set()
@@ -152,7 +152,7 @@ class Timers:
         return self._due[0][0][0] if self._due else None
 
     def __len__(self) -> int:
-        """How many timers run."""
+        """Returns how many timers run."""
         return len(self._timers)
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -192,7 +192,7 @@ class Timers:
     def _on_belongs(self, event: Belongs) -> list[Action]:
         timers = self._asked.pop(event.pid, None) if event.generation == self._generation else None
         if timers is None or event.is_gone:
-            return []  # an earlier generation's, or not asked for; or its process has ended
+            return []  # an earlier generation's, or not requested; or its process has ended
         if event.local_rank is None:
             return [*self._complain(Kind.FOREIGN, f"pid {event.pid}")]
         if len(self._owners) >= OWNERS_MAX:
@@ -217,7 +217,7 @@ class Timers:
         return actions
 
     def _drop_stale(self) -> None:
-        """Timers that run no longer leave the heap when they are its first, or are most of it."""
+        """Removes timers that no longer run from the heap, if they are its first, or are most of it."""
         due, timers = self._due, self._timers
         while due and timers.get(due[0][1]) is not due[0][0]:
             heappop(due)
@@ -243,7 +243,7 @@ class Timers:
         return actions
 
     def _on_line(self, line: bytes, now: float, to_ours: float) -> Sequence[Action]:
-        # Takes microseconds, 20,000 times in a second: so it is one function, which makes as little as it can.
+        # Takes microseconds, 20,000 times per second: so it is one function, which creates as few objects as possible.
         if line in self._clears:
             self._clear(*self._clears[line])
             return ()

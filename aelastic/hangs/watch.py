@@ -1,4 +1,4 @@
-"""A watch looks at living workers, and reports those that do not do what is expected of them."""
+"""Interface of watches, which observe live workers and report those that do not do what is expected of them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from aelastic.group.events import WatchName
 
 
 class Found(Record):
-    """A finding: a living worker does not do what is expected of it."""
+    """A finding: a live worker does not do what is expected of it."""
 
     generation: int
     local_rank: int
     by: WatchName
     reason: str  # a sentence without a subject, as in "timer 'step' expired 0.01 s ago"
-    signum: int | None  # the signal that stops it, and then it has failed; None: it is only reported
-    waited_s: float = 0.0  # for how long it has hung already; 0 where that is no hang
-    has_stacks: bool = False  # stacks were taken for it
+    signum: int | None  # the signal that stops it, as failed; None: it is only reported
+    waited_s: float = 0.0  # how long it has hung already; 0 if it does not hang
+    has_stacks: bool = False  # stacks have been taken for it
 
 
-# Never blocks; may be called at any time between `open` and `close`.  A finding that comes too late is dropped.
+# Never blocks; may be called at any time between `open` and `close`.  Late findings are dropped.
 Report: TypeAlias = Callable[[Found], None]
 
 
@@ -31,10 +31,10 @@ class Watch(ABC):
     """A watch over the workers of one run, generation by generation."""
 
     def open(self) -> None:  # noqa: B027  some watches open nothing
-        """Called once, before any worker is started; the run's scratch folder is there.
+        """Called once, before any worker is started; the run's scratch folder exists.
 
         Raises:
-            InputError: it cannot get what it needs.
+            InputError: a resource that it needs is not available.
         """
 
     @property
@@ -43,17 +43,17 @@ class Watch(ABC):
         return {}
 
     def silence(self, now: float) -> tuple[float, Mapping[int, float]]:  # noqa: ARG002
-        """How long a worker may show no sign of life, 0 for ever; and for how long none was seen, by local rank."""
+        """Returns how long a worker may be silent (0: forever), and how long each has been, by local rank."""
         return 0.0, {}
 
     @abstractmethod
     def started(self, generation: int, starts: Sequence[WorkerStart], ids: Mapping[int, Any]) -> None:
-        """A generation has started; nothing of the one before is alive.
+        """A generation has started; no process of the previous one is alive.
 
         Args:
             generation: its number.
             starts: how its workers were started, and the files they write to.
-            ids: local rank to pid, or to what the back end calls it; `None` for a worker that could not be started.
+            ids: local rank to pid, or the back end's name for it; `None` for a worker that could not be started.
         """
 
     @abstractmethod

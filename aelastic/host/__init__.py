@@ -1,15 +1,15 @@
 """This machine, as the kernel shows it.
 
-- `proc_table`: the process table, the one place that reads it
-- `process_states`: which processes live and do not run on; `kernel_states`: what that is called
-- `usage`: CPU time and memory of processes, what the kernel refuses and why, and whether it killed for want of memory
-- `session_activity`: what sessions write and compute
+- `proc_table`: the process table, the only place that reads it
+- `process_states`: which live processes do not run; `kernel_states`: the names of these states
+- `usage`: CPU time and memory of processes, what the kernel refuses and why, and out-of-memory kills
+- `session_activity`: how much sessions write and compute
 - `children`: starts helper processes, waits for child processes, and reaps them; `signals`: what helpers ignore
-- `programs`: runs programs of other people; `daemon_threads`: calls that may never return
-- `names`: addresses of host names, looked up where nothing waits for a name server
-- `resending`: how soon the kernel repeats what a network has lost
-- `sockets`: those that listen, which processes are connected to a port, and doors by which its user speaks to agents
-- `files`: writes them whole; `patterns`: searches what workers write for what users give
+- `programs`: runs third-party programs; `daemon_threads`: calls that may never return
+- `names`: addresses of host names, looked up without blocking on a name server
+- `resending`: how soon the kernel retransmits lost packets
+- `sockets`: listening sockets, which processes are connected to a port, and doors by which users reach agents
+- `files`: writes files atomically; `patterns`: searches workers' output for users' patterns
 """
 
 __all__ = [

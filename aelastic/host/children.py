@@ -1,7 +1,7 @@
-"""Child processes: helpers are started, the end of any process is waited for, and those that are dead are reaped.
+"""Child processes: starts helpers, waits for the end of any process, and reaps dead children.
 
-No signal to the agent's group or process tree ends a helper.  Nothing here waits for "any child": that would take the
-status from the code that waits for that one.
+No signal to the agent's group or process tree ends a helper.  Nothing here waits for "any child": that would take a
+status from the code that waits for that child.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import anyio
 
 from aelastic.host import proc_table
 
-# Where the kernel has no pidfds, how often a process is looked at.
+# How often to look at a process if the kernel has no pidfds.
 LOOK_AGAIN_S = 0.05
-# A process that was killed ends in milliseconds, unless it is in a frozen cgroup, or waits for a disk (state D).
+# A killed process ends in milliseconds, unless it is in a frozen cgroup, or waits for a disk (state D).
 KILL_TIMEOUT_S = 1.0
 
 # Children that some code of this process waits for.  `reap_orphans` leaves them alone.
 waited_for: set[int] = set()
-# The processes that were started as helpers, each in a session of its own.
+# The processes that were started as helpers, each in its own session.
 helpers: set[int] = set()
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
@@ -34,7 +34,7 @@ _before: set[int] | None = None  # children of this process when it began to ado
 
 
 def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a program that calls `signals.ignore_signals` first; it is in `waited_for` until its caller takes it out.
+    """Starts a program that calls `signals.ignore_signals` first; it is in `waited_for` until the caller removes it.
 
     Args:
         options: of `subprocess.Popen`.
@@ -42,10 +42,10 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
     Raises:
         OSError: it cannot be started.
     """
-    # The child has our mask: a signal that comes before it ignores signals waits until then, and is dropped.
+    # The child inherits our mask: a signal that comes before it ignores signals is pending until then, and is dropped.
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        popen = subprocess.Popen(command, start_new_session=True, **options)  # a Ctrl-C at the terminal is not for it
+        popen = subprocess.Popen(command, start_new_session=True, **options)  # it must not get a Ctrl-C at the terminal
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, usual)
     waited_for.add(popen.pid)
@@ -54,12 +54,12 @@ def start_helper(command: Sequence[str], **options: Any) -> subprocess.Popen[byt
 
 
 def start_program(files: Sequence[str], words: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Starts a helper whose program is the text of some files, one behind the other, as its standard input.
+    """Starts a helper whose program is the concatenated text of some files, as its standard input.
 
-    It starts without the package, whatever lies in its folder, and `pkill -f aelastic` does not find it.
+    It starts without the package, whatever is in its folder, and `pkill -f aelastic` does not find it.
 
     Args:
-        files: of modules that import the standard library alone, or what the files before them have.
+        files: the files of modules that import only the standard library, or names in the files before them.
         words: its arguments.
         options: of `subprocess.Popen`.
 
@@ -72,11 +72,11 @@ def start_program(files: Sequence[str], words: Sequence[str], **options: Any) ->
                 program.write(file.read() + b"\n\n")
         program.seek(0)
         command = [sys.executable, "-I", "-S", "-", *words]
-        return start_helper(command, stdin=program, cwd="/", **options)  # in no folder that it would keep busy
+        return start_helper(command, stdin=program, cwd="/", **options)  # keeps no folder busy
 
 
 class ForkedHelper:
-    """A helper that another process has forked as a child of this one (`subprocess.Popen` where it is exec'd)."""
+    """A helper that another process has forked as a child of this one (`subprocess.Popen` if it is exec'd)."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -91,7 +91,7 @@ class ForkedHelper:
 
 
 def pidfd_of(pid: int) -> int | None:
-    """A descriptor that becomes readable when the process ends (`pidfd_open(2)`); `None` where there are none."""
+    """Returns a descriptor that becomes readable when the process ends (`pidfd_open(2)`); `None` if there are none."""
     try:
         return os.pidfd_open(pid)
     except (AttributeError, OSError):
@@ -99,7 +99,7 @@ def pidfd_of(pid: int) -> int | None:
 
 
 async def wait_ended(pid: int) -> None:
-    """Returns when the process, which need not be our child, has ended (it may be a zombie still)."""
+    """Returns when the process, which need not be our child, has ended (it may still be a zombie)."""
     if (pidfd := pidfd_of(pid)) is not None:
         try:
             await anyio.wait_readable(pidfd)
@@ -111,13 +111,13 @@ async def wait_ended(pid: int) -> None:
 
 
 async def wait_killed(pid: int) -> None:
-    """Returns when a process that was killed has ended, or after `KILL_TIMEOUT_S`.  Cancellation has to wait."""
+    """Returns when a killed process has ended, or after `KILL_TIMEOUT_S`.  Cancellation has to wait."""
     with anyio.move_on_after(KILL_TIMEOUT_S, shield=True):
         await wait_ended(pid)
 
 
 def taken_status(pid: int) -> int | None:
-    """The exit code of a child that has ended; `None` while it runs."""
+    """Returns the exit code of a child that has ended; `None` while it runs."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -128,13 +128,13 @@ def taken_status(pid: int) -> int | None:
 def adopt_orphans() -> None:
     """Makes this process the parent of every orphan among its descendants (`PR_SET_CHILD_SUBREAPER` in prctl(2)).
 
-    For a process that is an agent and nothing else.  It has to reap them, and `orphans` finds them: daemons with an
-    environment and a session of their own, which carry no mark of the agent.
+    For a process that is an agent and nothing else.  It must reap them, and `orphans` finds them: daemons with their
+    own environment and session, which do not carry the agent's mark.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if os.getpid() == 1 or not hasattr(libc, "prctl") or libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         return  # pid 1 has all orphans of its container, whose parents need not be ours
-    global _before  # noqa: PLW0603  it is the process that adopts
+    global _before  # noqa: PLW0603  the whole process adopts
     _before = set(_children())
 
 
@@ -144,7 +144,7 @@ def is_adopting() -> bool:
 
 
 def orphans() -> list[proc_table.Process]:
-    """Adopted processes: what workers left behind, wherever it has moved."""
+    """Returns adopted processes: those that workers left behind, in whatever session."""
     before = _before
     if before is None:
         return []
@@ -153,24 +153,24 @@ def orphans() -> list[proc_table.Process]:
 
 
 def _is_ours(entry: proc_table.Process) -> bool:
-    """Whether code of this process takes care of a child: it is in our session, or in that of a helper process.
+    """Whether other code of this process handles a child: it is in our session, or in that of a helper.
 
-    What a fork server has forked is our child before we know of it, and may outlive the fork server.
+    A process forked by a fork server is our child before we know of it, and may outlive the fork server.
     """
     return entry.session == os.getsid(0) or entry.session in helpers
 
 
 def _children() -> list[int]:
-    """Children of this process, zombies among them (`proc_pid_task_children(5)`, else the whole table).
+    """Returns children of this process, including zombies (`proc_pid_task_children(5)`, otherwise the whole table).
 
-    None where no more files may be opened: the next call finds them.
+    Returns none if no more files may be opened: the next call finds them.
     """
     found: list[int] = []
     try:
         for thread in os.listdir("/proc/self/task"):
             with open(f"/proc/self/task/{thread}/children") as file:
                 found += map(int, file.read().split())
-    except OSError as error:  # a thread has ended as we looked, or this kernel has no such file
+    except OSError as error:  # a thread ended meanwhile, or this kernel has no such file
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             return []
         table = (proc_table.process(name) for name in os.listdir("/proc") if name.isdigit())
@@ -179,11 +179,11 @@ def _children() -> list[int]:
 
 
 def reap_orphans() -> None:
-    """Takes the status of dead children that nothing waits for.
+    """Reaps dead children that nothing waits for.
 
-    A process with pid 1 inherits every orphan of its container, one that adopts them those of its descendants; as
-    zombies they would fill the process table.  Orphans come from workers, and so from other sessions than ours: what is
-    in ours was started by this process, by `multiprocessing` say, and is waited for there.
+    A process with pid 1 inherits every orphan of its container, one that adopts orphans those of its descendants; as
+    zombies they would fill the process table.  Orphans come from workers, so from other sessions than ours: children
+    in our session were started by this process, say by `multiprocessing`, which waits for them.
     """
     for pid in _children():
         entry = proc_table.process(pid)

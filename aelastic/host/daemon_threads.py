@@ -1,4 +1,4 @@
-"""Calls that may never return, in threads that neither an event loop nor the interpreter's end waits for."""
+"""Calls that may never return, in threads for which neither an event loop nor the interpreter's end waits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 def begin(function: Callable[[], T], name: str) -> Future[T]:
-    """Calls a function in a daemon thread; gives its answer to come, which a caller that gives up does not cancel.
+    """Calls a function in a daemon thread; returns the future of its result, not cancelled if a caller gives up.
 
     Args:
         function: what to call.
-        name: of the thread.
+        name: the name of the thread.
 
     Raises:
         RuntimeError: the host refuses another thread.
@@ -26,7 +26,7 @@ def begin(function: Callable[[], T], name: str) -> Future[T]:
     def body() -> None:
         try:
             answer.set_result(function())
-        except BaseException as error:  # noqa: BLE001  it is the caller's
+        except BaseException as error:  # noqa: BLE001  the caller gets it
             answer.set_exception(error)
 
     threading.Thread(target=body, name=name, daemon=True).start()

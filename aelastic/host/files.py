@@ -1,6 +1,6 @@
-"""Files: those that readers see whole or not at all, written beside, then renamed; and what short ones say."""
+"""Files: writes those that readers see whole or not at all, to be renamed into place; and reads short ones."""
 
-# No pathlib: workers that fail import this.
+# No pathlib: failing workers import this.
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 def replace_file(path: str, content: bytes) -> None:
-    """Writes a file that readers see whole or not at all, where there is a choice."""
+    """Writes a file that readers see whole or not at all, if that is possible."""
     try:
         is_special = not stat.S_ISREG(os.lstat(path).st_mode)
     except FileNotFoundError:
         is_special = False
     if is_special:
-        # A link, a FIFO, /dev/stderr: a rename would put a file in its place.
+        # A link, a FIFO, /dev/stderr: a rename would replace it by a file.
         _write(path, content, os.O_TRUNC | os.O_NONBLOCK)
         return
     try:
         write_beside(path, content)
     except OSError as error:
-        # A file that is mounted (Kubernetes' termination log) is busy, one in a closed folder denies: write in place.
+        # A mounted file (Kubernetes' termination log) is busy, and a folder may deny renames: write to the file itself.
         if error.errno not in {errno.EBUSY, errno.EACCES, errno.EPERM, errno.EROFS} or not os.path.exists(path):
             raise
         _write(path, content, os.O_TRUNC)
 
 
 def write_beside(path: str, content: bytes) -> None:
-    """Puts a new file in the place of what is there; where that fails nothing is left beside it."""
+    """Replaces a file by a new one; if that fails nothing is left beside it."""
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.{os.urandom(4).hex()}")
     try:
@@ -52,7 +52,7 @@ def _write(path: str, content: bytes, flags: int) -> None:
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
-    """What a file says, of those that the kernel shows mostly; "" where it cannot be read."""
+    """Returns the text of a file, mostly one of the kernel's; "" if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -61,7 +61,7 @@ def text_of(path: str | os.PathLike[str]) -> str:
 
 
 def opened_to_append(path: str | os.PathLike[str] | None) -> AbstractContextManager[IO[bytes] | None]:
-    """A file for a worker's stream, whose children share it: no write may land on another's; `None` stays `None`."""
+    """Opens a file for a worker's stream, which its children share: writes must not overlap.  `None` stays `None`."""
     from contextlib import nullcontext
 
     return nullcontext() if path is None else open(path, "ab", buffering=0)

@@ -1,4 +1,4 @@
-"""The states in which a process lives and does not run on, and what people are told of them."""
+"""The states in which a process is alive but does not run, and their descriptions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ WORDS: Mapping[str, str] = {
 
 
 def told(states: Mapping[int, str]) -> str:
-    """A sentence about the ranks that do not run on; empty if all do.
+    """Returns a sentence about the ranks that do not run; empty if all do.
 
     Args:
-        states: by rank.
+        states: the states, by rank.
     """
     parts = []
     for state in dict.fromkeys(states.values()):

@@ -1,12 +1,12 @@
 """Addresses of host names, for callers that cannot wait for a name server.
 
-A name server that does not answer holds up a look-up for ten seconds or a minute (`resolv.conf(5)`), and nothing ends
-it sooner.  So each look-up has a thread of its own, outside the event loop's pool.  Its callers stop waiting in time,
-and neither another look-up nor the end of the loop or of the process waits for it.  Callers that ask for a name
-meanwhile share its look-up.
+A name server that does not answer blocks a lookup for ten seconds or a minute (`resolv.conf(5)`), and nothing ends it
+sooner.  So each lookup has its own thread, outside the event loop's pool.  Its callers stop waiting in time, and
+neither another lookup nor the end of the loop or of the process waits for it.  Callers that need the same name
+meanwhile share its lookup.
 
 The last addresses of each name are remembered: a caller gets them if the name server takes long, or has no answer.  The
-look-up goes on, and the next caller gets what it has found.
+lookup continues, and the next caller gets its result.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import anyio
 from aelastic.host import daemon_threads
 from aelastic.host.sockets import is_address
 
-# How long to wait where there is something else to try.  A name server that is near answers within this, and then a
-# host that has moved is found where it is now.  While any look-up takes longer, others are not waited for either.
+# How long to wait if there is an alternative.  A name server nearby answers within this time, so that a host that has
+# moved is found at its new address.  While any lookup takes longer, we do not wait for others either.
 HEAD_START_S = 0.05
-# Threads.  Beyond them nothing is looked up: as many names have had no answer.
+# How many threads there are at most.  Above this nothing is looked up: that many names are without an answer.
 LOOK_UPS_MAX = 32
-# Names whose addresses are remembered.
+# How many names are remembered.
 KNOWN_MAX = 1024
 
 
@@ -42,7 +42,7 @@ class Address(NamedTuple):
     """One address of a host."""
 
     family: int
-    sockaddr: tuple[Any, ...]  # as `socket.bind` takes it, with port 0
+    sockaddr: tuple[Any, ...]  # an argument for `socket.bind`, with port 0
 
     @property
     def host(self) -> str:
@@ -65,27 +65,27 @@ class NoAnswerError(socket.gaierror):
 
 
 class _LookUp(NamedTuple):
-    """A look-up that is under way."""
+    """A lookup in progress."""
 
     began: float
     answer: Future[list[Address]]
 
 
 _lock = threading.Lock()
-_look_ups: dict[str, _LookUp] = {}  # in the order in which they began
-_known: dict[str, list[Address]] = {}  # the one that was looked up last comes last
+_look_ups: dict[str, _LookUp] = {}  # in order of their beginning
+_known: dict[str, list[Address]] = {}  # ordered by the time of the last lookup
 
 
 async def look_up(host: str, within_s: float) -> list[Address]:
-    """The addresses of a host, at least one.  An address is its own, and costs no thread.
+    """Returns the addresses of a host, at least one.  An address is returned as it is, without a thread.
 
     Args:
         host: a name or an address.
-        within_s: how long to wait for a name that has had no address before; 0: as long as for others.
+        within_s: how long to wait for a name without a remembered address; 0: as long as for others.
 
     Raises:
         NoAnswerError: there was no answer in time.
-        OSError: there is no such name, or no name server can be asked.
+        OSError: there is no such name, or no name server can be reached.
         InvalidNameError: no host can have that name.
     """
     if is_address(host):
@@ -108,11 +108,11 @@ async def look_up(host: str, within_s: float) -> list[Address]:
 
 
 async def connect(host: str, within_s: float, to: Callable[[str], Awaitable[T]]) -> T:
-    """Connects to the first address of a host that answers; the loop's own look-up would outlive its caller.
+    """Connects to the first address of a host that answers; the loop's own lookup would outlive its caller.
 
     Args:
         host: a name or an address.
-        within_s: as `look_up` has it.
+        within_s: as in `look_up`.
         to: connects to an address.
 
     Raises:
@@ -132,14 +132,14 @@ def forget() -> None:
 
 
 def _head_start_s() -> float:
-    """What is left of it, for the look-up that began first."""
+    """Returns how much of the head start is left for the lookup that began first."""
     with _lock:
         first = next(iter(_look_ups.values()), None)
     return HEAD_START_S if first is None else first.began + HEAD_START_S - time.monotonic()
 
 
 def _begin(host: str) -> Future[list[Address]]:
-    """What the look-up of a name will find, that is under way or a new one."""
+    """Returns the future result of looking up a name; joins a lookup in progress."""
     with _lock:
         if host in _look_ups:
             return _look_ups[host].answer

@@ -1,7 +1,7 @@
 """The process that searches: the text of `host.signals` and of this file, fed to an interpreter as its standard input.
 
-It takes requests, a text and patterns as JSON, and answers each pattern as soon as that has been searched for.  It ends
-with the agent, whose end of the socket is closed then.
+It receives requests, a text and patterns as JSON, and answers for each pattern as soon as it has searched for it.  It
+ends with the agent, because that closes the agent's end of the socket.
 """
 
 import os
@@ -9,10 +9,10 @@ import re
 import signal
 import sys
 
-if __name__ != "__main__":  # the program has it in its own text, above
+if __name__ != "__main__":  # the program has it in its own text above
     from aelastic.host.signals import ignore_signals
 
-# Of computing, for one pattern.
+# CPU time for one pattern.
 LIMIT_S = 0.05
 REQUEST_BYTES_MAX = 1 << 17
 FOUND, NOT_FOUND, TOO_LONG = b"found", b"not found", b"too long"
@@ -23,12 +23,12 @@ class TooLongError(Exception):
 
 
 def give_up(*_: object) -> None:
-    """Ends the search: Python's looks for signals as it goes on, in the main thread."""
+    """Ends the search: Python's `re` checks for signals while it searches, in the main thread."""
     raise TooLongError
 
 
 def search(pattern: str, text: str) -> bytes:
-    """One answer."""
+    """Returns the answer for one pattern."""
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
         found = re.search(pattern, text)

@@ -1,6 +1,6 @@
-"""Searches for patterns that users give in texts that workers write: bounded, whatever the two are.
+"""Searches workers' output for users' patterns, in bounded time whatever these are.
 
-Python's own search holds all threads, and only the main thread can interrupt it.  So another process searches.
+Python's own search blocks all threads, and only the main thread can interrupt it.  So another process searches.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from aelastic.host.pattern_program import FOUND, LIMIT_S, TOO_LONG
 
 _log = logging.getLogger(__name__)
 
-# For all patterns together: then the failure is reported with what is known.
+# Limit for all patterns together: then the failure is reported with what is known.
 ALL_S = 1.0
 ANSWER_BYTES_MAX = 64
-# A killed process is gone at once, or not soon.
+# A killed process is gone either at once or not soon.
 _REAP_TIMEOUT_S = 0.1
 
 
 class PatternSearch:
-    """A process that searches, started again whenever it has ended; one text at a time.
+    """A process that searches one text at a time, restarted whenever it has ended.
 
     Args:
-        env: that it starts with; `None`: this process's own.
+        env: its environment; `None`: this process's own.
     """
 
     def __init__(self, env: Mapping[str, str] | None = None) -> None:
@@ -40,7 +40,7 @@ class PatternSearch:
         self._socket: socket.socket | None = None
 
     def start(self) -> None:
-        """Starts the process, unless it runs: well before the first text, so that nothing waits for it.
+        """Starts the process, unless it runs.  Call it well before the first text, so that nothing waits for the start.
 
         Raises:
             OSError: the host refuses it.
@@ -48,7 +48,7 @@ class PatternSearch:
         if self._popen is not None and self._popen.poll() is None:
             return
         self._forget()
-        # Each message arrives whole, and none without the others: `SOCK_SEQPACKET` in unix(7).
+        # Messages arrive whole and in order: `SOCK_SEQPACKET` in unix(7).
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -67,10 +67,10 @@ class PatternSearch:
         self._socket = ours
 
     async def found(self, patterns: Sequence[str], text: str) -> frozenset[str]:
-        """Those that have a match in the text.
+        """Returns the patterns that have a match in the text.
 
-        A pattern counts as no match, with a warning, if it takes more than `LIMIT_S` of computing, or if it has not
-        been searched for within `ALL_S`, which holds for all of them together.
+        A pattern is treated as not matching, with a warning, if it takes more than `LIMIT_S` of CPU time, or if it has
+        not been searched for within `ALL_S`, which is for all of them together.
         """
         answers: list[bytes] = []
         trouble = f"not within {ALL_S:g} s"
@@ -82,7 +82,7 @@ class PatternSearch:
                 except OSError as error:
                     trouble = str(error)
                 finally:
-                    if len(answers) < len(patterns):  # what it answers now would be taken for the next text's
+                    if len(answers) < len(patterns):  # a late answer would be taken for one to the next text
                         await self.aclose()
         searched, unsearched = patterns[: len(answers)], patterns[len(answers) :]
         for pattern, answer in zip(searched, answers, strict=True):

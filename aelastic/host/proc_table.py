@@ -1,7 +1,7 @@
-"""The process table of this machine: `proc(5)`, `/proc/PID/stat`; and signals to what is found there.
+"""The process table of this machine: `proc(5)`, `/proc/PID/stat`; and signals to the processes in it.
 
-The one place that reads it.  The guard runs this text as part of a program of its own (`workers.guard`), so it imports
-the standard library's cheapest modules only, and nothing of ours.
+The only place that reads it.  The guard runs this text as part of its own program (`workers.guard`), so it imports only
+the cheapest modules of the standard library, and none of ours.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
-# Of a line in the process table we need the beginning; the name in it has 64 bytes at most.
+# We need only the beginning of a line in the process table; the name in it has 64 bytes at most.
 STAT_BYTES = 1024
 # `/proc/PID/io` has seven lines.
 IO_BYTES = 512
@@ -26,24 +26,24 @@ class Process:
 
     @property
     def ticks(self) -> int:
-        """CPU time, with that of children that have ended and been waited for."""
+        """CPU time, including that of ended children that it has waited for."""
         return sum(map(int, self._times[:4]))
 
     @property
     def began(self) -> int:
-        """When it began: another process may have its number later."""
+        """When it began: another process may have its pid later."""
         return int(self._times[8])
 
 
 def process(pid: int | str, root: str = "/proc") -> Process | None:
-    """The process, or `None` when there is none (any more)."""
+    """Returns the process, or `None` if it does not exist (any more)."""
     fields = stat_fields(pid, root)
     return None if fields is None else Process(int(pid), fields)
 
 
 def stat_fields(pid: int | str, root: str = "/proc") -> list[bytes] | None:
-    """What proc(5) has of a process in `stat`, from its state (field 3) on; `None` when there is none (any more)."""
-    try:  # `os` instead of `open`: half the time, for what is done once per process of the machine
+    """Returns the fields of a process's `stat` (proc(5)), from its state (field 3) on; `None` if it does not exist."""
+    try:  # `os` instead of `open` takes half the time, and this runs for each process of the machine
         fd = os.open(f"{root}/{pid}/stat", os.O_RDONLY)
     except OSError:
         return None
@@ -53,12 +53,12 @@ def stat_fields(pid: int | str, root: str = "/proc") -> list[bytes] | None:
         return None
     finally:
         os.close(fd)
-    # The name is in parentheses and may hold spaces and parentheses itself: count from the last one.
+    # The name is in parentheses and may contain spaces and parentheses: count from the last one.
     return stat[stat.rindex(b")") + 2 :].split()
 
 
 def io_counts(path: str, root: str = "/proc") -> dict[bytes, int]:
-    """What proc(5) has in the `io` of a process, or a thread, by name; with that of children it has waited for.
+    """Returns the `io` counts of a process or a thread (proc(5)), by name, including children that it has waited for.
 
     Raises:
         OSError: it is gone, does not belong to us, or the kernel does not count.
@@ -72,25 +72,25 @@ def io_counts(path: str, root: str = "/proc") -> dict[bytes, int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process is there and no zombie."""
+    """Whether the process exists and is not a zombie."""
     entry = process(pid)
     return entry is not None and entry.state not in "ZX"
 
 
 def processes() -> list[Process]:
-    """Every process that lives.  Zombies are dead: they hold nothing and cannot be killed."""
+    """Returns all live processes.  Zombies are dead: they hold nothing and cannot be killed."""
     table = (process(name) for name in os.listdir("/proc") if name.isdigit())
     return [entry for entry in table if entry is not None and entry.state not in "ZX"]
 
 
 def session_members(sessions: set[int]) -> list[Process]:
-    """The processes in the sessions, leaders included."""
+    """Returns the live processes in the sessions, including leaders."""
     table = (process(name) for name in os.listdir("/proc") if name.isdigit() and may_be_in(int(name), sessions))
     return [entry for entry in table if entry is not None and entry.session in sessions and entry.state not in "ZX"]
 
 
 def with_descendants(table: list[Process], owners: dict[int, int]) -> dict[int, int]:
-    """Whose processes are, by pid: what descends from one of a table has the same owner."""
+    """Returns owners by pid, extended by all descendants in the table, which have the owner of their parent."""
     found, grown = dict(owners), owners
     while grown:
         grown = {each.pid: found[each.parent] for each in table if each.parent in found and each.pid not in found}
@@ -99,7 +99,7 @@ def with_descendants(table: list[Process], owners: dict[int, int]) -> dict[int, 
 
 
 def may_be_in(pid: int, sessions: set[int]) -> bool:
-    """Whether a process is in one of the sessions, as far as the kernel tells; to read `stat` takes six times as long.
+    """Whether a process is in one of the sessions, as far as the kernel tells; reading `stat` takes six times as long.
 
     A restart looks at all processes of the machine, often thousands, once for each worker.
     """
@@ -112,7 +112,7 @@ def may_be_in(pid: int, sessions: set[int]) -> bool:
 
 
 def carries(pid: int, mark: bytes) -> bool:
-    """Whether the environment a process was started with holds the mark."""
+    """Whether the initial environment of a process contains the mark."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read()
@@ -138,7 +138,7 @@ def kill(pid: int) -> None:
 
 
 def kill_group(leader: int) -> None:
-    """Kills a process group at one stroke: links of a chain that fork and die would slip through a look at each."""
+    """Kills a process group at once: a chain of processes that fork and die would escape one-by-one kills."""
     try:
         os.killpg(leader, signal.SIGKILL)
     except OSError:

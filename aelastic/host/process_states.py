@@ -1,4 +1,4 @@
-"""What the kernel says of processes that live and do not run on: `proc_pid_stat(5)`, field 3."""
+"""Finds processes that are alive but do not run, from the kernel: `proc_pid_stat(5)`, field 3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aelastic.host import proc_table
 from aelastic.host.files import text_of
 from aelastic.host.kernel_states import KernelState
 
-# Every process that reads a file sleeps so for moments, and one that has ended is a zombie until its agent looks.
+# Every process that reads a file is in state D for moments, and one that has ended is a zombie until its agent looks.
 SETTLED_S = 1.0
 
 _STATE, _SESSION, _BEGAN = 0, 3, 19  # counted from the state, which follows the name
@@ -18,21 +18,21 @@ _SETTLED: Mapping[bytes, KernelState] = {b"Z": "zombie", b"D": "uninterruptible"
 
 
 class ProcessStates:
-    """Looks at the same processes now and then."""
+    """Looks at the same processes repeatedly."""
 
     def __init__(self) -> None:
-        self._since: dict[Hashable, float] = {}  # of those in `_SETTLED` at the last look
+        self._since: dict[Hashable, float] = {}  # for processes in `_SETTLED` at the last look
 
     @property
     def may_be_new(self) -> bool:
-        """Whether a look in `SETTLED_S` may find more: some have just begun to be what they have to be for a while."""
+        """Whether a look in `SETTLED_S` may find more: some have only just entered a state that must last."""
         return bool(self._since)
 
     def look(self, pids: Mapping[int, Any], now: float) -> dict[int, KernelState]:
-        """The states of session leaders, such as workers, that do not run on.
+        """Returns the states of session leaders, such as workers, that do not run.
 
         Args:
-            pids: by any key; values that are not numbers are ignored.
+            pids: pids by any key; values that are not numbers are ignored.
             now: monotonic, in seconds.
         """
         before, self._since = self._since, {}
@@ -45,7 +45,7 @@ class ProcessStates:
             if state in _AT_ONCE:
                 found[key] = _AT_ONCE[state]
             elif state in _SETTLED:
-                # Another sleep is another state: the kernel counts how often the process has given up its CPU.
+                # Another sleep is another state: the kernel counts how often the process has yielded its CPU.
                 which = pid, fields[_BEGAN], state, _switches(pid) if state == b"D" else ""
                 since = self._since[which] = before.get(which, now)
                 if now - since >= SETTLED_S:

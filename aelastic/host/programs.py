@@ -1,4 +1,4 @@
-"""Programs of other people that an agent runs: py-spy, a health check, or one that watches for notices."""
+"""Third-party programs that an agent runs: py-spy, a health check, or one that watches for notices."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import anyio
 from aelastic.host import proc_table
 from aelastic.host.children import helpers, wait_ended, waited_for
 
-# A killed process is gone at once, or not soon.
+# A killed process is gone either at once or not soon.
 REAP_TIMEOUT_S = 0.1
 
 
 class ProgramError(Exception):
-    """A program cannot be started, or floods; the message says which, after the program's name."""
+    """A program cannot be started, or writes too much; the message is worded to follow the program's name."""
 
 
 @asynccontextmanager
 async def program(
     command: str | Sequence[str], env: Mapping[str, str], *, stderr: int | None = None
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A program that runs, with its stdout as a pipe; kills it, and what it has started, at the end of the block.
+    """Runs a program, with its stdout as a pipe; kills it, and the processes it has started, at the end of the block.
 
-    It has a session of its own: a Ctrl-C at the terminal is not for it.  Nothing else takes its status, or takes it for
-    an orphan.
+    It has its own session, so it does not get a Ctrl-C at the terminal.  Nothing else takes its status, or mistakes it
+    for an orphan.
 
     Args:
         command: of a shell, if it is a text.
@@ -67,9 +67,10 @@ async def program(
 async def output_of(
     command: str | Sequence[str], env: Mapping[str, str], *, bytes_max: int
 ) -> tuple[int | None, str, str]:
-    """Runs a program to its end; gives its exit code, and what it has written to stdout and to stderr.
+    """Runs a program to its end; returns its exit code and its output on stdout and stderr.
 
-    What it has started, and may hold the pipes for longer, is killed with it; and so is it if the caller is cancelled.
+    Processes that it has started, and that may keep the pipes open, are killed with it.  If the caller is cancelled, it
+    is killed as well.
 
     Args:
         command: of a shell, if it is a text.
@@ -96,7 +97,7 @@ async def output_of(
 
 
 async def _read(fd: int, into: bytearray, bytes_max: int, both: anyio.CancelScope) -> None:
-    """Reads to the end, or until it is too much: then neither the other pipe nor the end is awaited."""
+    """Reads to the end, or until it is too much: then it waits neither for the other pipe nor for the end."""
     while not _read_what_is_there(fd, into, bytes_max):
         await anyio.wait_readable(fd)
     if len(into) > bytes_max:
@@ -104,7 +105,7 @@ async def _read(fd: int, into: bytearray, bytes_max: int, both: anyio.CancelScop
 
 
 def _read_what_is_there(fd: int, into: bytearray, bytes_max: int) -> bool:
-    """Whether that was the end, or too much."""
+    """Reads available data; returns whether that was the end, or too much."""
     with suppress(BlockingIOError):
         while len(into) <= bytes_max and (chunk := os.read(fd, 1 << 16)):
             into += chunk

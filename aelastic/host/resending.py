@@ -1,4 +1,4 @@
-"""How soon the kernel sends again what a network has lost.
+"""How soon the kernel retransmits lost packets.
 
 This module is also part of the program `tcpstore/server.py`: it imports nothing of the package.
 """
@@ -15,11 +15,11 @@ RESEND_MAX_MS = 1000
 
 
 def resend_soon(conn: socket.socket) -> None:
-    """Has what is lost on a connection that carries little sent again at least once a second.
+    """Makes the kernel retransmit at least once a second, on a connection with little data.
 
-    By default the kernel waits twice as long each time: on a network that loses many packets, soon for many seconds.
+    By default the kernel doubles the wait each time: on a network that loses many packets, it soon waits many seconds.
     Connections that a listening socket accepts inherit this.
     """
     for option, value in ((TCP_THIN_LINEAR_TIMEOUTS, 1), (TCP_RTO_MAX_MS, RESEND_MAX_MS)):
-        with suppress(OSError):  # it is gone, or this is a Linux before 6.15, which has only the first
+        with suppress(OSError):  # the connection is gone, or Linux is older than 6.15, which has only the first option
             conn.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -1,7 +1,7 @@
-"""Activity of sessions: what their processes have written and computed, and whether they wait, by `/proc`.
+"""Activity of sessions: how much their processes have written and computed, and whether they wait, from `/proc`.
 
-Blocking; for a thread.  Bytes that are written are `wchar` and `write_bytes` of `proc(5)`, `/proc/PID/io`: what was
-given to `write(2)`, into files, pipes and sockets, and what goes to disks, by mapped files and direct IO, too.
+Blocking; for a thread.  Written bytes are `wchar` and `write_bytes` of `proc(5)`, `/proc/PID/io`: data passed to
+`write(2)` for files, pipes and sockets, and data that goes to disks, also through mapped files and direct IO.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from aelastic.host import proc_table
 from aelastic.host.proc_table import Process
 from aelastic.host.usage import Growth
 
-# System calls that wait for a file system, by their numbers.  Those of network file systems and FUSE, which may write a
-# whole checkpoint in `close(2)`, need not be in uninterruptible sleep meanwhile.
+# System calls that wait for a file system, by number.  On network file systems and FUSE, which may write a whole
+# checkpoint in `close(2)`, a process may not be in uninterruptible sleep meanwhile.
 _FILE_CALLS = {
     # msync, fsync, fdatasync, rename, sync, renameat, sync_file_range, syncfs, renameat2, close
     "x86_64": frozenset({26, 74, 75, 82, 162, 264, 277, 306, 316, 3}),
     "aarch64": frozenset({227, 82, 83, 81, 38, 84, 267, 276, 57}),
 }.get(os.uname().machine, frozenset())
-# The same if their file is in a file system, and no socket or pipe: write, pwrite64, writev, pwritev, pwritev2.
+# The same if their file is in a file system, not a socket or pipe: write, pwrite64, writev, pwritev, pwritev2.
 _WRITE_CALLS = {
     "x86_64": frozenset({1, 18, 20, 296, 328}),
     "aarch64": frozenset({64, 68, 66, 70, 287}),
 }.get(os.uname().machine, frozenset())
 
-# A thread is woken up by 8 bytes (`eventfd(2)`), or fewer; text and data come in larger pieces.
+# Waking up a thread takes 8 bytes (`eventfd(2)`), or fewer; text and data come in larger pieces.
 WAKE_UP_BYTES = 8
-# Of writes so small that they look like that, more than so many are data all the same.
+# More bytes than this in such small writes are treated as data even though each looks like a wake-up.
 WAKE_UPS_BYTES_MAX = 4096
 
 
@@ -40,14 +40,14 @@ FILE = "file"
 class Activity(Record):
     """What one session has done since the first look; counters only grow."""
 
-    written: int | None  # bytes; `None`: a process of another user is in it, or the kernel does not count
+    written: int | None  # bytes; `None`: it contains a process of another user, or the kernel does not count
     cpu_s: float
-    waits_for_disk: bool  # a thread is in uninterruptible sleep, or in `fsync(2)`; looked for if nothing was written
-    waits_for_cpu: bool  # a thread is ready to run, or runs; looked for in the same way
+    waits_for_disk: bool  # a thread is in uninterruptible sleep, or in `fsync(2)`; checked if nothing was written
+    waits_for_cpu: bool  # a thread is ready to run, or runs; checked in the same case
 
 
 class SessionActivity:
-    """Looks at sessions again and again, and adds up what their processes do."""
+    """Looks at sessions repeatedly, and adds up the activity of their processes."""
 
     def __init__(self) -> None:
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK")
@@ -55,7 +55,7 @@ class SessionActivity:
         self._sums: dict[int, tuple[int, int]] = {}  # bytes and ticks, by session
 
     def look(self, sessions: Collection[int]) -> dict[int, Activity]:
-        """Activity of each session in which a process is alive."""
+        """Returns the activity of each session with a live process."""
         members: dict[int, list[Process]] = {}
         for entry in proc_table.session_members(set(sessions)):
             members.setdefault(entry.session, []).append(entry)
@@ -83,7 +83,7 @@ class SessionActivity:
 
 
 def _io_of(pid: int) -> tuple[int, int, int] | None:
-    """Bytes given to write(2), calls of that, and bytes to disks; `None` if the process is gone.
+    """Returns bytes passed to write(2), calls of it, and bytes to disks; `None` if the process is gone.
 
     Raises:
         PermissionError: it does not belong to us, or the kernel does not count.
@@ -102,7 +102,7 @@ def _io_of(pid: int) -> tuple[int, int, int] | None:
 
 
 def _states(pids: Collection[int]) -> set[str]:
-    """Of all threads: `proc(5)`, the third field of `stat`; `FILE` for one that sleeps, and waits for a file system."""
+    """Returns the states of all threads, from `stat` (proc(5)); `FILE` if one sleeps and waits for a file system."""
     states = set()
     for pid in pids:
         with suppress(OSError):
@@ -114,7 +114,7 @@ def _states(pids: Collection[int]) -> set[str]:
 
 
 def _waits_for_file(pid: int, thread: str) -> bool:
-    """Whether a thread that sleeps is in a system call that waits for a file system; no where that cannot be seen."""
+    """Whether a sleeping thread is in a system call that waits for a file system; false if that cannot be read."""
     with suppress(OSError, ValueError):
         with open(f"/proc/{pid}/task/{thread}/syscall", "rb", buffering=0) as file:
             call, *args = (file.read() or b"").split()

@@ -1,7 +1,7 @@
-"""Signals: their names; and those that are sent to a whole process tree, which are not for an agent's helpers.
+"""Signals: their names; and ignoring those that are sent to a whole process tree, for an agent's helpers.
 
 A scheduler that ends a job signals every process of it (Slurm's `scancel`, systemd's `KillMode=control-group`).  The
-workers then save what they have, and need the helpers for it; these end with their agent.
+workers then save their state, and need the helpers for it; helpers end with their agent.
 
 This module imports nothing of aelastic: its text is part of programs that run without the package.
 """
@@ -10,10 +10,10 @@ import signal
 
 
 def ignore_signals() -> None:
-    """Ignores each signal that can be ignored, in this process, and lets go of those held off for its start.
+    """Ignores each signal that can be ignored, in this process, and unblocks those that were blocked for its start.
 
-    A fault of the process itself ends it all the same (`signal(7)`: the kernel does not let it ignore those, and
-    `abort(3)` takes its signal back).
+    A fault of the process itself still ends it (`signal(7)`: the kernel does not let it ignore those, and `abort(3)`
+    restores its signal).
     """
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
         signal.signal(signum, signal.SIG_IGN)
@@ -21,7 +21,7 @@ def ignore_signals() -> None:
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; "" for a number that is no signal with a name."""
+    """Returns `SIGKILL` for 9; "" for a number without a named signal."""
     try:
         return signal.Signals(number).name
     except ValueError:

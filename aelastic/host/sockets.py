@@ -1,10 +1,10 @@
-"""Sockets of this machine: those that listen, those by which its user speaks to agents, and who is connected.
+"""Sockets of this machine: listening sockets, those by which users reach agents, and who is connected.
 
-Agents, the store, and clients listen by `listen`, `listen_at` and `HeldPort`: for every host that reaches this one, or
-for this host's processes only.  `Connections` tells which processes have a connection to a port.
+Agents, the store, and clients listen with `listen`, `listen_at` and `HeldPort`: for every host that reaches this one,
+or for this host's processes only.  `Connections` finds which processes are connected to a port.
 
-By a door an agent can be spoken to on this machine: a UNIX socket in a folder that is this user's alone.  Beside the
-door of an agent that runs lies, for an hour, what the last agents that have ended left to be read.
+A door is how users reach an agent on this machine: a UNIX socket in a folder that belongs to this user alone.  The
+folder also keeps, for an hour, the descriptions that ended agents have left.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from aelastic.host.usage import descriptors
 
 _log = logging.getLogger(__name__)
 
-# Thousands of workers connect at the same moment; the kernel caps this at net.core.somaxconn.
+# Thousands of workers may connect at the same moment; the kernel caps this at net.core.somaxconn.
 BACKLOG = 4096
-# More than a job has nodes: each round looks at those of all nodes, and a cache that is too small forgets each in turn.
+# More than a job has nodes: each round looks at those of all nodes, and a cache that is too small would not help.
 ADDRESSES_MAX = 1 << 14
 LOOPBACKS = ("127.0.0.1", "::1")
 _NO_SUCH_ADDRESS = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
-# Of doors, and of what agents have left.
+# File suffixes of doors, and of the descriptions that agents have left.
 DOOR, ENDED = ".sock", ".ended"
 ENDED_S, ENDED_MAX = 3600.0, 50
 
 
 def listen(port: int, address: str = "") -> socket.socket:
-    """A listening socket.
+    """Opens a listening socket.
 
     Args:
         port: 0 picks a free one.
-        address: of this machine; without one on all interfaces, IPv6 and IPv4.
+        address: an address of this machine; "": all interfaces, IPv6 and IPv4.
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
     if address:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -61,7 +61,7 @@ def listen(port: int, address: str = "") -> socket.socket:
 
 @lru_cache(maxsize=ADDRESSES_MAX)
 def is_address(host: str) -> bool:
-    """Whether it is an address rather than a name."""
+    """Whether the host is an address rather than a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -71,7 +71,7 @@ def is_address(host: str) -> bool:
 
 @lru_cache(maxsize=ADDRESSES_MAX)
 def is_loopback(host: str) -> bool:
-    """Whether the host, an address or a name, is this one for every client.  No name server is asked."""
+    """Whether the host, an address or a name, is this one for every client.  Does not ask a name server."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -79,7 +79,7 @@ def is_loopback(host: str) -> bool:
 
 
 def loopback_address(host: str = "localhost") -> str:
-    """The address of a loopback host: IPv4's for a name, unless this machine has none."""
+    """Returns the address of a loopback host: IPv4's for a name, unless this machine has none."""
     if host != "localhost":
         return host
     try:
@@ -91,19 +91,19 @@ def loopback_address(host: str = "localhost") -> str:
 
 
 def listen_at(port: int, addresses: Sequence[str]) -> list[socket.socket]:
-    """Listening sockets, of one port, at addresses that others are told.
+    """Opens listening sockets, all on one port, at advertised addresses.
 
-    torch's TCPStore resolves a name to IPv6 first, and then tries no other address until its timeout: each address that
-    a name may lead to must listen.
+    torch's TCPStore resolves a name to IPv6 first, and then tries no other address until its timeout: each address to
+    which a name may resolve must listen.
 
     Args:
         port: 0 picks a free one.
-        addresses: if one of them is none of this machine's, or there are none: at all that it has.  A loopback address
-            that it has not is left out.
+        addresses: if it is empty, or contains one that this machine does not have: all addresses.  A loopback address
+                  that it does not have is left out.
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
     listeners: list[socket.socket] = []
     try:
@@ -130,25 +130,25 @@ def _listen_if_here(port: int, address: str) -> socket.socket | None:
 
 
 def is_at_all(listener: socket.socket) -> bool:
-    """Whether it listens at all addresses of this host."""
+    """Whether the socket listens at all addresses of this host."""
     return bool(ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified)
 
 
 class HeldPort:
-    """A port of this host that nobody else gets, and that listens where others are told to come.
+    """A port of this host that nobody else can get, and that listens at advertised addresses.
 
-    It is held by a socket at all addresses that takes no connections, and lets those of this process do so
-    (`SO_REUSEADDR` in socket(7)).  Where it has listened it goes on: a process that has a copy of the socket would keep
-    the address from it later.
+    A socket at all addresses holds it without accepting connections, and lets other sockets of this process do so
+    (`SO_REUSEADDR` in socket(7)).  Once it listens at an address it continues to: otherwise a process with a copy of
+    the socket would block the address later.
 
     Args:
         number: 0 picks a free one.
-        what: it is for, in a message.
-        is_bind_all: listen at all addresses, whatever others are told.
+        what: its purpose, for a message.
+        is_bind_all: listen at all addresses, whatever is advertised.
 
     Raises:
         OSError: the port is in use, or not allowed.
-        OverflowError: it is no port.
+        OverflowError: it is not a port.
     """
 
     def __init__(self, number: int = 0, what: str = "", *, is_bind_all: bool = False) -> None:
@@ -156,7 +156,7 @@ class HeldPort:
         is_dual = socket.has_dualstack_ipv6()
         self._held = socket.socket(socket.AF_INET6 if is_dual else socket.AF_INET)
         self._kept: dict[str, socket.socket] = {}  # by address; "": all
-        self.listeners: list[socket.socket] = []  # where others are told now, the first one first
+        self.listeners: list[socket.socket] = []  # those at the advertised addresses, in their order
         try:
             self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if is_dual:
@@ -168,10 +168,10 @@ class HeldPort:
         self.number: int = self._held.getsockname()[1]
 
     def listen_at(self, addresses: Sequence[str]) -> bool:
-        """Listens where others are told; where that cannot be, at all addresses, or where it has listened before.
+        """Listens at advertised addresses; if that is not possible, at all, or where it has listened before.
 
         Returns:
-            Whether it listens where they are told.
+            Whether it listens at the advertised addresses.
         """
         addresses = () if self._is_bind_all else tuple(dict.fromkeys(addresses))
         if "" not in self._kept:
@@ -200,7 +200,7 @@ class HeldPort:
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            self._held.close()  # there are kernels (gVisor's) in which none listens beside a socket that is bound
+            self._held.close()  # some kernels (gVisor's) let nothing listen beside a bound socket
             listener = _listen_if_here(self.number, address)
         if listener is not None:
             self._kept[address] = listener
@@ -216,18 +216,18 @@ class HeldPort:
 
 
 class Connections:
-    """Which processes have had a connection to a port, of whichever host.  Blocking.
+    """Finds which processes have had a connection to a port, on any host.  Blocking.
 
-    The kernel's table takes milliseconds to read, however short it is: it is read for sockets that are new.
+    Reading the kernel's table takes milliseconds, however short it is: it is read only when there are new sockets.
     """
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._known: set[str] = set()  # sockets of the processes
-        self._found: set[str] = set()  # those that are connected to the port
+        self._found: set[str] = set()  # those connected to the port
 
     def of(self, pids: Collection[int]) -> set[int]:
-        """Those of the processes that have one."""
+        """Returns the processes that have one."""
         sockets = {pid: {each for each in descriptors(pid).values() if each.startswith("socket:")} for pid in pids}
         if new := set().union(*sockets.values()) - self._known:
             self._known |= new
@@ -246,10 +246,10 @@ class Connections:
 
 
 def doors_folder(env: Mapping[str, str]) -> Path:
-    """Where this user's doors are.
+    """Returns the folder of this user's doors.
 
-    Not in logind's own folder: that goes with the user's last session while jobs go on, and agents that cron or Slurm
-    starts are not told of it.
+    This is not logind's own folder: that is removed with the user's last session while jobs continue, and agents that
+    cron or Slurm starts do not know it.
     """
     base, user = env.get("XDG_RUNTIME_DIR", ""), os.getuid()
     is_chosen = os.path.isabs(base) and base.rstrip("/") != f"/run/user/{user}"
@@ -258,10 +258,10 @@ def doors_folder(env: Mapping[str, str]) -> Path:
 
 @contextmanager
 def _opened(folder: Path, *, is_made: bool = False) -> Iterator[int]:
-    """A descriptor of the folder: by it, a path of any length can be bound.
+    """Opens a descriptor of the folder, through which a path of any length can be bound.
 
     Raises:
-        OSError: it is not there, or others may have put into it what they want.
+        OSError: it does not exist, or others may have written to it.
     """
     if is_made:
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -278,10 +278,10 @@ def _opened(folder: Path, *, is_made: bool = False) -> Iterator[int]:
 
 
 def open_door(folder: Path, name: str) -> socket.socket:
-    """A socket that listens, and that this user alone can connect to.
+    """Opens a listening socket that only this user can connect to.
 
     Raises:
-        OSError: there is no place for it.
+        OSError: it cannot be opened there.
     """
     with _opened(folder, is_made=True) as fd:
         for old in _ended_by_age(fd)[ENDED_MAX:]:
@@ -300,7 +300,7 @@ def open_door(folder: Path, name: str) -> socket.socket:
 
 
 def close_door(folder: Path, name: str, said: Mapping[str, Any] | None) -> None:
-    """In the place of its socket, what an agent that ends leaves to be read, if anything; nothing fails for that."""
+    """Replaces an agent's socket by the description that the agent leaves, if any.  Never fails."""
     with suppress(OSError), _opened(folder) as fd:
         os.unlink(f"{name}{DOOR}", dir_fd=fd)
         if said is None:
@@ -311,10 +311,10 @@ def close_door(folder: Path, name: str, said: Mapping[str, Any] | None) -> None:
 
 
 def doors_in(folder: Path) -> list[str]:
-    """The names of sockets of agents, some of which may be gone.
+    """Returns the names of agents' sockets; some of the agents may be gone.
 
     Raises:
-        OSError: others may have put there what they want.
+        OSError: others may have written to the folder.
     """
     with suppress(FileNotFoundError), _opened(folder) as fd:
         return [name.removesuffix(DOOR) for name in _names(fd, DOOR)]
@@ -322,7 +322,7 @@ def doors_in(folder: Path) -> list[str]:
 
 
 def connect_to_door(folder: Path, name: str, timeout_s: float) -> socket.socket | None:
-    """A connection to an agent; `None` where none listens any more, and its socket is removed."""
+    """Connects to an agent; returns `None`, and removes the socket, if it no longer listens."""
     conn = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     conn.settimeout(timeout_s)
     try:
@@ -339,13 +339,13 @@ def connect_to_door(folder: Path, name: str, timeout_s: float) -> socket.socket 
 
 
 def user_of(conn: socket.socket) -> int:
-    """Who has come to a door, as the kernel says."""
+    """Returns the user id of the client at a door, from the kernel."""
     _, user, _ = struct.unpack("3i", conn.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return int(user)
 
 
 def left_at_doors(folder: Path) -> list[bytes]:
-    """What agents have left within the last hour, the latest first."""
+    """Returns what agents have left within the last hour, the latest first."""
     found: list[bytes] = []
     with suppress(OSError), _opened(folder) as fd:
         for name in _ended_by_age(fd)[:ENDED_MAX]:
@@ -356,7 +356,7 @@ def left_at_doors(folder: Path) -> list[bytes]:
 
 
 def _ended_by_age(fd: int) -> list[str]:
-    """What agents have left, the latest first."""
+    """Returns the names of what agents have left, the latest first."""
     found: list[tuple[float, str]] = []
     for name in _names(fd, ENDED):
         with suppress(OSError):

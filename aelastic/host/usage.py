@@ -1,12 +1,12 @@
-"""What processes use of this machine, what is short when the kernel refuses more, and whether it killed for memory.
+"""Resources that processes use, shortages when the kernel refuses more, and out-of-memory kills.
 
-CPU time, memory and descriptors are as the kernel has them (`proc_pid_stat(5)`, `proc_pid_smaps(5)`).  `shortage_of`
-tells of an error what is short, and how to get more.
+CPU time, memory and descriptors come from the kernel (`proc_pid_stat(5)`, `proc_pid_smaps(5)`).  `shortage_of` finds
+which shortage caused an error, and what to do.
 
-Whether a worker was killed for want of memory its exit code of -9 does not say, but this process's cgroup knows:
-`OomWatch` remembers the kill counter when it is made, and explains a worker's exit by what was counted since.  Both
-versions of the interface are read (the kernel's `cgroup-v2.rst` and `cgroup-v1/memory.rst`); on a host without either,
-or one that hides them, nothing is explained.  It never raises.
+A worker's exit code of -9 does not show whether it was killed because memory ran out, but this process's cgroup does:
+`OomWatch` reads the kill counter when it is created, and explains a worker's exit from the kills since.  It reads both
+versions of the interface (the kernel's `cgroup-v2.rst` and `cgroup-v1/memory.rst`); on a host without either, or one
+that hides them, nothing is explained.  It never raises.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Counted from the state, which follows the name.
 _STATE, _SESSION, _UTIME, _STIME, _RSS = 0, 3, 11, 12, 21
 
-# What is short where the kernel refuses something, and what to do.
+# The shortage behind a refusal of the kernel, and what to do.
 _SHORT = {
     errno.EMFILE: "this process cannot open more files: raise the limit (ulimit -n)",
     errno.ENFILE: "this host cannot open more files: raise fs.file-max",
     errno.ENOMEM: "this host has no memory left",
     errno.EAGAIN: "this host cannot start more processes: raise the limit (ulimit -u, pids.max)",
 }
-# The places of the standard library that fork.
+# The modules of the standard library that fork.
 _FORKING = ("subprocess.py", "popen_fork.py", "popen_spawn_posix.py", "popen_forkserver.py", "util.py", "forkserver.py")
 
 PROC_CGROUP = Path("/proc/self/cgroup")
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-# v1 says "no limit" with the largest multiple of the page size; no host has 2^62 bytes.
+# In v1, "no limit" is the largest multiple of the page size; no host has 2^62 bytes.
 UNLIMITED_BYTES = 1 << 62
-# What Popen and shells call SIGKILL.
+# The exit codes of Popen and shells for SIGKILL.
 KILLED = (-9, 137)
-# The names of the files that count and limit.
+# The names of the files with counters and limits.
 _V1 = {"events": "memory.oom_control", "limit": "memory.limit_in_bytes"}
 _V2 = {"events": "memory.events", "limit": "memory.max"}
 
@@ -60,11 +60,11 @@ class Usage(Record):
 
 
 def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
-    """What a process has used until now; `None` when there is none (any more).
+    """Returns what a process has used so far; `None` if it does not exist (any more).
 
     Args:
-        pid: or `self`.
-        session: the session it must be in: a number may have gone to another process.
+        pid: its pid, or `self`.
+        session: the session that it must be in: another process may have got its pid.
     """
     fields = proc_table.stat_fields(pid)
     if fields is None or fields[_STATE] in {b"Z", b"X"} or (session is not None and int(fields[_SESSION]) != session):
@@ -73,38 +73,38 @@ def usage_of(pid: int | str, session: int | None = None) -> Usage | None:
 
 
 def usage_of_leaders(pids: Mapping[int, Any]) -> dict[int, tuple[float, int]]:
-    """CPU seconds and bytes of memory of processes that lead their sessions, as workers do; of those that live.
+    """Returns CPU seconds and bytes of memory of live session leaders, such as workers.
 
     Args:
-        pids: by any key; what is no number is left out.
+        pids: pids by any key; values that are not numbers are ignored.
     """
     found = {key: usage_of(pid, pid) for key, pid in pids.items() if isinstance(pid, int)}
     return {key: (usage.cpu_s, usage.rss_bytes) for key, usage in found.items() if usage is not None}
 
 
 class Growth:
-    """By how much counts of processes have grown between one look and the next, while processes come and go."""
+    """Measures how much counters of processes have grown between two looks, while processes come and go."""
 
     def __init__(self) -> None:
-        # By pid and when it began; of those that were there at the last look.
+        # By pid and when it began; those that existed at the last look.
         self._before: dict[tuple[int, int], tuple[int, ...]] = {}
         self._now: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def look(self) -> None:
-        """The next look begins."""
+        """Begins the next look."""
         self._before, self._now = self._now, {}
 
     def of(self, process: proc_table.Process, *counts: int) -> list[int]:
-        """Of what a process has counted until now.  A new process began with 0."""
+        """Returns the growth of a process's counters, given their current values.  A new process began with 0."""
         key = process.pid, process.began
         self._now[key] = counts
         return [max(0, now - before) for now, before in zip_longest(counts, self._before.get(key, ()), fillvalue=0)]
 
 
 def pss_bytes(pids: Iterable[int]) -> int:
-    """Memory of several processes, in which a page that many share counts in parts; of what is gone, none.
+    """Returns the memory of several processes, with shared pages counted proportionally; ignores those that are gone.
 
-    The kernel walks through all of their pages, which takes milliseconds for each: for a thread.
+    The kernel walks through all of their pages, which takes milliseconds for each: call it in a thread.
     """
     found = 0
     for pid in pids:
@@ -114,7 +114,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 
 def descriptors(pid: int) -> dict[str, str]:
-    """What a process has open, by number, as `/proc/PID/fd` has it; nothing of one that is gone, or another user's."""
+    """Returns a process's open files, by number (`/proc/PID/fd`); empty if it is gone, or another user's."""
     found = {}
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -124,7 +124,7 @@ def descriptors(pid: int) -> dict[str, str]:
 
 
 def bytes_in(files: Iterable[Path]) -> int | None:
-    """Bytes in regular files, which others may write for a worker; `None` where there is none (a pipe, say)."""
+    """Returns the bytes in regular files, which others may write for a worker; `None` without any (a pipe, say)."""
     sizes = []
     for path in files:
         with suppress(OSError):
@@ -135,28 +135,28 @@ def bytes_in(files: Iterable[Path]) -> int | None:
 
 
 def shortage_of(error: BaseException) -> str:
-    """What the host is short of and what to do, where an error says that; else ""."""
+    """Returns what the host is short of and what to do, if an error shows that; otherwise ""."""
     if is_refused_thread(error):
         return "this host cannot start more threads: raise the limit (ulimit -u, pids.max)"
     if isinstance(error, MemoryError):
         return _SHORT[errno.ENOMEM]
     places = (frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__))
-    # Elsewhere EAGAIN is no limit but a call that would have to wait.
+    # Elsewhere EAGAIN is not a limit but a call that would have to wait.
     if isinstance(error, OSError) and (error.errno != errno.EAGAIN or any(each.endswith(_FORKING) for each in places)):
         return _SHORT.get(error.errno or 0, "")
     return ""
 
 
 def is_refused_thread(error: BaseException) -> bool:
-    """Whether the host has refused a thread: CPython has no class of its own for that (`_threadmodule.c`)."""
+    """Whether the host has refused a thread: CPython has no exception class for that (`_threadmodule.c`)."""
     return type(error) is RuntimeError and str(error) == "can't start new thread"
 
 
 class OomWatch:
-    """Counts out-of-memory kills in this process's cgroup since it was made.
+    """Counts out-of-memory kills in this process's cgroup since its creation.
 
-    In v2 the counter covers the cgroups below, in v1 the cgroup alone.  Where this cgroup has no counter (v2 without
-    the memory controller), the nearest one above that has counts for it.
+    In v2 the counter includes the cgroups below, in v1 only the cgroup itself.  If this cgroup has no counter (v2
+    without the memory controller), the nearest one above that has one is used.
 
     Args:
         proc_cgroup: the list of this process's cgroups (`cgroups(7)`).
@@ -170,26 +170,26 @@ class OomWatch:
         self._explained = 0
 
     def kills_since_start(self) -> int:
-        """How many processes of the cgroup the kernel has killed since; 0 where it cannot be told."""
-        # A cgroup that was replaced by a new one of its name starts at 0 again.
+        """Returns how many processes of the cgroup the kernel has killed since; 0 if unknown."""
+        # A new cgroup that replaces one of the same name starts at 0 again.
         return max(0, self._count() - self._at_start)
 
     def limit_bytes(self) -> int | None:
-        """The smallest limit of the cgroup and those above it, now; `None` where there is none."""
+        """Returns the smallest current limit of the cgroup and those above it; `None` if there is none."""
         limits = [_number(text_of(path)) for path in self._paths("limit")]  # v2 writes "max" for none
         return min((limit for limit in limits if limit is not None and limit < UNLIMITED_BYTES), default=None)
 
     @property
     def limit_text(self) -> str:
-        """As in `512.0 MiB`, or ""."""
+        """The limit as text, such as `512.0 MiB`, or ""."""
         limit = self.limit_bytes()
         return "" if limit is None else _size_text(limit)
 
     def explain(self, exitcode: int) -> str:
-        """A sentence for a worker's exit, where the kernel has killed a process since; else "".
+        """Returns a sentence about a worker's exit, if the kernel has killed a process since; otherwise "".
 
-        One kill explains one SIGKILL.  Another exit is not explained by it, but may follow from it: a data-loader
-        that was killed makes its parent fail.  The kernel counts before it kills, so an exit that was seen is counted.
+        One kill explains one SIGKILL.  It does not explain another exit, but may have caused it: a killed data loader
+        makes its parent fail.  The kernel counts before it kills, so an exit that we see has been counted.
         """
         kills = self.kills_since_start() - self._explained
         if kills <= 0:
@@ -208,17 +208,17 @@ class OomWatch:
 
 
 def _find_folders(proc_cgroup: Path, root: Path) -> tuple[dict[str, str], list[Path]]:
-    """The cgroup's folder and those above it, innermost first, up to the mount."""
+    """Returns the cgroup's folder and those above it, innermost first, up to the mount."""
     cgroups: dict[str, str] = {}
     for line in text_of(proc_cgroup).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         cgroups |= dict.fromkeys(controllers.split(","), path)
-    # Where v1 has the memory controller, v2 has not.
+    # Only one of v1 and v2 has the memory controller.
     interface = _V1 if "memory" in cgroups else _V2
     mount = root / "memory" if interface is _V1 else root
     inside = Path((cgroups.get("memory") or cgroups.get("", "/")).strip("/"))
-    # A container may see the host's path, of which its mount shows only the end, or a path above its namespace.
+    # A container may see the host's path, of which its mount has only the end, or a path above its namespace.
     folders = [mount / above for above in (inside, *inside.parents)] if ".." not in inside.parts else [mount]
     return interface, [folder for folder in folders if os.path.isdir(folder)]
 

@@ -11,7 +11,7 @@ from aelastic.workers.numa import ranges
 
 @contextmanager
 def bound_to(cpus: frozenset[int]) -> Iterator[None]:
-    """Keeps this thread, and so what it starts meanwhile, on these CPUs.
+    """Keeps this thread, and the processes that it starts meanwhile, on these CPUs.
 
     Raises:
         OSError: the kernel lets us run on none of them.
@@ -24,13 +24,13 @@ def bound_to(cpus: frozenset[int]) -> Iterator[None]:
         try:
             os.sched_setaffinity(0, usual)
         except OSError:
-            pass  # they were all taken from us meanwhile, and the kernel has chosen others (`cpuset(7)`)
+            pass  # all of them were taken from us meanwhile, and the kernel has chosen others (`cpuset(7)`)
 
 
 def bind_process(cpus: frozenset[int]) -> None:
-    """Keeps this process on these CPUs, with all threads but those that have chosen their own.
+    """Keeps this process on these CPUs, with all threads except those that have chosen their own.
 
-    A library that was imported may have started some (OpenMP's, OpenBLAS's).
+    An imported library may have started threads (OpenMP, OpenBLAS).
 
     Raises:
         OSError: the kernel lets us run on none of them.

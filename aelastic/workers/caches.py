@@ -1,6 +1,6 @@
-"""A folder of this node for what workers compile: kernels, graphs, extensions, byte code.
+"""A folder on this node for code that workers compile: kernels, graphs, extensions, byte code.
 
-A cache is code that the next job runs.  So the folder belongs to the user alone, and what lies in it is kept apart by
+A cache is code that the next job runs.  So the folder must belong to the user alone, and its content is separated by
 what it was compiled with and for.
 """
 
@@ -21,14 +21,14 @@ from aelastic.aio import in_thread
 from aelastic.errors import HostError, InputError
 from aelastic.host.files import text_of
 
-# What reads which variable: torch.compile, Triton, the CUDA driver, torch.utils.cpp_extension.
+# Read by torch.compile, Triton, the CUDA driver and torch.utils.cpp_extension, in this order.
 FOLDERS = {
     "TORCHINDUCTOR_CACHE_DIR": "inductor",
     "TRITON_CACHE_DIR": "triton",
     "CUDA_CACHE_PATH": "cuda",
     "TORCH_EXTENSIONS_DIR": "extensions",
 }
-# Python's.  It replaces what lies beside the modules, so it is only for installations that have nothing there.
+# Python's.  It replaces the byte code beside the modules, so it is only for installations without any.
 BYTE_CODE = "PYTHONPYCACHEPREFIX"
 OPEN_TIMEOUT_S = 60.0
 _DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
@@ -37,21 +37,21 @@ _DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
 class CacheFolder:
     """The part of a cache folder that fits this machine.  Held open while it is in use.
 
-    Its disk may be slow, and another agent may hold its lock for a moment: a loop opens it in a thread (`open_cache`).
+    Its disk may be slow, and another agent may hold its lock for a moment: use `open_cache` in an event loop.
 
     Args:
-        folder: what the user named; made if it is not there.
+        folder: the user's choice; created if it does not exist.
 
     Raises:
-        InputError: it cannot be made, or others may write to it.
+        InputError: it cannot be created, or others may write to it.
     """
 
     def __init__(self, folder: Path) -> None:
         folder = folder.absolute()
         try:
-            for made in reversed((folder, *folder.parents)):  # also those on the way, whatever the umask is
+            for made in reversed((folder, *folder.parents)):  # parents as well, whatever the umask is
                 made.mkdir(mode=0o700, exist_ok=True)
-            folder = folder.resolve()  # a link on the way may be another user's, and lead elsewhere later
+            folder = folder.resolve()  # a link in the path may be another user's, and lead elsewhere later
             _check_parents(folder)
             self.folder = folder / key()
             self._folders = FOLDERS if has_byte_code() else {**FOLDERS, BYTE_CODE: "pycache"}
@@ -59,7 +59,7 @@ class CacheFolder:
                 made.mkdir(mode=0o700, exist_ok=True)
                 _check_owner(made)
             lock = os.open(self.folder / ".in-use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            self._lock = os.fdopen(lock, "r+b")  # closes itself, where a thread opens it for nobody any more
+            self._lock = os.fdopen(lock, "r+b")  # closes itself if the thread's caller has given up
         except OSError as error:
             raise InputError(
                 f"cache_dir {folder}: {error.strerror or error}: name a folder that you may write to",
@@ -69,11 +69,11 @@ class CacheFolder:
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def env(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The variables that lead workers here, of those that are not set."""
+        """Returns the variables that lead workers here, without those that are set already."""
         return {name: str(self.folder / sub) for name, sub in self._folders.items() if not base.get(name)}
 
     def _remove_stale_locks(self) -> None:
-        """Removes what a build of an extension that was killed left: the next one would wait for it without end."""
+        """Removes locks of extension builds that were killed: the next build would wait for them forever."""
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -83,7 +83,7 @@ class CacheFolder:
                 lock.unlink()
 
     def close(self) -> None:
-        """Lets go of the folder; what is in it stays."""
+        """Releases the folder; its content stays."""
         self._lock.close()
 
 
@@ -91,7 +91,7 @@ async def open_cache(folder: Path) -> CacheFolder:
     """Opens a cache folder without blocking the loop.
 
     Raises:
-        InputError: it cannot be made, or others may write to it.
+        InputError: it cannot be created, or others may write to it.
         HostError: its disk does not answer.
     """
     try:
@@ -101,9 +101,9 @@ async def open_cache(folder: Path) -> CacheFolder:
 
 
 def _check_parents(folder: Path) -> None:
-    """Where others can rename a folder on the way, they could put theirs in its place: sshd's rule for its files.
+    """Rejects a path in which others can rename a folder, and so replace it by theirs: sshd's rule for its files.
 
-    In a sticky folder, as /tmp is, entries are renamed by their owner and by that of the folder (`unlink(2)`).
+    In a sticky folder such as /tmp, only the owners of an entry and of the folder can rename the entry (`unlink(2)`).
     """
     for parent in folder.parents:
         found, why = parent.stat(), ""
@@ -136,18 +136,18 @@ def _check_owner(folder: Path) -> None:
 
 
 def has_byte_code() -> bool:
-    """Whether the installed torch was compiled where it lies, as pip does; no module of it is imported."""
+    """Whether the installed torch has byte code beside its modules, as pip compiles it; imports none of them."""
     from importlib import metadata
 
     try:
         folder = Path(str(metadata.distribution("torch").locate_file("torch")))
     except metadata.PackageNotFoundError:
-        return True  # nothing to keep
+        return True  # nothing to cache
     return (folder / "__pycache__" / f"__init__.{sys.implementation.cache_tag}.pyc").exists()
 
 
 def key() -> str:
-    """What compiled code depends on: torch, Python, CPU, driver and GPUs."""
+    """Returns a key for everything that compiled code depends on: torch, Python, CPU, driver and GPUs."""
     from importlib import metadata
 
     try:

@@ -15,16 +15,16 @@ from aelastic.host.files import opened_to_append
 
 
 class Child(Protocol):
-    """What `subprocess.Popen` and `multiprocessing.Process` share, or nearly."""
+    """The common part of `subprocess.Popen` and `multiprocessing.Process`, more or less."""
 
     pid: int
 
     def reap(self) -> int | None:
-        """The exit code if there is one; takes it from the kernel.  Never blocks."""
+        """Returns the exit code if there is one, and reaps the process.  Never blocks."""
         ...
 
     def wait_status(self) -> int | None:
-        """As `reap`, in a thread: waits for a second if a fork server has yet to say how the process has ended."""
+        """Like `reap`, for a thread: waits for a second if a fork server has yet to report how the process ended."""
         ...
 
 
@@ -56,7 +56,7 @@ class Function:
     Args:
         start: what to start.
         method: as in `multiprocessing`.
-        context: of `multiprocessing`, if it is not the usual one of that method.
+        context: a context of `multiprocessing`, if not the usual one of that method.
     """
 
     def __init__(self, start: WorkerStart, method: str, context: Any = None) -> None:
@@ -99,11 +99,11 @@ class Function:
 
 
 def _preload_fork_server(context: Any) -> None:
-    """Has the fork server, unless it runs already, ignore signals; what the program has it preload stays."""
+    """Makes the fork server ignore signals, unless it runs already; keeps the modules that the program preloads."""
     from multiprocessing import forkserver
 
     ours = "aelastic.workers.mp_fork_server"
-    # There is no public way to ask for it; the default is the documented one.
+    # There is no public way to read them; the default is the documented one.
     theirs = getattr(forkserver._forkserver, "_preload_modules", ["__main__"])  # noqa: SLF001
     if ours not in theirs:
         context.set_forkserver_preload([*theirs, ours])
@@ -111,11 +111,11 @@ def _preload_fork_server(context: Any) -> None:
 
 @contextmanager
 def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
-    """Gives the signals that this thread holds off at other times, where a child is forked; else `None`.
+    """Blocks all signals while a child is forked; yields this thread's usual mask, or `None` for other methods.
 
-    Until `functions.run` has taken our handlers from the forked child, a signal would end in one of them, and be lost.
+    Until `functions.run` has removed our handlers from the forked child, a signal would reach one of them and be lost.
     """
-    if method != "fork":  # a child that is not forked has no handlers, and would keep what is held off
+    if method != "fork":  # a child that is not forked has no handlers, and would keep the mask
         yield None
         return
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -126,7 +126,7 @@ def _holding_signals_over_fork(method: str) -> Iterator[Collection[int] | None]:
 
 
 def _running_on(cpus: frozenset[int] | None) -> AbstractContextManager[None]:
-    """Where a child that is started meanwhile runs."""
+    """Sets the CPUs of a child that is started meanwhile."""
     if cpus is None:
         return nullcontext()
     from aelastic.workers.affinity import bound_to

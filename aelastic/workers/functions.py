@@ -1,4 +1,4 @@
-"""A function as a worker: what runs in the child process of `multiprocessing`.
+"""A function as a worker: runs in a child process of `multiprocessing`.
 
 The return value goes through a file, not a pipe: it may be of any size, and nothing has to read
 it while the worker ends.
@@ -24,7 +24,7 @@ from aelastic.group.backend import WorkerStart
 class Sent:
     """A function and its arguments on the way to a child that is not forked.
 
-    They are pickled apart from the rest: a child that cannot read them is a worker already, and says so as one does.
+    They are pickled separately: a child that cannot read them is already a worker, and fails like one.
     """
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -40,12 +40,12 @@ class Sent:
 
 
 class Received(NamedTuple):
-    """The same, as the child gets it."""
+    """The same, as the child receives it."""
 
     pickled: bytes
 
     def open(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        """The function and its arguments.
+        """Returns the function and its arguments.
 
         Raises:
             Exception: whatever unpickling raises.
@@ -53,11 +53,11 @@ class Received(NamedTuple):
         import multiprocessing
 
         process: Any = multiprocessing.current_process()
-        process._inheriting = True  # noqa: SLF001  as in `multiprocessing.spawn`: proxies of managers look at it
+        process._inheriting = True  # noqa: SLF001  as in `multiprocessing.spawn`: proxies of managers check it
         try:
             content: tuple[Callable[..., Any], tuple[Any, ...]] = pickle.loads(self.pickled)  # noqa: S301  our own agent's
         except (AttributeError, ModuleNotFoundError) as error:
-            # It has the same modules and the same search path at each start.
+            # Modules and search path are the same at each start.
             advice = "define it in a module that workers can import, or use start_method='fork'"
             kind = AttributeError if isinstance(error, AttributeError) else ModuleNotFoundError
             final = kind(f"{error}: {advice}")
@@ -75,11 +75,11 @@ _IS_FINAL = "_aelastic_is_final"
 def run(start: WorkerStart, held_off: Collection[int] | None = None, working_folder: str = "") -> None:
     """Runs the function of one worker, in its own session, environment and streams.
 
-    An exception goes to the error file and, without frames of ours, to stderr; the exit code is 1.
+    An exception goes to the error file and, without our frames, to stderr; the exit code is 1.
 
     Args:
-        held_off: where all signals are held off over the fork, those that are to stay so.
-        working_folder: where modules are looked for first, if the agent has left it out for itself.
+        held_off: if all signals were blocked for the fork, those that must stay blocked.
+        working_folder: the first folder to search for modules, if the agent has removed it from its own path.
     """
     if working_folder:
         sys.path[:] = [working_folder, *(path for path in sys.path if path != working_folder)]
@@ -130,7 +130,7 @@ def _become_a_worker(start: WorkerStart) -> None:
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)):
             signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-    if os.getsid(0) != os.getpid():  # a forked interpreter leads one already
+    if os.getsid(0) != os.getpid():  # a forked interpreter is already a session leader
         os.setsid()
     os.environ.clear()
     os.environ.update(start.env)
@@ -140,7 +140,7 @@ def _become_a_worker(start: WorkerStart) -> None:
 
 
 def _redirect(name: str, usual: int, path: Path) -> None:
-    """Sends a standard stream to a file: what Python prints, and what programs it starts write."""
+    """Redirects a standard stream to a file, for Python and for programs that it starts."""
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(fd, usual)
     os.close(fd)
@@ -162,9 +162,9 @@ def _keep(value: Any, path: Path) -> None:
 
 
 async def read_return_value(path: Path) -> Any:
-    """The value a function returned, written by our own child on this machine; the file is removed.
+    """Returns the value that a function returned, written by our own child on this machine; removes the file.
 
-    Cancelled, it leaves the thread that reads to itself: a disk may hang.
+    If cancelled, it abandons the thread that reads: a disk may hang.
     """
     from concurrent.futures import ThreadPoolExecutor
 

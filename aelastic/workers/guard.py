@@ -1,49 +1,49 @@
-"""Clean-up process: kills an agent's workers when the agent dies, or is frozen while others go on without it.
+"""Clean-up process: kills an agent's workers when the agent dies, or is frozen while others continue without it.
 
-It waits until its agent is gone, by whatever death, and then kills every process that belongs to it.  While the agent
-lives, it acts in one case only: an agent that takes part in a job of several nodes gives signs of life, and where these
-stop for long enough, the workers' sessions are killed (`Silence`).  Fork servers and stores live on.
+Waits until its agent is gone, however it ended, and then kills every process that belongs to it.  While the agent is
+alive, it acts in one case only: an agent that takes part in a job of several nodes gives signs of life, and if these
+stop for long enough, the guard kills the workers' sessions (`Silence`).  Fork servers and stores keep running.
 
 What belongs to an agent:
 
-- every process in the session of a worker (the agent tells which: lines `+PID` and `-PID` on a pipe);
+- every process in the session of a worker (which the agent reports in lines `+PID` and `-PID` on a pipe);
 - every process that has the agent's mark in its environment: `TORCH_WORKER_SERVER_SOCKET` inside the agent's
-  own scratch folder, whose name is random.  Daemons that left the session still carry it (but for those that a
-  function worker forks and that never exec: theirs is the environment the agent was started with);
-- every descendant of one of these.  A nested agent, its guard and its workers, say.
+  own scratch folder, whose name is random.  Daemons that left the session still carry it (except those that a
+ function worker forks and that never exec: they have the environment that the agent was started with);
+- every descendant of one of these, such as a nested agent, its guard and its workers.
 
-Nothing else is ever signalled.  The program is the text of `host.proc_table`, of `host.signals` and of this file
-(`host.children.start_program`).
+Nothing else is ever signalled.  The program consists of the text of `host.proc_table`, of `host.signals` and of this
+file (`host.children.start_program`).
 """
 
 import os
 import select
 import sys
 
-if __name__ != "__main__":  # the program has these in its own text, above
+if __name__ != "__main__":  # the program has these in its own text above
     from aelastic.host.proc_table import Process, carries, kill, kill_group, processes, with_descendants
     from aelastic.host.signals import ignore_signals
 
-# Processes fork while they are being killed, so we look again until nothing is found.  This many looks
-# that each still find something mean that a process survives SIGKILL (uninterruptible sleep).
+# Processes fork while they are being killed, so we look again until nothing is found.  If this many looks
+# still find something, a process survives SIGKILL (uninterruptible sleep).
 LOOKS_MAX = 200
 LOOK_AGAIN_MS = 25
-# The guard of an agent within our agent knows of daemons that we cannot find: it is left alone for so many looks.
+# The guard of an agent within our agent knows daemons that we cannot find: it is left alone for this many looks.
 LOOKS_FOR_GUARDS = 100
-# A guard is recognized by this word of its command line.
+# A guard is recognized by this word in its command line.
 NAME = "guards-the-workers-of"
-# An agent is silent if it was so at as many looks one after the other.  If the whole machine is frozen, the guard is,
-# too: that is one look, however long it takes, and then the agent has the time of the others to speak.
+# An agent is frozen if it was silent at this many looks in a row.  If the whole machine is frozen, so is the guard:
+# that is one look, however long it takes, and then the agent has the time of the other looks to give a sign.
 SILENT_LOOKS = 4
 
 
 def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process]:
-    """The processes that belong to an agent, as the module says; `spare` are pids that are never part of it."""
+    """Returns the processes that belong to an agent, as described above; `spare` are pids that never do."""
     table = [entry for entry in processes() if entry.pid not in spare]
     found = {
         entry.pid: 0
         for entry in table
-        # A function's process is known by its pid before it leads a session.
+        # A function's process is known by its pid before it is a session leader.
         if entry.session in sessions or entry.pid in sessions or (mark and carries(entry.pid, mark))
     }
     found = with_descendants(table, found)
@@ -51,7 +51,7 @@ def belongings(sessions: set[int], mark: bytes, spare: set[int]) -> list[Process
 
 
 def is_guard(pid: int) -> bool:
-    """Whether a process is a guard, ours or another agent's.  Once its agent is dead, it ends by itself."""
+    """Whether a process is a guard, ours or another agent's.  It ends by itself once its agent is dead."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             return NAME.encode() in file.read().split(b"\0")
@@ -60,7 +60,7 @@ def is_guard(pid: int) -> bool:
 
 
 def sweep(sessions: set[int], mark: bytes) -> list[Process]:
-    """Kills what belongs to an agent, without a mark its workers' sessions alone; gives what survives even that."""
+    """Kills what belongs to an agent (without a mark, only its workers' sessions); returns surviving processes."""
     spare = {os.getpid()}
     left: list[Process] = []
     for look in range(LOOKS_MAX):
@@ -77,14 +77,14 @@ def sweep(sessions: set[int], mark: bytes) -> list[Process]:
 
 
 class Told:
-    """What the agent says on the control pipe: the sessions of its workers, and the end of its run."""
+    """The agent's messages on the control pipe: the sessions of its workers, and the end of its run."""
 
     def __init__(self, control: int) -> None:
         self.sessions: set[int] = set()
         self._control, self._rest = control, b""
 
     def read(self) -> bool:
-        """Takes what there is; false at the end."""
+        """Reads what is available; returns false at the end."""
         chunk = os.read(self._control, 65536)
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if not chunk or b"." in lines:
@@ -98,9 +98,9 @@ class Silence:
     """Whether the agent gives signs of life.
 
     Args:
-        signs: an eventfd(2) that the agent writes to while it is not frozen; -1: it does not.
-        killed: another, that tells it that its workers were killed.
-        limit_s: it is frozen if it gives no sign for so long.
+        signs: an eventfd(2) that the agent writes to while it is not frozen; -1: none.
+        killed: another one, which notifies the agent that its workers were killed.
+        limit_s: the agent is frozen if it gives no sign for this long.
     """
 
     def __init__(self, signs: int = -1, killed: int = -1, limit_s: float = 0.0) -> None:
@@ -108,7 +108,7 @@ class Silence:
         self._silent_looks = 0
 
     def look_ms(self) -> float | None:
-        """How long to wait for a sign; `None`: without limit, since none comes, or the agent is known to be frozen."""
+        """Returns how long to wait for a sign; `None`: forever, if none comes, or the agent is known to be frozen."""
         is_awaited = self.signs >= 0 and self._silent_looks < SILENT_LOOKS
         return self._limit_s / SILENT_LOOKS * 1000 if is_awaited else None
 
@@ -117,12 +117,12 @@ class Silence:
         self._silent_looks = 0
 
     def is_frozen(self) -> bool:
-        """Another look has seen no sign: is that enough?  True once, until there is one again."""
+        """Counts a look without a sign; returns true once, when there were enough, until there is a sign again."""
         self._silent_looks += 1
         return self._silent_looks == SILENT_LOOKS
 
     def tell(self, agent: int) -> None:
-        """Says on the console, and to the agent for when it wakes up, that its workers are killed."""
+        """Reports on the console, and to the agent for when it wakes up, that its workers are killed."""
         silent, why = (
             f"no sign of life for {self._limit_s:g} s",
             "other nodes may have started another round without it",
@@ -131,7 +131,7 @@ class Silence:
         try:
             print(f"aelastic: agent {agent} has given {silent}: its workers are killed, since {why}", file=sys.stderr)
         except OSError:
-            pass  # nobody listens
+            pass  # nobody reads it
 
 
 def wait_for_end(agent: int, control: int, told: Told, silence: Silence) -> None:
@@ -144,7 +144,7 @@ def wait_for_end(agent: int, control: int, told: Told, silence: Silence) -> None
         # Not only the pipe: a forked child of the agent may hold the pipe's other end open.
         poll.register(os.pidfd_open(agent), select.POLLIN)
     except (AttributeError, OSError):
-        pass  # no pidfds here: the pipe tells
+        pass  # no pidfds here: the pipe shows it
     has_died = os.getppid() != agent  # before we could watch it
     while True:
         ready = dict(poll.poll(0 if has_died else silence.look_ms()))
@@ -156,9 +156,9 @@ def wait_for_end(agent: int, control: int, told: Told, silence: Silence) -> None
         elif ready or has_died:
             return
         elif silence.is_frozen() and told.sessions:
-            silence.tell(agent)  # first: it is to know of that when it sees its workers end
+            silence.tell(agent)  # first: it must know when it sees its workers end
             left = sweep(told.sessions, b"")
-            told.sessions &= {entry.session for entry in left}  # other processes may have these numbers later
+            told.sessions &= {entry.session for entry in left}  # other processes may have these pids later
 
 
 def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) -> None:
@@ -166,9 +166,9 @@ def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) 
 
     Args:
         agent: pid of the agent.
-        mark: what its workers' environment holds.
+        mark: a string in its workers' environment.
         scratch: a folder to remove after that; empty for none.
-        control: a pipe on which the agent tells of sessions; a line `.`, or its end, is the end of the agent's run.
+        control: a pipe on which the agent reports sessions; a line `.`, or its end, is the end of the agent's run.
         silence: when the agent is frozen.
     """
     told = Told(control)
@@ -182,7 +182,7 @@ def main(agent: int, mark: bytes, scratch: str, control: int, silence: Silence) 
 
 
 def remove(folder: str) -> None:
-    """Removes a folder and what is in it (`shutil.rmtree` would cost an import of 10 ms)."""
+    """Removes a folder with its content (`shutil.rmtree` would cost an import of 10 ms)."""
     try:
         for parent, folders, files in os.walk(folder, topdown=False):
             for name in files:
@@ -192,12 +192,12 @@ def remove(folder: str) -> None:
                 (os.unlink if os.path.islink(path) else os.rmdir)(path)
         os.rmdir(folder)
     except OSError:
-        pass  # removed by the agent already, or never made
+        pass  # already removed by the agent, or never created
 
 
 if __name__ == "__main__":
     ignore_signals()
-    # In hexadecimal: our own name is part of the paths, and `pkill -f aelastic` is not to find it here.
+    # In hexadecimal: our own name is part of the paths, and `pkill -f aelastic` must not find it here.
     agent_pid, mark_hex, scratch_hex, control_fd, *signs = sys.argv[2:]
     silent = Silence(int(signs[0]), int(signs[1]), float(signs[2])) if signs else Silence()
     main(int(agent_pid), bytes.fromhex(mark_hex), os.fsdecode(bytes.fromhex(scratch_hex)), int(control_fd), silent)

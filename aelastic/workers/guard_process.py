@@ -1,4 +1,4 @@
-"""The guard as the agent sees it: its start, what it is told, and another one should it die."""
+"""The agent's side of the guard: starts it, sends it sessions, and replaces it if it dies."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from aelastic.workers import guard
 
 _log = logging.getLogger(__name__)
 
-# The guard needs milliseconds, unless a process survives SIGKILL; it says so itself after 5 s.
+# The guard needs milliseconds, unless a process survives SIGKILL; it reports that itself after 5 s.
 GUARD_TIMEOUT_S = 8.0
-# Something on this host kills it; to go on without end is of no use.
+# Something on this host kills it; continuing forever is useless.
 GUARD_DEATHS_MAX = 10
-# The host has refused it: it may have room for it later.
+# The host has refused to start it: there may be room later.
 START_AGAIN_S = 1.0
-# Of a guard that was killed, since it took too long.
+# For the end of a guard that was killed because it took too long.
 END_TIMEOUT_S = 0.05
-# So many signs of life come within the time after which an agent is frozen.
+# How many signs of life there are within the time after which an agent is frozen.
 SIGNS = 6
 
 
 class GuardProcess:
-    """Starts the guard, tells it of sessions, replaces it should it die.
+    """Starts the guard, sends it sessions, and replaces it if it dies.
 
     Args:
-        mark: what the environment of every worker holds, and no other.
+        mark: a string in the environment of every worker, and of no other process.
         scratch: a folder that the guard removes if the agent dies; `None` for none.
-        silence_s: the guard kills the workers if this agent is frozen for so long; `None`: never.
+        silence_s: the guard kills the workers if this agent is frozen for this long; `None`: never.
     """
 
     def __init__(self, mark: str, scratch: Path | None, silence_s: float | None = None) -> None:
@@ -44,13 +44,13 @@ class GuardProcess:
         self._sessions: set[int] = set()
         self._popen: subprocess.Popen[bytes] | None = None
         self._control = -1
-        self._is_told = False  # that there is none
-        self._signs = self._killed = -1  # eventfds, where this agent gives signs of life
+        self._is_told = False  # the lack of a guard was logged
+        self._signs = self._killed = -1  # eventfds, if this agent gives signs of life
         if silence_s is not None:
             self._signs, self._killed = os.eventfd(0), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def ensure(self) -> None:
-        """Starts the guard if none is alive: before the first worker, and before every generation.
+        """Starts the guard if none is alive; called before the first worker, and before every generation.
 
         Raises:
             OSError: the host refuses it.
@@ -62,7 +62,7 @@ class GuardProcess:
             self._forget()
         theirs, ours = os.pipe()
         try:
-            # What it needs is there before it runs: an agent that is killed at this moment is cleaned up after, too.
+            # Its input is ready before it runs, so it cleans up even after an agent that is killed at this moment.
             os.write(ours, b"".join(b"+%d\n" % session for session in sorted(self._sessions)))
             self._popen = self._start(theirs)
         except BaseException:
@@ -84,7 +84,7 @@ class GuardProcess:
         )
 
     async def run(self) -> None:
-        """Gives the guard signs of life, and replaces it should it die.  Runs until cancelled."""
+        """Gives the guard signs of life, and replaces it if it dies.  Runs until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._keep, name="keep the guard")
             if self._silence_s is not None:
@@ -126,14 +126,14 @@ class GuardProcess:
     def tell(self, sign: str, session: int) -> None:
         (self._sessions.add if sign == "+" else self._sessions.discard)(session)
         if self._popen is None:
-            return  # the next one is told of all
+            return  # the next one receives all sessions
         try:
             os.write(self._control, f"{sign}{session}\n".encode())
         except BrokenPipeError:
             self._replace()
 
     def take_killed(self) -> bool:
-        """Whether it has killed workers since this was asked last: this agent was frozen."""
+        """Whether the guard has killed workers since the last call: then this agent was frozen."""
         if self._killed < 0:
             return False
         try:
@@ -142,7 +142,7 @@ class GuardProcess:
             return False
 
     async def aclose(self) -> None:
-        """Has all that belongs to the agent killed, and waits until it is gone."""
+        """Makes the guard kill all that belongs to the agent, and waits until it is gone."""
         await self._end()
         for fd in (self._signs, self._killed):
             if fd >= 0:
@@ -151,7 +151,7 @@ class GuardProcess:
 
     async def _end(self) -> None:
         if (popen := self._popen) is not None:
-            with suppress(BrokenPipeError):  # else it has died; the pipe's reader is gone with it
+            with suppress(BrokenPipeError):  # raised if it has died, and the pipe's reader with it
                 os.write(self._control, b".\n")  # not only the end of the pipe: forked workers may hold it open
             with anyio.move_on_after(GUARD_TIMEOUT_S):
                 await wait_ended(popen.pid)

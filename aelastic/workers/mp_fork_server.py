@@ -1,7 +1,7 @@
-"""Preloaded into the fork server of `multiprocessing`, which then ignores signals as all helper processes do.
+"""Preloaded into the fork server of `multiprocessing`, which then ignores signals like all helper processes.
 
-It reports how workers end, so it must outlive them: also where a scheduler signals every process of the job.  What is
-forked from it, workers of this agent or other processes of the program around it, has its signals as ever.
+The fork server reports how workers end, so it must outlive them, even if a scheduler signals every process of the job.
+Processes forked from it, workers of this agent or others of the surrounding program, handle signals as usual.
 """
 
 import os
@@ -9,7 +9,7 @@ import signal
 
 from aelastic.host.signals import ignore_signals
 
-# The fork server ignores SIGINT by itself, and gives it back in its forks: as it was before that.
+# The fork server ignores SIGINT by itself, and restores the previous handler in its forks.
 _usual = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
 
 

@@ -1,10 +1,10 @@
 """Which CPUs a worker may run on, so that it stays near its GPU.
 
-Worker n uses GPU n, and its CPUs are chosen from those of that GPU's NUMA node, as `torch.numa.binding`
-chooses them: wherever that has an answer, this has the same.  It also has one where torch stumbles over NUMA
-nodes of no concern: nodes without CPUs, without CPUs for us, or that are possible and not there.
+Worker n uses GPU n, and its CPUs are chosen from those of that GPU's NUMA node, as in `torch.numa.binding`:
+wherever that has an answer, this has the same.  This also works where torch fails because of irrelevant NUMA
+nodes: those without CPUs, without CPUs for us, or that are possible but do not exist.
 
-What the machine looks like is given; `topology.py` reads it.
+The machine's layout is an argument; `topology.py` reads it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Topology:
     Args:
         allowed: the CPUs that we may run on.
         node_cpus: the CPUs of each NUMA node, allowed or not.
-        gpu_nodes: the NUMA node of each GPU, by its number; `None` where the kernel does not tell.
+        gpu_nodes: the NUMA node of each GPU, by its number; `None` if the kernel does not report it.
         socket_of: the socket of each allowed CPU.
         core_of: the core of each allowed CPU, named by its lowest CPU.
         cache_of: the last cache of each allowed CPU, named by the lowest CPU that shares it.
@@ -39,10 +39,10 @@ class Topology:
 
 
 def cpus_of_worker(mode: NumaBinding, machine: Topology, local_rank: int) -> frozenset[int]:
-    """The CPUs that one worker may run on; there is at least one.
+    """Returns the CPUs that one worker may run on, at least one.
 
     Raises:
-        InputError: there is no such GPU, nothing allowed near it, or too little of it.
+        InputError: there is no such GPU, or no CPU near it that we may use, or too few.
     """
     try:
         match mode:
@@ -61,7 +61,7 @@ def cpus_of_worker(mode: NumaBinding, machine: Topology, local_rank: int) -> fro
 
 
 def ranges(numbers: Collection[int]) -> str:
-    """Numbers as the kernel writes lists of CPUs, such as `0-3,8`."""
+    """Formats numbers like the kernel's lists of CPUs, such as `0-3,8`."""
     spans: list[tuple[int, int]] = []
     for number in sorted(numbers):
         if spans and number == spans[-1][1] + 1:
@@ -76,7 +76,7 @@ class _UnknownError(Exception):
 
 
 def _cpus_of_socket(machine: Topology, node: int) -> frozenset[int]:
-    """Those of every NUMA node of the socket; which socket a node is of, its lowest allowed CPU tells."""
+    """Returns the CPUs of every NUMA node of the socket; a node's lowest allowed CPU determines its socket."""
     near = _cpus_near(machine, node)
     socket = _known(machine.socket_of, min(near), "socket")
     others = (cpus & machine.allowed for cpus in machine.node_cpus.values())
@@ -84,7 +84,7 @@ def _cpus_of_socket(machine: Topology, node: int) -> frozenset[int]:
 
 
 def _share_of_cores(machine: Topology, gpu: int) -> frozenset[int]:
-    """Whole cores of the NUMA node, dealt out among its GPUs, one more to the first ones if there is a rest."""
+    """Returns whole cores of the NUMA node, divided among its GPUs; any remainder goes to the first GPUs, one each."""
     node = _node_of(machine, gpu)
     gpus = _gpus_of(machine, node)
     cores = [cpus for _, cpus in sorted(_grouped(_cpus_near(machine, node), machine.core_of, "core").items())]
@@ -100,7 +100,7 @@ def _share_of_cores(machine: Topology, gpu: int) -> frozenset[int]:
 
 
 def _cpus_of_cache(machine: Topology, gpu: int) -> frozenset[int]:
-    """The CPUs that share one last-level cache: GPUs of a NUMA node take turns, beginning where most CPUs are."""
+    """Returns the CPUs that share one last-level cache: GPUs of a NUMA node take turns, beginning with the largest."""
     node = _node_of(machine, gpu)
     caches = _grouped(_cpus_near(machine, node), machine.cache_of, "last cache")
     largest_first = sorted(caches.items(), key=lambda cache: (-len(cache[1]), cache[0]))

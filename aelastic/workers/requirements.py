@@ -1,6 +1,6 @@
-"""What a job requires of this machine: its program, torch for the workers' store, and files enough that may be open.
+"""What a job requires of this machine: its program, torch for the workers' store, and enough open files.
 
-Whoever starts a job asks before anything is started for it, so that it is refused then, not in the midst of it.
+Checked before anything starts, so that a job is rejected up front rather than halfway through.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from aelastic.errors import InputError
 from aelastic.forkserver.command import parse
 from aelastic.spec import WorkerSpec
 
-# Of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous (26).
-# And what a start, an end or a look at the process table opens for a moment.
+# Files of the agent itself, as counted: streams, loop, signals, clean-up process, store, inotify, health, rendezvous
+# (26), plus those that a start, an end or a look at the process table opens for a moment.
 FILES_OF_AGENT = 36
-FILES_AT_FIRST = 20  # of these, before the first worker
-# With several nodes: each of three ports is held, and listens where others are told to come and on loopback.
+FILES_AT_FIRST = 20  # how many of these are open before the first worker
+# With several nodes: each of three ports is held, and listens at its advertised address and on loopback.
 FILES_OF_PORTS = 10
 FILES_OF_FORK_SERVER = 6
-# Of each worker: what reports its exit; and its two streams as they are shown.
+# For each worker: the descriptor that reports its exit; and its two streams, for the console.
 FILES_PER_EXIT = 1
 FILES_PER_OUTPUT = 2
 
 
 def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str], args: Sequence[Any] = ()) -> None:
-    """Refuses a program that is not on this machine, or a Python without its script or module.
+    """Rejects a program that is not on this machine, or a Python without its script or module.
 
     Args:
-        entrypoint: the workers'.
-        env: that they start from.
-        args: the entrypoint's.
+        entrypoint: the workers' entrypoint.
+        env: the basis of their environments.
+        args: the arguments of the entrypoint.
 
     Raises:
         InputError: no such program, or it cannot be executed; no such script or module.
@@ -53,10 +53,10 @@ def check_program(entrypoint: str | Callable[..., Any], env: Mapping[str, str], 
 
 
 def check_script(script: str) -> None:
-    """Refuses a script that is not on this machine.
+    """Rejects a script that is not on this machine.
 
     Raises:
-        InputError: it is not there, or cannot be read.
+        InputError: it does not exist, or cannot be read.
     """
     if "${local_rank}" in script:
         return  # another file for each worker
@@ -72,25 +72,25 @@ def check_script(script: str) -> None:
 
 
 def check_module(module: str, env: Mapping[str, str]) -> None:
-    """Refuses a module that is not on this machine.
+    """Rejects a module that is not on this machine.
 
-    Looks for the top-level name only: to find a submodule imports its parents, perhaps torch.
+    Looks for the top-level name only: finding a submodule imports its parents, perhaps torch.
 
     Raises:
-        InputError: it is not there.
+        InputError: it does not exist.
     """
     top = module.partition(".")[0]
     if not top or os.sep in top:
-        return  # no name of a module, as Python says better
+        return  # not a module name; Python's own message is better
     if top in sys.modules or find_spec(top) is not None:
         return
-    # Workers look in the working folder, and where their own environment says.
+    # Workers search the working folder, and the paths in their own environment.
     if PathFinder.find_spec(top, ["", *env.get("PYTHONPATH", "").split(os.pathsep)]) is None:
         raise InputError(f"module {top} not found: install it, set PYTHONPATH, or leave out -m for a script")
 
 
 def _check_executable(entrypoint: str | Callable[..., Any], env: Mapping[str, str]) -> None:
-    # As `subprocess` looks for it: in the PATH of the child (`os.get_exec_path`).
+    # Searched like in `subprocess`: in the PATH of the child (`os.get_exec_path`).
     if not isinstance(entrypoint, str) or shutil.which(entrypoint, path=env.get("PATH", os.defpath)) is not None:
         return
     as_script = f"for a script use entrypoint=sys.executable, args=({entrypoint!r}, ...)"
@@ -107,7 +107,7 @@ def _check_executable(entrypoint: str | Callable[..., Any], env: Mapping[str, st
 
 
 def check_torch() -> None:
-    """Refuses to serve the workers' store without torch.  It is looked for, not imported.
+    """Rejects serving the workers' store without torch.  Looks for torch without importing it.
 
     Raises:
         InputError: this Python has no torch.
@@ -121,7 +121,7 @@ def check_torch() -> None:
 
 
 def check_open_files(spec: WorkerSpec) -> None:
-    """Refuses a job for which this process may not open files enough.
+    """Rejects a job for which this process may not open enough files.
 
     Raises:
         InputError: the limit is too low.
@@ -145,17 +145,17 @@ def check_open_files(spec: WorkerSpec) -> None:
 
 
 def files_needed(spec: WorkerSpec) -> int:
-    """Descriptors of an agent with all its workers; the connections of a leader come on top."""
+    """Returns the number of descriptors of an agent with all its workers, without the connections of a leader."""
     each, shown = FILES_PER_EXIT, FILES_PER_OUTPUT
     if not isinstance(spec.entrypoint, str):
-        each += 2  # what `multiprocessing` keeps of a child
+        each += 2  # those that `multiprocessing` keeps for a child
     if spec.preload:
-        each += 2  # the one that is parked, and a moment's of the one that starts
+        each += 2  # that of the parked process, and for a moment that of the starting one
     if spec.watches_output:
-        shown += 2  # what is searched is open once more
+        shown += 2  # searched files are open once more
     for texts in (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters):
-        shown += 2 if texts else 0  # what is read, and what is written
-    # The rest of an ended generation's output is shown while the next one starts.
+        shown += 2 if texts else 0  # the one that is read, and the one that is written
+    # The remaining output of an ended generation is shown while the next one starts.
     may_restart = spec.max_restarts > 0 or spec.restart_policy is not None or spec.rdzv is not None
     each += 2 * shown if may_restart else shown
     of_agent = FILES_OF_AGENT + (FILES_OF_PORTS if spec.rdzv is not None else 0)
@@ -163,12 +163,12 @@ def files_needed(spec: WorkerSpec) -> int:
 
 
 def files_for_connections(spec: WorkerSpec) -> float:
-    """The descriptors that a leader's connections may take: the others are for workers, also after a failure."""
+    """Returns how many descriptors a leader's connections may use: the others are for workers, also after a failure."""
     limit = open_files_max()
     return math.inf if limit is None else max(limit - files_needed(spec), 0) + FILES_AT_FIRST + FILES_OF_PORTS
 
 
 def open_files_max() -> int | None:
-    """How many files this process may have open; `None` for no limit."""
+    """Returns how many files this process may have open; `None` for no limit."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if limit == resource.RLIM_INFINITY else limit

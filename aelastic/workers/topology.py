@@ -1,8 +1,8 @@
-"""What this machine looks like to its kernel and to torch: CPUs, caches, NUMA nodes, GPUs.
+"""The layout of this machine, according to its kernel and torch: CPUs, caches, NUMA nodes, GPUs.
 
-Called once per run, and only if workers are to be bound to CPUs.  CPUs and NUMA nodes are read from sysfs
-(`Documentation/ABI/stable/sysfs-devices-node`, `.../sysfs-devices-system-cpu`); which GPU has which number,
-torch is asked in a short-lived process: the agent itself never imports it, and never opens a GPU.
+Called once per run, and only if workers must be bound to CPUs.  CPUs and NUMA nodes are read from sysfs
+(`Documentation/ABI/stable/sysfs-devices-node`, `.../sysfs-devices-system-cpu`); the numbers of the GPUs come
+from torch in a short-lived process: the agent itself never imports it, and never opens a GPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SYSFS = Path("/sys")
 _ASK_TIMEOUT_S = 300.0
 _OUTPUT_BYTES_MAX = 1 << 20
 
-# The address of a GPU on the PCI bus, as sysfs writes it; of an accelerator that torch gives no address of, `?`.
+# The address of a GPU on the PCI bus, as in sysfs; `?` for an accelerator whose address torch does not report.
 _ASK_FOR_GPUS = """\
 import torch
 kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -46,14 +46,14 @@ for number in range(0 if devices is None else devices.device_count()):
 
 
 async def cpus_of_workers(spec: WorkerSpec, environ: Mapping[str, str]) -> dict[int, frozenset[int]]:
-    """The CPUs that each worker may run on, by local rank; one that is not in it runs wherever the agent does.
+    """Returns the CPUs that each worker may run on, by local rank; a worker without an entry runs where the agent does.
 
-    What is allowed is asked of the calling thread: the one that starts the workers.
+    The allowed CPUs are those of the calling thread, which starts the workers.
 
-    Cancelled, it leaves no process behind.
+    If cancelled, it leaves no process behind.
 
     Raises:
-        InputError: for some worker there is no answer.
+        InputError: the CPUs of a worker cannot be determined.
     """
     assert spec.numa_binding is not None
     allowed = frozenset(os.sched_getaffinity(0))
@@ -79,7 +79,7 @@ def _going_on_if_asked_to(spec: WorkerSpec, how: str) -> Iterator[None]:
 
 
 def read_topology(allowed: frozenset[int], gpus: Sequence[str]) -> Topology:
-    """This machine, with GPUs of these PCI addresses.  What a file that is not there would tell is left out."""
+    """Returns the layout of this machine, with GPUs at these PCI addresses; omits facts whose file is missing."""
     cores = {cpu: _cpu_list(f"devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") for cpu in allowed}
     caches = {cpu: _sharing_last_cache(cpu) for cpu in allowed}
     sockets = {cpu: _number(f"devices/system/cpu/cpu{cpu}/topology/physical_package_id") for cpu in allowed}
@@ -96,11 +96,11 @@ def read_topology(allowed: frozenset[int], gpus: Sequence[str]) -> Topology:
 
 def _node_of(gpu: str) -> int | None:
     node = _number(f"bus/pci/devices/{gpu}/numa_node")
-    return None if node is None else max(node, 0)  # -1: the firmware does not say, where there is one node mostly
+    return None if node is None else max(node, 0)  # -1: not reported, mostly because there is only one node
 
 
 def _sharing_last_cache(cpu: int) -> frozenset[int]:
-    """The CPUs that share the highest level of the caches for data that this CPU has."""
+    """Returns the CPUs that share the highest-level data cache of this CPU."""
     folder = f"devices/system/cpu/cpu{cpu}/cache"
     highest, sharing = -1, frozenset[int]()
     for index in sorted(path.name for path in (SYSFS / folder).glob("index[0-9]*")):
@@ -111,7 +111,7 @@ def _sharing_last_cache(cpu: int) -> frozenset[int]:
 
 
 def _cpu_list(path: str) -> frozenset[int]:
-    """The numbers in a list such as `0-3,8`; none, if the file is not there."""
+    """Returns the numbers in a list such as `0-3,8`; none if the file does not exist."""
     spans = (span.partition("-") for span in _text(path).split(",") if span)
     return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
 
@@ -126,8 +126,8 @@ def _text(path: str) -> str:
 
 
 async def _gpu_addresses(environ: Mapping[str, str]) -> list[str]:
-    """Where the GPUs that workers would see are on the PCI bus, in torch's order."""
-    # -P: a torch.py or random.py beside the script is not meant.
+    """Returns the PCI addresses of the GPUs that workers would see, in torch's order."""
+    # -P: do not import a torch.py or random.py beside the script.
     command = [sys.executable, "-P", "-c", _ASK_FOR_GPUS]
     reason = ""
     with anyio.move_on_after(_ASK_TIMEOUT_S) as waited:
