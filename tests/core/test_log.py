@@ -483,25 +483,50 @@ def test_a_leader_writes_nothing_while_it_knows_the_committed_entry_by_its_id_al
 # Recovery and founding.
 
 
-def recovering(*, has_listened: bool, cell: Cell | None = None, committed: EntryId | None = None) -> Leader:
+def recovering(has_listened: bool, cell: Cell | None = None, committed: EntryId | None = None) -> Leader:
     """A new agent that took the slot of b; a and c took their ends along."""
     node = Node("n", replaces=("a", "b", "c"), committed=committed)
     return locked(leading.campaign(node, 1000, 1, has_listened=has_listened), cell or cell_of())
 
 
 def test_an_endpoint_that_remembers_decides_with_those_that_live_if_all_others_were_replaced() -> None:
-    leader = recovering(has_listened=True)
+    leader = recovering(True)
     assert must(leading.establish(leader)).mandate is Mandate.RECOVERY
-    assert leading.establish(recovering(has_listened=False)) is None
+    assert leading.establish(recovering(False)) is None
 
 
 def test_a_recovery_continues_from_the_endpoints_entry_where_nobody_has_the_newest_one() -> None:
     lost = after(FIRST, voters="ab").id
-    leader = recovering(has_listened=True, committed=lost)
+    leader = recovering(True, committed=lost)
     followed = must(leading.establish(leader))
     assert followed.mandate is Mandate.RECOVERY and followed.node.committed == FIRST
     assert leading.takes_over(followed, lost) is False, "the lost entry is left behind"
-    assert leading.establish(recovering(has_listened=False, committed=lost)) is None
+    assert leading.establish(recovering(False, committed=lost)) is None
+
+
+@pytest.mark.parametrize("term, is_adopted", [(2, False), (4, True)])
+def test_a_recovery_without_a_lost_entry_adopts_only_what_is_newer(*, term: int, is_adopted: bool) -> None:
+    accepted = Accepted(after(FIRST, term), term)
+    leader = must(leading.establish(recovering(True, cell_of(accepted=accepted), after(FIRST, 3, "ab").id)))
+    assert leader.proposal == (accepted.entry if is_adopted else None)
+
+
+def test_a_leader_that_has_put_nothing_in_the_place_of_a_lost_entry_still_knows_of_it() -> None:
+    lost = after(FIRST, voters="ab").id
+    leader = must(leading.establish(recovering(True, committed=lost)))
+    assert leading.step_down(leader).committed == lost
+    assert leading.campaign_again(leader, 2000, has_listened=True).node.committed == lost
+    leader = leading.propose(leader, "n", "n")
+    cell = leading.cell_for(leader, cell_of(term=1000, leader="n"))
+    assert leading.step_down(leading.on_cell_written(leader, 0, cell)).committed == FIRST
+
+
+def test_no_entry_is_lost_while_a_voter_that_may_have_it_lives() -> None:
+    first = first_entry(1, "ab", "ab", ("w",))
+    node = Node("b", 1, committed=after(first, voters="a").id)
+    leader = locked(campaigning(node=node, has_listened=True), cell_of(first))
+    assert leading.phase_1_mandate(leader, leading.phase_1_votes(leader)) is Mandate.QUORUM, "of the entry before"
+    assert leading.establish(leader) is None
 
 
 def test_a_node_without_a_vote_that_reads_its_leaders_end_is_a_witness_for_a_recovery() -> None:
@@ -525,7 +550,7 @@ def test_a_node_follows_a_leader_that_continues_without_an_entry_that_neither_ha
 
 
 def test_a_recovery_needs_the_endpoints_vote_for_its_proposal() -> None:
-    leader = leading.propose(must(leading.establish(recovering(has_listened=True))), "n", "n")
+    leader = leading.propose(must(leading.establish(recovering(True))), "n", "n")
     assert leading.commit(leader) is None
     cell = leading.cell_for(leader, cell_of(term=1000, leader="n"))
     assert must(leading.commit(leading.on_cell_written(leader, 0, cell))).node.committed == leader.proposal

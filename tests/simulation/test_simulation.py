@@ -1009,6 +1009,12 @@ def simulate_with_imports(seed: int) -> None:
     simulation.run()
 
 
+# Each has found a bug: a founder that locks again the cell that another has founded a log in, clocks that differ by minutes.
+@pytest.mark.parametrize("seed", [120347, 110948])
+def test_seeds_that_found_a_bug_find_it_no_more(seed: int) -> None:
+    simulate(seed)
+
+
 @pytest.mark.parametrize("seed", [7, 71605])
 def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     """Numbers of objects and the order of sets must not matter."""

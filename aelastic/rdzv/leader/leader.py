@@ -595,7 +595,7 @@ class Leader(Machine[ev.Event, ev.Action]):
         return votes.mandate(committed.configuration, found) is Mandate.QUORUM
 
     def _on_cell(self, stored: m.StoredCell | None, now: float) -> list[ev.Action]:
-        asked = self.cell.on_said(stored, now)
+        was_ours, asked = self.is_cell_ours, self.cell.on_said(stored, now)
         if asked is None:
             return []  # nothing was asked
         cell = self.cell.cell
@@ -604,8 +604,7 @@ class Leader(Machine[ev.Event, ev.Action]):
             return self._step_down("the job is over", now)  # this agent's node reads that too
         if cell is None or not self.is_cell_ours:
             return self._on_other_cell(now)
-        has_locked = self.log.views[0] is None
-        change = leading.on_locked if has_locked else leading.on_cell_written
+        change = leading.on_cell_written if was_ours else leading.on_locked
         self.log = change(self.log, 0, cell)
         if stored != asked.written:  # a write was carried out though its answer was lost: it is renewed
             self.cell.renew_by(now)

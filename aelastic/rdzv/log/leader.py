@@ -128,12 +128,15 @@ def campaign(node: Node, term: int, endpoints: int, *, has_listened: bool = Fals
 def campaign_again(leader: Leader, term: int, *, has_listened: bool = False) -> Leader:
     """Returns the leader in a higher term.  Its followers stay, and answer the next plan with a vote for this term."""
     open_ones = {name: each for name, each in leader.followers.items() if each.is_open}
-    node = leader.node.replace(term=term, voted_for=leader.node.name)
+    node = step_down(leader).replace(term=term, voted_for=leader.node.name)
     return _changed(Leader(node, (None,) * len(leader.views), open_ones, has_listened))
 
 
 def step_down(leader: Leader) -> Node:
     """Returns what remains of a leader that stops leading, once the messages of `farewells` are sent."""
+    lost = lost_entry(leader)
+    if lost is not None and leader.node.accepted is None:
+        return leader.node.replace(committed=lost)  # nothing has been proposed in its place
     return leader.node
 
 
@@ -267,13 +270,15 @@ def establish(leader: Leader) -> Leader | None:
     if isinstance(committed, EntryId):  # nobody here has the entry whole
         if may_found_beside(leader, committed):
             return _given_up(leader, committed)
-        leader = without_lost(leader, committed)
-        committed = leader.node.committed
+        older = last_whole(leader)
+        if older is None or not may_recover_from(leader, older):
+            return None
+        leader, committed = _without_lost(leader, committed, older), older
     votes = phase_1_votes(leader)
     mandate = phase_1_mandate(leader, votes)
     if mandate is Mandate.NONE and isinstance(committed, Entry) and may_found(leader, committed, votes):
-        return _given_up(leader, committed.id)
-    if mandate is Mandate.NONE or isinstance(committed, EntryId) or is_verdict(committed):
+        return _given_up(leader, lost_entry(leader) or committed.id)
+    if mandate is Mandate.NONE or is_verdict(committed):
         return None
     leader = leader.replace(mandate=mandate)
     pending = adopted(leader)
@@ -282,14 +287,24 @@ def establish(leader: Leader) -> Leader | None:
     return _changed(leader)
 
 
-def without_lost(leader: Leader, lost: EntryId) -> Leader:
-    """Recovery: nobody who answers has the newest entry whole, so the leader continues from that of the endpoint.
+def may_recover_from(leader: Leader, older: Entry) -> bool:
+    """Recovery, if nobody who answers has the newest entry whole: the job may continue from that of the endpoint.
 
-    It needs the mandate of that older entry.  The voters of the lost one are among its voters, since entries with new
-    voters go to the endpoint first.
+    Entries with new voters go to the endpoint first, so the voters of the lost entry are among those of the older one.
+    Each of these must have answered or be gone: none of them can still commit anything.
     """
-    older = last_whole(leader)
-    return leader.replace(node=leader.node.replace(committed=older, accepted=None), given_up=lost) if older else leader
+    has_voters = bool(older.voters)  # otherwise the endpoints know each entry
+    return leader.has_listened and has_voters and voting.by_recovery(older.configuration, phase_1_votes(leader))
+
+
+def _without_lost(leader: Leader, lost: EntryId, older: Entry) -> Leader:
+    return leader.replace(node=leader.node.replace(committed=older, accepted=None), given_up=lost)
+
+
+def lost_entry(leader: Leader) -> EntryId | None:
+    """Returns the entry of its log that the leader continues without."""
+    lost = leader.given_up
+    return lost if lost is not None and lost.log == log_of(leader.node.committed) else None
 
 
 def last_whole(leader: Leader) -> Entry | None:
@@ -407,7 +422,10 @@ def may_found_beside(leader: Leader, heard: EntryId) -> bool:
 
 
 def adopted(leader: Leader) -> Entry | None:
-    """Adoption: the accepted entry of the highest term that follows the committed one: it may have been committed."""
+    """Adoption: the accepted entry of the highest term that follows the committed one: it may have been committed.
+
+    After a recovery without a lost entry, only a newer one: an older one was not committed in its place.
+    """
     found = [view.accepted for view in own_views(leader) if view]
     if leader.node.committed is not None:  # only the endpoints agree on a founding
         answers = _answers(leader).values()
@@ -416,6 +434,8 @@ def adopted(leader: Leader) -> Entry | None:
         found += [each.accepted for each in ended]
     parent = id_of(leader.node.committed)
     fitting = [accepted for accepted in found if accepted and accepted.entry.parent == parent]
+    if (lost := lost_entry(leader)) is not None:
+        fitting = [accepted for accepted in fitting if order(accepted.entry) > order(lost)]
     return max(fitting, key=lambda accepted: accepted.term).entry if fitting else None
 
 

@@ -42,6 +42,13 @@ LOST_TERM: tuple[Move, ...] = (
     ("end by reset", "b"), ("replace", "a"), ("replace", "b"), ("campaign", "n0", "clock"), ("campaign", "n0", "clock"),
     ("campaign", "n0", "clock"),
 )  # fmt: skip
+# The third round has one voter, a, which has committed a fourth one.  b knows that by its id.
+ONLY_ID: tuple[Move, ...] = (
+    ("establish", "a"), ("propose", "a", "b"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"), ("commit", "a"),
+    ("establish", "a"), ("propose", "a"), ("send", "a", "b"), ("plan", "b"), ("status", "b", "a"), ("commit", "a"),
+    ("establish", "a"), ("propose", "a"), ("send", "a", "b"), ("commit", "a"), ("send", "a", "b"), ("plan", "b"),
+    ("campaign", "b", "clock"), ("lock", "b", 0),
+)  # fmt: skip
 # The same, and a spare has read a plan of a and its end.
 SPARE_READS_END: tuple[Move, ...] = (
     ("connect", "s", "a"), ("status", "s", "a"), ("establish", "a"), ("propose", "a", "b", "c"), ("send", "a", "b"),
@@ -306,6 +313,14 @@ BREAKS = (
         REPLACED,
         beginning=LOST_TERM,
         seed=4,
+    ),
+    Break(
+        "a lost entry is replaced while one of its voters lives",
+        (leader, "may_recover_from"),
+        _always,
+        Setup(nodes=2, ends_by_reset=1, agents=1, positions=6),
+        beginning=ONLY_ID,
+        seed=0,
     ),
     Break("two votes in a term", (node, "may_follow"), _any_term, Setup(ends=1), beginning=ONE_TERM, seed=481),
     Break(

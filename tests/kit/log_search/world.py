@@ -21,7 +21,7 @@ from aelastic.rdzv.log import node as following
 from aelastic.rdzv.log.cell import Cell
 from aelastic.rdzv.log.entries import Entry, first_entry, log_of, order
 from aelastic.rdzv.log.leader import Leader
-from aelastic.rdzv.log.node import Close, Node, Plan, Status
+from aelastic.rdzv.log.node import Close, Node, Plan, Status, whole_entries_of
 from aelastic.rdzv.log.votes import Mandate
 
 Move: TypeAlias = tuple[str | int, ...]
@@ -433,6 +433,9 @@ def _having_run(world: World, agent: Agent) -> dict[str, tuple[int, int]]:
     if not isinstance(node.committed, Entry) or node.name not in node.committed.members:
         return world.ran
     last, now = world.ran.get(node.name, (-1, -1)), order(node.committed)
+    held = (order(entry) for each in world.agents.values() for entry in whole_entries_of(node_of(each)))
+    if now < last and last not in held:
+        return world.ran  # a recovery: nobody has that entry any more, and the node runs no older round
     if now < last:
         raise BrokenPromiseError(f"{node.name} takes part in a round {now} after {last}")
     return {**world.ran, node.name: now}
