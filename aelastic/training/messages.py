@@ -28,8 +28,8 @@ LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
-# Enter `round`.  `env`: variables to set; null removes one.  `patience`: how many seconds a worker waits to hear that
-# the round is over, once another rank has closed a connection.
+# Enter `round`.  `env`: variables to set; null removes one.  `patience`: how many seconds a worker waits for the
+# end of the round, once another rank has closed a connection.
 BEGIN = "begin"
 HELD = "held"  # a worker of this node failed in `round`; the round is held until somebody has looked at it
 OVER = "over"  # leave `round`; `why` is a sentence for people
@@ -93,7 +93,7 @@ def decode(packet: bytes) -> dict[str, Any]:
 
 
 def _check(kind: Any, fields: dict[str, Any]) -> dict[str, str]:
-    """The fields of this kind, with their forms; raises a ValueError if one is not there or not of its form."""
+    """Returns the fields of this kind, with their forms; raises ValueError if one is missing or not of its form."""
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise ValueError(f"unknown kind of message: {kind!r:.100}")
     for name, form in _FIELDS[kind].items():
