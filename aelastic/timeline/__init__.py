@@ -2,7 +2,8 @@
 
 `files` finds the logs; `reader` turns lines into entries, `node_reader` those into the story of one agent,
 `merge` into that of the run (values in `model`).  `html` fills in the page, `page.html`, with the data
-of the picture from `chart`, of `boxes`, and `page.js`, which draws it, and `page.css`; `perfetto` is the trace; `text` words lengths of time.
+of the picture from `chart`, of `boxes`, and `page.js`, which draws it, and `page.css`; `perfetto` is the trace;
+`text` words lengths of time.
 """
 
 __all__ = ["command", "files", "reader", "text"]
