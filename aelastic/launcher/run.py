@@ -138,7 +138,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     if torch is not None:  # no need to start a Python to import it
         # torch's module for devices of a kind, including that of a vendor's package.
         names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
-        vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
+        vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  the only way to find out
         names.setdefault(vendors, vendors)
         devices = getattr(torch, names.get(nproc_per_node, ""), None)
     if devices is not None:

@@ -188,7 +188,7 @@ class Play:
         """Reads what agents and workers have written, and checks now and then which files have changed."""
         self._look_at_events()
         for worker in self.workers:
-            # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.  A number that
+            # If steps and numbers are printed apart, stderr has the steps, as a progress bar.  A number that
             # is read has its step by then.
             numbers = [*self._lines(worker.folder / "stdout.log")]
             for line in (*self._lines(worker.folder / "stderr.log"), *numbers):
@@ -352,7 +352,7 @@ class Play:
 
     @property
     def asks(self) -> bool:
-        """Whether a worker has asked for notices."""
+        """Whether a worker has called `notice.due`."""
         return any(self._word(worker, CALLS) for worker in self.workers)
 
     def why_it_stands(self) -> str:

@@ -66,7 +66,7 @@ def import_store(mode: str) -> Any:
     stand_in.__path__, stand_in.__spec__, stand_in.__file__ = list(spec.submodule_search_locations), spec, spec.origin
     stand_in.distributed = types.ModuleType("torch.distributed")
     sys.modules.update({"torch": stand_in, "torch.distributed": stand_in.distributed})
-    # A store needs no arrays: torch does without numpy where that cannot be imported, and 8 MiB are saved.
+    # A store needs no arrays: torch does without numpy if that cannot be imported, which saves 8 MiB.
     modules: dict[str, Any] = sys.modules
     is_hidden = modules.setdefault("numpy", None) is None
     _C: Any = importlib.import_module("torch._C")  # noqa: N806

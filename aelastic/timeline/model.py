@@ -6,7 +6,7 @@ the `Story` of all of them.
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
 - A worker's row holds its lives, one for each generation.
-- A log without an end is told as far as it goes; the phase of that moment is open.
+- A log without an end is shown as far as it goes; its last phase is open.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads event logs from their lines: damaged lines are left out and counted.
 
 Pure: lines go in, a `Log` comes out.  A log may be read while it is written, or may have been cut off: its last line
-is then unfinished, which is no damage.  The offsets between the clocks of several nodes are also found here.
+is then unfinished, which is not damage.  The offsets between the clocks of several nodes are also found here.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def encode(kind: str, **fields: Any) -> bytes:
 
 
 def decode(packet: bytes) -> dict[str, Any]:
-    """The message in a packet: `kind` and the fields of that kind.  Other fields are dropped.
+    """Returns the message in a packet: `kind` and the fields of that kind.  Other fields are dropped.
 
     Raises:
         ValueError: the packet holds no message of this schema.
@@ -87,7 +87,7 @@ def decode(packet: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("a packet of deeply nested JSON") from None
     if not isinstance(message, dict):
-        raise ValueError("a packet without a JSON object")  # noqa: TRY004  what is wrong with a packet is a ValueError
+        raise ValueError("a packet without a JSON object")  # noqa: TRY004  every fault of a packet is a ValueError
     fields = _check(message.get("kind"), message)
     return {name: message[name] for name in ("kind", *fields)}
 
@@ -113,7 +113,7 @@ def _fits(value: Any, form: str) -> bool:
 
 
 def _is_variable(name: Any, value: Any) -> bool:
-    """Whether the system takes this name and this value: see environ(7)."""
+    """Whether the system accepts this name and this value: see environ(7)."""
     if not isinstance(name, str) or not name or "=" in name or "\0" in name:
         return False
     return value is None or (isinstance(value, str) and "\0" not in value)

@@ -65,7 +65,7 @@ class StatusLine(Observer):
     # Called in the loop's thread.
 
     def redraw(self) -> None:
-        """Draws again soon: the terminal has another size."""
+        """Draws again soon, because the size of the terminal has changed."""
         self._drawn_at, self._drawn = min(self._drawn_at, aio.now() - INTERVAL_S), None
         self._woken.set()
 

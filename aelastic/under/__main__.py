@@ -1,4 +1,4 @@
-"""`python -m aelastic.under PROGRAM …`: runs a program with aelastic in the place of torch's launcher."""
+"""`python -m aelastic.under PROGRAM …`: runs a program with aelastic instead of torch's launcher."""
 
 from __future__ import annotations
 

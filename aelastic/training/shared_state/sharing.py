@@ -107,7 +107,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
 
 
 def newest_common_step(claims: Sequence[Claim]) -> int:
-    """Returns the newest step that all survivors have, or else the newest of each replica group; NO_STEP without one.
+    """Returns the newest step that all survivors have, or else that each replica group has; NO_STEP without one.
 
     A newer one that some ranks of each group have would be at risk: a rank that is sent it has no other step from then
     on, and one that is lost before it has sent it leaves its group without.
@@ -180,8 +180,8 @@ def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], replicas
 
 
 def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> int:
-    """All ranks load the newest checkpoint, or begin with what the script has made."""
-    loaded = (load() if load is not None else None) or NO_STEP  # some return 0 where there is no checkpoint
+    """Loads the newest checkpoint on all ranks, or begins with the state that the script has made."""
+    loaded = (load() if load is not None else None) or NO_STEP  # some return 0 if there is no checkpoint
     if loaded != NO_STEP:
         kept.tear()
         kept.older = None

@@ -39,7 +39,7 @@ class State:
     def __init__(self, objects: Sequence[Any]) -> None:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[Path] = []
-        self.originals: list[torch.Tensor] = []  # a `DTensor` where there is one
+        self.originals: list[torch.Tensor] = []  # the whole `DTensor` for a part of one
         self.tree = [
             self._node(each.state_dict(), (f"{type(each).__name__} {number}",)) for number, each in enumerate(objects)
         ]
@@ -90,7 +90,7 @@ class Received:
     """The state of another rank on its way into these objects: `tensors` are to be filled, then `load` called."""
 
     def __init__(self, packed: bytes, objects: Sequence[Any]) -> None:
-        """Takes tensors of the objects themselves where they fit, so that they need no more memory."""
+        """Uses the objects' own tensors if they fit, so that they need no more memory."""
         self._objects = objects
         self._tree = torch.load(io.BytesIO(packed), weights_only=True)
         own = State(objects)
