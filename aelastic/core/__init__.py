@@ -1,6 +1,6 @@
-"""What cores are made of.
+"""The building blocks of cores.
 
-- `record`: immutable values, the words that cores and shells exchange
+- `record`: immutable values, which cores and shells exchange
 - `machine`: one door for events, the story of the last ones, invariants that tests check after each
 """
 

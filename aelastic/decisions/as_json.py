@@ -1,4 +1,4 @@
-"""Decisions as JSON: in the event log, and where an agent tells its status."""
+"""Decisions as JSON: in the event log, and in an agent's status."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ENUMS: dict[str, type[StrEnum]] = {"saved": SaveOutcome}
 
 
 def to_json(decision: Decision | None) -> Json | None:
-    """The fields that say something, in the order of the value."""
+    """Returns the fields that differ from their defaults, in the order of the value."""
     return None if decision is None else _fields(decision)
 
 
 def from_json(value: object) -> Decision | None:
-    """What `to_json` made this of; `None` if it made it of nothing, or a newer aelastic has written it.
+    """Returns the decision that `to_json` made this from; `None` if there was none, or a newer aelastic wrote it.
 
     Raises:
         ValueError: it is damaged.
@@ -49,7 +49,7 @@ def _fields(record: Record) -> Json:
 
 def _read(kind: type[R], names: type[StrEnum], value: object) -> R | None:
     if not isinstance(value, dict):
-        raise ValueError(f"{value!r:.80} is not a {kind.__name__.lower()}")  # noqa: TRY004  as all that is damaged
+        raise ValueError(f"{value!r:.80} is not a {kind.__name__.lower()}")  # noqa: TRY004  as for all damage
     found = next((each for each in names if each == value.get("kind")), None)
     if found is None:
         return None
@@ -60,7 +60,7 @@ def _read(kind: type[R], names: type[StrEnum], value: object) -> R | None:
 
 
 def _like(default: Any, value: object, name: str) -> Any:
-    """A value of the type of the default."""
+    """Returns the value in the type of the default."""
     if isinstance(default, StrEnum):
         return _ENUMS[name](str(value))
     if isinstance(default, tuple) and isinstance(value, list):

@@ -8,17 +8,17 @@ from heapq import nsmallest
 
 from aelastic.core.record import Record
 
-# A line with more names is not read.
+# Nobody reads a line with more names.
 NAMES_MAX = 16
 
 
 def first_of(names: Collection[str]) -> tuple[str, ...]:
-    """As many names as a line takes, in order."""
+    """Returns as many names as a line takes, in order."""
     return tuple(nsmallest(NAMES_MAX, names))
 
 
 def listed(names: Collection[str], count: int) -> str:
-    """Names for a line, and how many more there are of `count` in all."""
+    """Returns names for a line, and how many more there are of `count` in all."""
     more = count - len(names)
     return ", ".join(names) + (f" and {more} more" if more > 0 else "")
 
@@ -33,11 +33,11 @@ class CauseKind(StrEnum):
     CONNECTION_BROKE = "connection_broke"  # its node is back
     LEADER_LOST = "leader_lost"  # with its node, which had a place in the round
     NODES_MISSING = "nodes_missing"  # they did not reconnect to a new leader
-    WORKERS_RESTARTED = "workers_restarted"  # one node has stopped its workers without being asked to
+    WORKERS_RESTARTED = "workers_restarted"  # one node has stopped its workers without a request
     NODES_JOINED = "nodes_joined"
-    NODES_WAITING = "nodes_waiting"  # as many as a rendezvous of torch's counts
+    NODES_WAITING = "nodes_waiting"  # the number that a torch rendezvous reports
     ENDPOINT_SILENT = "endpoint_silent"  # others may have another leader
-    LEADER_SILENT = "leader_silent"  # and the endpoint, too: as above
+    LEADER_SILENT = "leader_silent"  # and so is the endpoint: as above
     NODES_SILENT = "nodes_silent"  # all others: as above
     ENDED_EARLIER = "ended_earlier"  # before a new leader took it over
     HOST_CORDONED = "host_cordoned"
@@ -50,7 +50,7 @@ class CauseKind(StrEnum):
     ROUND_ENDED = "round_ended"  # while this node was away
     AGENT_FROZEN = "agent_frozen"  # and the guard has killed its workers
     REPLACED = "replaced"  # by another agent with the same node rank
-    TORCH = "torch"  # a rendezvous of torch's said so
+    TORCH = "torch"  # a torch rendezvous reported it
 
 
 class Innocence(StrEnum):
@@ -64,7 +64,7 @@ class Innocence(StrEnum):
 
 
 class SaveOutcome(StrEnum):
-    """How far ranks came with saving, before workers were stopped for a drain or on request."""
+    """How far ranks got with saving, before workers were stopped for a drain or on request."""
 
     NOT_ASKED = "not_asked"
     ALL = "all"
@@ -84,7 +84,7 @@ class Cause(Record):
     saved: SaveOutcome = SaveOutcome.NOT_ASKED
     late: int = 0  # nodes that had not saved in time
     nodes: int = 0  # nodes in all
-    is_loss: bool = False  # a node of the round was lost by it, rather than left, or was asked to
+    is_loss: bool = False  # a node of the round was lost, rather than leaving by itself or on request
     detail: str = ""
 
     @property
@@ -107,7 +107,7 @@ class Cause(Record):
 
     @classmethod
     def of_hosts(cls, kind: CauseKind, hosts: Collection[str], **more: object) -> Cause:
-        """With as many names as a line takes."""
+        """Returns a cause with as many names as a line takes."""
         return cls(kind, first_of(hosts), count=len(hosts), **more)  # type: ignore[arg-type]
 
 

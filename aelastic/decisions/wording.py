@@ -1,7 +1,7 @@
 """Sentences about causes and decisions, for people: what happened, where, why, and what to do next.
 
-`text_of` is the one function that makes them: a test replaces it by one that counts, and nothing else may change.  So
-call it as `wording.text_of`, and compare, cut or search nothing that it returns.
+`text_of` is the one function that makes them: a test replaces it with one that counts, and nothing else may change.
+So call it as `wording.text_of`, and do not compare, cut or search the text that it returns.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INSTEAD = {
 
 
 def text_of(value: Why) -> str:
-    """The sentence for a value."""
+    """Returns the sentence for a value."""
     match value:
         case Decision():
             return _decision(value)
@@ -37,18 +37,18 @@ def text_of(value: Why) -> str:
 
 
 def instead_of(decision: Decision | None) -> str:
-    """What would have let the job continue; "" if it does, or nothing would."""
+    """Says what would have let the job continue; "" if it does, or nothing would."""
     return "" if decision is None else _INSTEAD.get(decision.kind, "")
 
 
 def settled(round_: int, decision: Decision) -> str:
-    """How the end of a round was settled, for nodes that have read something else before."""
+    """Says how the end of a round was settled, for nodes that were given another reason before."""
     free = "" if decision.is_charged else "; this restart is free"
     return f"round {round_}: {text_of(decision)}{free}"
 
 
 def blame(host: str, innocence: Innocence | None) -> str:
-    """What a failure says of its host."""
+    """Says what a failure means for its host."""
     if innocence is None:
         return f"{host} blamed: after a second time within a day it is cordoned while there are enough other nodes"
     return f"{host} not blamed: {_INNOCENT[innocence]} is not evidence of a bad host"

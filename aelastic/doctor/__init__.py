@@ -1,6 +1,6 @@
 """Checks of this host and of the rendezvous endpoints before a job is started: `aelastic doctor`.
 
-`finding` is what a check gives; `host_checks` looks at this host, `endpoint_checks` at the endpoints, `secret_checks`
+`finding` is a check's result; `host_checks` looks at this host, `endpoint_checks` at the endpoints, `secret_checks`
 at who can get in.  Nothing is left behind, and no job is started.
 """
 

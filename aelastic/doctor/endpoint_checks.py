@@ -1,6 +1,6 @@
 """Checks of the rendezvous endpoints: what their names resolve to, what answers there, whether this host can serve one.
 
-An endpoint of this host is bound for a moment, and let go.  Where something answers it is asked whether it is a
+An endpoint of this host is bound for a moment, and released.  If something answers, it is asked whether it is a
 TCPStore, by a child process that ends with the checks; etcd is asked for the run's key.
 """
 
@@ -20,12 +20,12 @@ from aelastic.rdzv.stores.endpoints import Endpoint, RefusedError, addresses_of,
 from aelastic.rdzv.stores.register_cells import MARK, cell_from_bytes
 from aelastic.rdzv.stores.tcp_store import TcpStore, run_key
 
-# How long what accepts a connection may take to say that it is a TCPStore.
+# How long a server that accepts a connection may take to answer as a TCPStore.
 ANSWER_TIMEOUT_S = 10.0
 
 
 def check_endpoints(settings: RendezvousSettings, run_id: str, environ: Mapping[str, str]) -> AsyncIterator[Finding]:
-    """One finding for each endpoint, and one for all of them where there is something to say."""
+    """Yields one finding for each endpoint, and one for all of them if necessary."""
     if settings.backend in {"etcd", "etcd-v2", "etcd-v3"}:
         return _check_etcd(settings, run_id)
     if settings.backend.removeprefix("torch:") in {"c10d", "static"}:
@@ -64,7 +64,7 @@ async def _check_stores(
 
 
 async def _text_of(store: TcpStore, run_id: str) -> bytes:
-    """What a store that answers has of the run."""
+    """Returns the record of the run in a store that answers."""
     if not store.is_connected:
         return b""
     with suppress(AelasticError, ValueError):
@@ -97,7 +97,7 @@ async def _check_store(store: TcpStore, settings: RendezvousSettings) -> Finding
 
 
 def _check_own(endpoint: Endpoint, own: str, subject: str, where: str, settings: RendezvousSettings) -> Finding | None:
-    """`None` if this host has nothing to say, as another process has the port."""
+    """Checks whether this host can serve the endpoint; `None` if it cannot tell, as another process has the port."""
     if settings.config.get("is_host") is not None:
         return None
     try:
@@ -144,7 +144,7 @@ async def _check_etcd(settings: RendezvousSettings, run_id: str) -> AsyncIterato
     store = etcd_store(settings, run_id)
     cell = EndpointCell(store, secret_of(settings, run_id), settings.lease_s)
     try:
-        with suppress(NotTrustedError):  # a line of its own says so
+        with suppress(NotTrustedError):  # a separate line reports it
             await cell.read()
     except AelasticError as error:
         yield Finding("error", "etcd", str(error))

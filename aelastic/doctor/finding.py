@@ -1,4 +1,4 @@
-"""What one check has found."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from aelastic.core.record import Record
 
 
 class Finding(Record):
-    """One line: how it is, what was looked at, and what to do where something is wrong."""
+    """One line: the result, what was checked, and what to do if something is wrong."""
 
     level: Literal["ok", "warning", "error"]
     subject: str

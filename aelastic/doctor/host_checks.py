@@ -19,21 +19,21 @@ from aelastic.stacks.memory import Unreadable
 IMPORT_TIMEOUT_S = 300.0
 # Docker's default is 64 MiB, which the batches of a few data loaders fill.
 SHARED_MEMORY_MIN = 1 << 30
-# What Linux gives by default: an agent needs a few files for each worker, and one for each node that it coordinates.
+# Linux's default: an agent needs a few files for each worker, and one for each node that it coordinates.
 FILES_MIN = 1024
-# A worker with its data loaders and the threads of its libraries takes a hundred and more.
+# A worker with its data loaders and the threads of its libraries takes a hundred or more.
 PROCESSES_MIN = 1024
 _CGROUPS = Path("/sys/fs/cgroup")
-# The answer of adjtimex(2) for a clock that nothing keeps right; its struct has 208 bytes on 64-bit machines.
+# The answer of adjtimex(2) for a clock that is not synchronized; its struct has 208 bytes on 64-bit machines.
 _TIME_ERROR = 5
 _TIMEX_BYTES = 512
 
 
 def check_host(environ: Mapping[str, str], log_dir: Path | None, max_nodes: int) -> Iterator[Finding]:
-    """All of them, one after the other.
+    """Runs all checks, one after the other.
 
     Args:
-        environ: of the agent to be.
+        environ: of the future agent.
         log_dir: where logs would go; `None` is a temporary folder.
         max_nodes: of the job.
     """
@@ -47,7 +47,7 @@ def check_host(environ: Mapping[str, str], log_dir: Path | None, max_nodes: int)
 
 
 def check_torch(environ: Mapping[str, str]) -> Finding:
-    # -P: a torch.py beside the script is not meant.
+    # -P: do not import a torch.py next to the script.
     command = [sys.executable, "-P", "-c", "import torch; print(torch.__version__)"]
     try:
         asked = subprocess.run(
@@ -95,7 +95,7 @@ def _judged(is_enough: bool, subject: str, words: str, remedy: str) -> Finding:
 
 
 def _pids_max() -> Iterator[int]:
-    """The limits of this process's cgroup and those above it (cgroups(7)); none where they cannot be read."""
+    """The limits of this process's cgroup and those above it (cgroups(7)); none if they cannot be read."""
     try:
         own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
@@ -113,9 +113,9 @@ def _limit(number: int) -> str:
 
 
 def check_clock() -> Finding:
-    """Whether the kernel's clock is kept right; agents do not need that, readers of their logs do."""
+    """Checks whether the kernel's clock is synchronized; agents do not need that, but readers of their logs do."""
     try:
-        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))  # modes 0: it only tells
+        state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(_TIMEX_BYTES))  # modes 0: only reads
     except AttributeError:  # another C library
         state = -1
     if state < 0:
@@ -129,7 +129,7 @@ def check_clock() -> Finding:
 
 
 def check_stacks() -> Finding:
-    """Whether an agent could see where a worker hangs: of a child of this process."""
+    """Checks on a child of this process whether an agent could see where a worker hangs."""
     command = [sys.executable, "-S", "-c", "import sys; print(flush=True); sys.stdin.read()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
         assert worker.stdin is not None and worker.stdout is not None

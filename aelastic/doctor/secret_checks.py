@@ -25,15 +25,15 @@ _PAGE = "docs/how-to/secret.md"
 
 
 def secret_of(settings: RendezvousSettings, run_id: str) -> SecretFile | None:
-    """The job's, which its settings have judged."""
+    """Returns the job's secret, which its settings have checked."""
     return None if settings.secret_path is None else SecretFile(settings.secret_path, run_id)
 
 
 async def check_access(settings: RendezvousSettings, run_id: str, text: bytes) -> AsyncIterator[Finding]:
-    """Findings of a job with several nodes.
+    """Yields findings for a job with several nodes.
 
     Args:
-        text: what the store has of the run; empty: nothing.
+        text: the run's record in the store; empty without one.
     """
     secret = secret_of(settings, run_id)
     if secret is None:
@@ -85,7 +85,7 @@ async def _check_coordinator(text: bytes, secret: SecretFile | None) -> Finding:
 
 
 async def _greet(leader: LeaderAt, secret: SecretFile) -> tuple[bool, str]:
-    """Whether a leader is trusted, and which keys it has, or why not."""
+    """Returns whether a leader is trusted, and which keys it has, or why not."""
     proof = Proofs(secret).make(MEMBER, is_client=True)
     assert proof is not None
     for address in leader.addresses:

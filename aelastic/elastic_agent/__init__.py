@@ -2,8 +2,8 @@
 
     LocalElasticAgent(spec, logs_specs).run()       # torch.distributed.elastic.agent.server
 
-`agent` runs a job and returns its result; `worker_group` has what it is described by.  What of torch's classes is not
-here, and why: docs/how-to/from-torchrun.md.
+`agent` runs a job and returns its result; `worker_group` has the classes that describe it.  For the parts of torch's
+classes that are not here, and why: docs/how-to/from-torchrun.md.
 """
 
 from aelastic.elastic_agent.agent import LocalElasticAgent

@@ -1,6 +1,6 @@
 """torch's `LocalElasticAgent` over a `Supervisor`: `run` blocks until the job has ended.
 
-A subclass may override `run`, and `_start_workers`, which is called in a thread each time workers start and has to
+A subclass may override `run`, and `_start_workers`, which is called in a thread each time workers start and must
 call its `super()`.  The other methods that torch's agent has for its own loop are decided by the supervisor and never
 called: a subclass that overrides one of them is refused.
 """
@@ -33,8 +33,8 @@ from aelastic.settings import EXIT_BARRIER_TIMEOUT_S, SHUTDOWN_TIMEOUT_S
 from aelastic.spec import WorkerSpec
 from aelastic.supervisor import Supervisor
 
-SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's default of what stops a job
-# What torch's agent calls in its loop, and ours does not: an override would have no effect.
+SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"  # torch's default for the signals that stop a job
+# Methods that torch's agent calls in its loop, and ours does not: an override would have no effect.
 _NOT_CALLED = frozenset({
     "_assign_worker_ranks", "_check_uninterruptible_state_timeout", "_construct_event", "_exit_barrier",
     "_get_alive_time", "_get_worker_state", "_initialize_workers", "_invoke_run", "_log_watchdog_event",
@@ -52,7 +52,7 @@ _SAME = (
 
 
 class _HookedSupervisor(Supervisor):
-    """A supervisor that starts workers by `starter`, which is given the back end's `start`."""
+    """A supervisor that starts workers with `starter`, which receives the back end's `start`."""
 
     def __init__(self, spec: WorkerSpec, starter: Starter, **more: Any) -> None:
         super().__init__(spec, **more)
@@ -66,10 +66,10 @@ class LocalElasticAgent:
         spec: a `WorkerSpec` of torch's kind, ours or torch's.
         logs_specs: a `LogsSpecs`, ours or torch's; `None` keeps no files.
         health_check_server: a server of torch's kind that the caller has started; it is stopped when the job has ended.
-        uninterruptible_state_timeout: seconds; another way to say `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`.
+        uninterruptible_state_timeout: seconds; another way to set `TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`.
 
     Raises:
-        InputError: a subclass overrides what is not called here.
+        InputError: a subclass overrides a method that is not called here.
     """
 
     def __init__(
@@ -96,16 +96,16 @@ class LocalElasticAgent:
         }
         self._environ: dict[str, str] = {}  # of this program, as `run` found it
         self._starting: tuple[Sequence[WorkerStart], StartFunction] | None = None
-        self._has_started = False  # by `_start_workers`, the last time it was called
+        self._has_started = False  # set by the last call of `_start_workers`
         self._job: BlockingRun | None = None
         self._total_execution_time = 0  # seconds that `run` took (torch: the same name)
 
-    def run(self, role: str = "default") -> RunResult:  # noqa: ARG002  torch's agent, too, has one role
-        """Runs the job to its end, and gives how it ended (torch: `run`).
+    def run(self, role: str = "default") -> RunResult:  # noqa: ARG002  torch's agent also has one role
+        """Runs the job to its end, and returns its result (torch: `run`).
 
         Raises:
             SignalException: a signal stopped the job, whose workers have all ended; also torch's, if that is imported.
-            AelasticError: no rendezvous, a fault of the host, a value that cannot work.
+            AelasticError: the rendezvous failed, the host is at fault, or a value cannot work.
         """
         self._environ, began_at = dict(os.environ), monotonic()
         try:
@@ -128,7 +128,7 @@ class LocalElasticAgent:
         return result
 
     def get_worker_group(self, role: str = "default") -> WorkerGroup:  # noqa: ARG002
-        """The workers as they were last started (torch: `get_worker_group`)."""
+        """Returns the workers as they were last started (torch: `get_worker_group`)."""
         return self._worker_group
 
     @property
@@ -136,12 +136,12 @@ class LocalElasticAgent:
         return max(0, int(self._worker_group.spec.max_restarts) - self._worker_group.restart_count)
 
     def _shutdown(self, death_sig: int = signal.SIGTERM, timeout: float = 30) -> None:  # noqa: ARG002
-        """Asks the job to end, from any thread; `shutdown_timeout` of the constructor is what counts."""
+        """Asks the job to end, from any thread; only the constructor's `shutdown_timeout` matters."""
         if self._job is not None:
             self._job.stop(death_sig)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Starts the workers, and gives their pids by local rank (torch: `_start_workers`).
+        """Starts the workers, and returns their pids by local rank (torch: `_start_workers`).
 
         They get the entrypoint and the arguments that the group's spec has now, and the variables of `os.environ` that
         have changed since `run`.
@@ -192,9 +192,9 @@ class LocalElasticAgent:
 
 
 def _weakly(method: Starter) -> Starter:
-    """Calls a method of an agent that lives.
+    """Returns a function that calls a method of an agent without keeping the agent alive.
 
-    What a run leaves behind is held by cycles until the next collection; it does not hold the agent, whose spec has the
+    Cycles keep the remains of a run until the next collection.  They must not keep the agent, whose spec has the
     handler.
     """
     weak = WeakMethod(method)

@@ -1,4 +1,4 @@
-"""What torch's agent is given, and what it tells of its workers: `WorkerSpec`, `WorkerGroup`, `Worker`.
+"""The values that torch's agent takes, and those that describe its workers: `WorkerSpec`, `WorkerGroup`, `Worker`.
 
 Names, order and defaults of the fields are torch's (`torch.distributed.elastic.agent.server`).
 """
@@ -15,10 +15,10 @@ from aelastic.group.events import Worker, WorkerState
 
 @dataclass
 class WorkerSpec:
-    """What torch's agent runs (torch: `WorkerSpec`); `aelastic.WorkerSpec` is the supervisor's, and says more.
+    """What torch's agent runs (torch: `WorkerSpec`); `aelastic.WorkerSpec` is the supervisor's, and has more fields.
 
     Args:
-        rdzv_handler: a `RendezvousHandler` of torch's kind; `None` is one node on its own.
+        rdzv_handler: a `RendezvousHandler` of torch's kind; `None` is a single node.
         fn: the entrypoint, by its older name.
 
     Raises:
@@ -71,7 +71,7 @@ class WorkerGroup:
         self.restart_count = 0
 
     def begin(self, envs: Sequence[Mapping[str, str]]) -> None:
-        """Takes the numbers of a round, which are in the environments of the workers, by local rank."""
+        """Takes the numbers of a round from the environments of the workers, which are by local rank."""
         first = envs[0]
         self.group_rank, self.group_world_size = int(first["GROUP_RANK"]), int(first["GROUP_WORLD_SIZE"])
         self.master_addr, self.master_port = first["MASTER_ADDR"], int(first["MASTER_PORT"])

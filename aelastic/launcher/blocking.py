@@ -49,7 +49,7 @@ class BlockingRun:
         self._seen_alive = _now()
 
     def run(self) -> RunResult:
-        """Returns when the job has ended; a `KeyboardInterrupt` is raised then, too."""
+        """Returns when the job has ended; a `KeyboardInterrupt` is also raised only then."""
         if threading.current_thread() is threading.main_thread():
             with self._handling_signals():
                 return self._run_in_thread()
@@ -90,7 +90,7 @@ class BlockingRun:
                     errors.append(error)
                 finally:
                     has_ended.set()
-                    with suppress(BlockingIOError):  # full, so the reader wakes all the same
+                    with suppress(BlockingIOError):  # full, so the reader wakes anyway
                         writer.send(_ENDED)
 
             thread = threading.Thread(target=body, name="aelastic launch")
@@ -162,7 +162,7 @@ class BlockingRun:
     # Signs of life.
 
     def last_seen_alive(self) -> int:
-        """When the loop last answered, in seconds of the wall clock; before and after the job, that is now."""
+        """When the loop last answered, in seconds of the wall clock; before and after the job, the current time."""
         loop, has_answered = self._loop, threading.Event()
         if loop is None:
             return _now()
@@ -180,7 +180,7 @@ class BlockingRun:
 def _woken_by_signals(writer: socket.socket) -> Iterator[int]:
     """Wakes the main thread, which runs Python's signal handlers, even if another thread received the signal.
 
-    Gives the wake-up descriptor that was set before, -1 for none.
+    Yields the wake-up descriptor that was set before, -1 for none.
     """
     if threading.current_thread() is not threading.main_thread():
         yield -1

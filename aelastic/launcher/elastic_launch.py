@@ -1,8 +1,8 @@
 """One launch from a blocking program (torch: `torch.distributed.launcher.api`).
 
 A call runs one job on an event loop of its own and returns when nothing of it is left.  Any number may run, one after
-the other or in threads, also where a loop runs already.  Signals are handled in the main thread only; the program's own
-handlers are put back.
+the other or in threads, even if a loop is already running.  Signals are handled in the main thread only; the
+program's own handlers are put back.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def launch(
     environ: Mapping[str, str],
     health_check_server: Any = None,
 ) -> dict[int, Any]:
-    """As `launch_agent`, with the environment that the workers inherit."""
+    """Does what `launch_agent` does, with the environment that the workers inherit."""
     config = completed(config)
     try:
         spec, signals = worker_spec(config, entrypoint, args, environ), signals_in(config.signals_to_handle)
-        os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # as torch says it, to what this program starts, too
+        os.environ[SIGNALS_VARIABLE] = config.signals_to_handle  # as in torch, also for what this program starts
         make_loop = loop_of(environ)
         if environ.get(CHECK_VARIABLE):  # set by aelastic's own tests
             check_invariants()
@@ -105,7 +105,7 @@ def launch(
 
 
 def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[Any]) -> str:
-    """Its name in reports, as torch has it: the function, the program, or the script that this Python runs."""
+    """Returns its name in reports, as in torch: the function, the program, or the script that this Python runs."""
     if isinstance(entrypoint, str):
         if entrypoint != sys.executable:
             return entrypoint
@@ -114,10 +114,10 @@ def entrypoint_name(entrypoint: str | Callable[..., Any] | None, args: Sequence[
 
 
 def loop_of(environ: Mapping[str, str]) -> Callable[[], AbstractEventLoop]:
-    """What makes the loop that a job runs on.
+    """Returns a function that makes the event loop of a job.
 
     Raises:
-        InputError: `AELASTIC_LOOP` names none.
+        InputError: `AELASTIC_LOOP` does not name one.
     """
     loop = environ.get("AELASTIC_LOOP", "") or "uvloop"
     if loop not in LOOPS:

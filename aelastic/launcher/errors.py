@@ -44,7 +44,7 @@ _TORCHS: dict[type[Exception], str] = {
 
 
 def catchable_as_torchs(error: Exception) -> Exception:
-    """The error; if the program has imported torch's class of that name, an error that is of both classes."""
+    """Returns the error; if the program has imported torch's class of that name, an error of both classes."""
     ours = type(error)
     torchs: type[Exception] | None = getattr(sys.modules.get(_TORCHS[ours]), ours.__name__, None)
     if torchs is None:
@@ -68,7 +68,7 @@ def catchable_as_torchs(error: Exception) -> Exception:
 def _keep_cause(failed: ChildFailedError) -> None:
     """Writes the cause to a file that lives as long as the error, where torch's `record` reads it.
 
-    A disk that does not answer is not waited for: the error itself matters more.
+    Does not wait for a disk that does not answer: the error itself matters more.
     """
     writing = threading.Thread(target=_write_cause, args=[failed], name="the cause", daemon=True)
     try:

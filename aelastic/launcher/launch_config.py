@@ -1,4 +1,4 @@
-"""torch's `LaunchConfig`, and the `WorkerSpec` made of it.
+"""torch's `LaunchConfig`, and the `WorkerSpec` made from it.
 
 `LaunchConfig` has torch's fields, order and defaults; `worker_spec` takes it, or torch's own object, and refuses a
 value that cannot work before anything is started.  The environment given is read, not changed.
@@ -47,7 +47,7 @@ SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 SHUTDOWN_TIMEOUT_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # torch's default.
 RDZV_TIMEOUT_S = 900
-# Where torch's back ends meet if a config names no endpoint.
+# The endpoints of torch's back ends if a config names none.
 _LOCAL_ENDPOINTS = {
     "c10d": f"localhost:{C10D_PORT}",
     **dict.fromkeys(("etcd", "etcd-v2", "etcd-v3"), f"localhost:{ETCD_PORT}"),
@@ -146,7 +146,7 @@ class LaunchConfig:
 
 # The fields of a `WorkerSpec` that a config has under the same name.
 _AS_THEY_ARE = RULES.keys() & {each.name for each in fields(LaunchConfig)}
-_FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")  # `None` is torch's word for none
+_FILTERS = ("duplicate_stdout_filters", "duplicate_stderr_filters")  # torch uses `None` for no filter
 _RULES: Mapping[str, Rule] = {
     **{name: RULES[name] for name in sorted(_AS_THEY_ARE)},
     **dict.fromkeys(("min_nodes", "max_nodes", "nproc_per_node"), INT),
@@ -160,7 +160,7 @@ _RULES: Mapping[str, Rule] = {
 
 
 def completed(config: Any) -> Any:
-    """The config; one of an older torch with the defaults of the fields that it lacks."""
+    """Returns the config; one of an older torch gets defaults for the fields that it lacks."""
     if isinstance(config, LaunchConfig) or not all(hasattr(config, each) for each in ("max_nodes", "nproc_per_node")):
         return config
     lacking = {each.name: each for each in fields(LaunchConfig) if not hasattr(config, each.name)}
@@ -173,7 +173,7 @@ def check_types(config: object) -> None:
     """Refuses values of a wrong type.
 
     Raises:
-        InputError: which, and what to use instead; or `config` is not a config.
+        InputError: a value has the wrong type; says what to use instead.  Or `config` is not a config.
     """
     for name, rule in _RULES.items():
         try:
@@ -194,14 +194,14 @@ def _shutdown_timeout(environ: Mapping[str, str]) -> int:
 def worker_spec(
     config: LaunchConfig, entrypoint: str | Callable[..., Any] | None, args: list[Any], environ: Mapping[str, str]
 ) -> WorkerSpec:
-    """The `WorkerSpec` of a config, ours or torch's.
+    """Returns the `WorkerSpec` of a config, ours or torch's.
 
     Args:
         entrypoint: a function, or a program; a program's arguments become text, as torch makes them.
         environ: the environment that the workers inherit.
 
     Raises:
-        InputError: what was asked for cannot be.
+        InputError: a value cannot work.
     """
     check_types(config)
     check_entrypoint(entrypoint, config.start_method)
@@ -217,7 +217,7 @@ def worker_spec(
         entrypoint=entrypoint or "",
         args=tuple(args if callable(entrypoint) else map(as_text, args)),
         local_world_size=config.nproc_per_node,
-        # One that nothing was asked of is none: what workers leave is then removed with the run.
+        # Specs without any request are dropped: the workers' files are then removed with the run.
         logs_specs=None if isinstance(logs, UnaskedLogsSpecs) and not logs.has_folder else logs,
         shutdown_timeout_s=_shutdown_timeout(environ) if config.shutdown_timeout is None else config.shutdown_timeout,
         env={**environ, SIGNALS_VARIABLE: config.signals_to_handle},
@@ -225,10 +225,10 @@ def worker_spec(
 
 
 def signals_in(names: str) -> tuple[int, ...]:
-    """Signals by their names, which commas separate.
+    """Returns signals from their names, which commas separate.
 
     Raises:
-        InputError: a name is none of a signal that can be handled.
+        InputError: a name is not that of a signal that can be handled.
     """
     try:
         return read_signals(names)
@@ -268,7 +268,7 @@ def check_entrypoint(entrypoint: object, start_method: str) -> None:
 
 
 def _is_out_of_reach(function: Callable[..., Any]) -> bool:
-    """True if a child, which imports the main script first, could not find the function."""
+    """Whether a child, which imports the main script first, could not find the function."""
     main = sys.modules["__main__"]
     if getattr(main, "__spec__", None) is not None:  # `python -m`
         return False
@@ -283,7 +283,7 @@ def as_text(arg: Any) -> Any:
 
 
 def numa_fields(options: Any) -> dict[str, Any]:
-    """The fields of a `WorkerSpec`; the options are torch's, whose mode is an enum, or the name of the mode."""
+    """Returns the fields of a `WorkerSpec`; the options are torch's, whose mode is an enum, or the name of the mode."""
     mode = getattr(options, "affinity_mode", options)
     return {
         "numa_binding": getattr(mode, "value", mode),
@@ -305,7 +305,7 @@ def _check_nodes(config: LaunchConfig) -> None:
 
 
 def _rendezvous_fields(config: LaunchConfig) -> dict[str, Any]:
-    """Back end, address, port and run id; a node that no other node can find is a single node."""
+    """Returns back end, address, port and run id; a node that no other node can find is a single node."""
     backend, endpoint = config.rdzv_backend, (config.rdzv_endpoint or "").strip()
     # Handlers that the program has registered with torch, if it has imported torch.
     torchs = sys.modules.get("torch.distributed.elastic.rendezvous.api")

@@ -26,7 +26,7 @@ from aelastic.errors import InputError, record
 from aelastic.launcher.elastic_launch import launch
 from aelastic.launcher.launch_config import LaunchConfig
 from aelastic.rdzv.settings import BACKENDS
-from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch has it here, too
+from aelastic.workers.functions import run_script_path as run_script_path  # noqa: PLC0414  torch also has it here
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _CHOSEN = {"start_method", "numa_binding", "print_completion"}  # elsewhere torc
 
 
 class _PrintCompletion(Action):
-    """Prints a completion script for the parser's options, those of a tool among them."""
+    """Prints a completion script for the parser's options, including those of a tool."""
 
     def __call__(self, parser: ArgumentParser, _: object, shell: Any, __: str | None = None) -> None:
         from aelastic.cli.shells.completion import completion_of
@@ -63,7 +63,7 @@ class _PrintCompletion(Action):
 
 
 def get_args_parser() -> ArgumentParser:
-    """A parser of torchrun's options, for tools that add their own (torch: `get_args_parser`)."""
+    """Returns a parser of torchrun's options, for tools that add their own (torch: `get_args_parser`)."""
     parser = ArgumentParser(prog="aelastic", description=PURPOSE)
     for option in _TORCHRUNS:
         _add(parser, option)
@@ -93,14 +93,14 @@ def _add(parser: ArgumentParser, option: Option) -> None:
 
 
 def _default(option: Option) -> Any:
-    """torchrun's default; a list and a number are given as such."""
+    """Returns torchrun's default; a list or a number as such."""
     if option.default is None or option.dest == "shutdown_timeout":  # it may come from another variable later
         return None
     return _TYPES.get(option.dest, str)(option.default)
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """The namespace that torchrun's command line gives (torch: `parse_args`).  A usage error leaves with 2."""
+    """Returns the namespace of torchrun's command line (torch: `parse_args`).  A usage error exits with 2."""
     return get_args_parser().parse_args(args)
 
 
@@ -111,7 +111,7 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     """Reads `2` or `1:4` (torch: `parse_min_max_nnodes`, which leaves numbers that cannot work to `config_from_args`).
 
     Raises:
-        InputError: it is neither; where torch raises a `RuntimeError`, it is one, too.
+        InputError: it is neither; if torch raises a `RuntimeError`, it is also one.
     """
     kind = InputError if nnodes.count(":") < 2 else _TooManyPartsError
     try:
@@ -127,18 +127,18 @@ class _TooManyPartsError(InputError, RuntimeError):
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
-    """The number of workers that a number or a word means here (torch: `determine_local_world_size`).
+    """Returns the number of workers that a number or a word means here (torch: `determine_local_world_size`).
 
     Raises:
-        InputError: no such word, or no such device.
+        InputError: there is no such word, or no such device.
     """
     source = f"nproc_per_node is {nproc_per_node!r}"
     torch: Any = sys.modules.get("torch")
     devices = None
-    if torch is not None:  # no need to start a Python that imports it
-        # torch's module for devices of a kind, also of a vendor's package.
+    if torch is not None:  # no need to start a Python to import it
+        # torch's module for devices of a kind, including that of a vendor's package.
         names = {"auto": "accelerator", "gpu": "cuda", "xpu": "xpu"}
-        vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  there is no other way to ask
+        vendors = torch._C._get_privateuse1_backend_name()  # noqa: SLF001  the only way to find out
         names.setdefault(vendors, vendors)
         devices = getattr(torch, names.get(nproc_per_node, ""), None)
     if devices is not None:
@@ -155,7 +155,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
 
 
 def get_rdzv_endpoint(args: Any) -> str:
-    """Where the nodes meet, from torchrun's namespace (torch: `get_rdzv_endpoint`)."""
+    """Returns the rendezvous endpoint of torchrun's namespace (torch: `get_rdzv_endpoint`)."""
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{args.master_port}"
     return str(args.rdzv_endpoint)
@@ -167,10 +167,10 @@ def get_use_env(args: Any) -> bool:
 
 
 def config_from_args(args: Any) -> tuple[LaunchConfig, str | Callable[..., Any], list[str]]:
-    """Config, entrypoint and arguments from torchrun's namespace (torch: `config_from_args`).
+    """Returns config, entrypoint and arguments of torchrun's namespace (torch: `config_from_args`).
 
-    Files are not looked for.  As torch does, it sets `OMP_NUM_THREADS` to 1 in this process, which the workers inherit,
-    if it is not set and there are several workers.
+    Does not check that files exist.  As torch does, it sets `OMP_NUM_THREADS` to 1 in this process, which the workers
+    inherit, if it is not set and there are several workers.
 
     Raises:
         InputError: a value that cannot work.
@@ -202,7 +202,7 @@ def run(args: Any) -> None:
 
 
 def _threads_of(config: LaunchConfig) -> Mapping[str, str]:
-    """What torchrun adds to the environment, so that workers do not compute with more threads than there are CPUs."""
+    """Returns what torchrun adds to the environment, so that workers do not run more threads than there are CPUs."""
     if config.nproc_per_node == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     _log.info("OMP_NUM_THREADS=1 for each of %d workers; set it to choose another number", config.nproc_per_node)
@@ -220,7 +220,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _with_single_node(args: Any) -> Any:
-    """The namespace with torchrun's choice for a single node: a rendezvous that no other node can find."""
+    """Returns the namespace with torchrun's choice for a single node: a rendezvous that no other node can find."""
     args = copy(args)
     backend, endpoint = getattr(args, "rdzv_backend", "static"), getattr(args, "rdzv_endpoint", "")
     is_standalone = getattr(args, "standalone", False)
@@ -233,7 +233,7 @@ def _with_single_node(args: Any) -> Any:
 
 
 def _settings(args: Any) -> Settings:
-    """The settings of a namespace, torch's or ours; an option that an older torch does not have has its default."""
+    """Returns the settings of a namespace, torch's or ours; options that an older torch lacks have their defaults."""
     found = {name: _text(value) for name, value in vars(args).items() if value is not None}
     options = [*_TORCHRUNS, *([_USE_ENV] if hasattr(args, "use_env") else [])]
     by_dest = {option.dest: read_setting(option, found, {}) for option in options}
@@ -276,7 +276,7 @@ def _config(chosen: Settings) -> LaunchConfig:
 
 
 def _logs_specs(chosen: Settings) -> Any:
-    """The `LogsSpecs`; `None` if output goes to the console only."""
+    """Returns the `LogsSpecs`; `None` if output goes to the console only."""
     specs = logs_specs_of(chosen)
     if specs is not None or not any(chosen[name] for name in ("log_dir", "redirects", "tee", "local_ranks_filter")):
         return specs

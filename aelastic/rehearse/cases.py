@@ -1,4 +1,4 @@
-"""The faults that a script is rehearsed with, and what is held against it."""
+"""The faults that a script is rehearsed with, and how it is judged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aelastic.rehearse.judging import AFTER, RESUME, SLACK_S, Judged, Undisturbe
 from aelastic.rehearse.play import NOTICE_S, Play, Script
 
 FROZEN_S = 3.0
-# Of how long a case takes, on average: agents end, workers start more than once, and make this share of the steps.
+# For the time of an average case: agents end, workers start more than once, and make this share of the steps.
 EACH_S = 1.0
 STARTS = 1.5
 SHARE = 0.65
@@ -27,21 +27,21 @@ PAUSE = "raise each timeout that a pause of a few seconds exceeds"
 
 
 class CannotError(Exception):
-    """The undisturbed run is none to compare with; says why."""
+    """The undisturbed run cannot be compared with; the message says why."""
 
 
 class AstrayError(Exception):
-    """A run has not come to the step of the fault; says why."""
+    """A run did not reach the step of the fault; the message says why."""
 
 
 class Rehearsals:
-    """All of one script.
+    """All cases of one script.
 
     Args:
         script: what is run.
         files: those that it leaves.
-        metric: a pattern of a number that is to be the same.
-        for_s: of the undisturbed run at most, from its first step.
+        metric: a pattern of a number that must be the same.
+        for_s: maximum length of the undisturbed run, from its first step.
         watch: called with each run, whenever it has been looked at.
     """
 
@@ -59,12 +59,12 @@ class Rehearsals:
         (least, most), nodes = script.nodes, script.played
         what, many = ("node", nodes) if script.is_several else ("worker", script.workers)
         more, fewer = partial(self._sized, many + 1, nodes < most), partial(self._sized, many - 1, nodes > least)
-        self._asks = False  # the script asks for notices
+        self._asks = False  # the script calls `notice.due`
         self._notices: dict[str, Callable[[], Judged]] = {
             f"a notice of {NOTICE_S} s": partial(self._noticed, is_early=False),
             "a notice before the first step": partial(self._noticed, is_early=True),
         }
-        self.cases: dict[str, Callable[[], Judged]] = {  # by the words for them
+        self.cases: dict[str, Callable[[], Judged]] = {  # by their names in the report
             "a rank killed": self._killed,
             "killed again within a step": self._killed_twice,
             "killed while it saves": self._killed_writing,
@@ -79,7 +79,7 @@ class Rehearsals:
         self.cases |= self.in_place.cases
 
     def first(self) -> str:
-        """Runs it undisturbed; says how it went.  A script that cannot recover in place has fewer cases then.
+        """Runs it undisturbed, and returns how it went.  A script that cannot recover in place then has fewer cases.
 
         Raises:
             CannotError: it fails, or shows no progress.
@@ -134,7 +134,7 @@ class Rehearsals:
             raise CannotError(why)
 
     def takes_s(self, names: Sequence[str]) -> float:
-        """About how long some of `cases` take, once the undisturbed run is over."""
+        """Returns about how long some of `cases` take, once the undisturbed run is over."""
         usual = self.usual
         steps_s = (usual.last - usual.first + 1) * usual.step_s
         notices = 0 if self._asks else len(self._notices.keys() & {*names})
@@ -142,7 +142,7 @@ class Rehearsals:
         return len(names) * (EACH_S + STARTS * usual.start_s + SHARE * steps_s) + waiting_s
 
     def run(self, name: str) -> Judged:
-        """One of `cases`."""
+        """Runs one of `cases`."""
         try:
             return self.cases[name]()
         except AstrayError as error:
@@ -151,7 +151,7 @@ class Rehearsals:
             self._clear()
 
     def _play(self, nodes: int | None = None, *more: str, is_in_place: bool = False) -> Play:
-        """Begins a run.  Without recovery in place, what a script saves is put to the test."""
+        """Begins a run.  Without recovery in place, it tests the script's checkpoints."""
         self._number += 1
         more = more if is_in_place else (*more, "--recovery=restart")
         folder = self._files.apart / f"{self._number:02}"
@@ -198,7 +198,7 @@ class Rehearsals:
         return judged
 
     def _noticed(self, *, is_early: bool) -> Judged:
-        """A notice for the last node, which goes; the others go on, or the same command is given again."""
+        """Sends a notice to the last node, which leaves; the others continue, or the same command is run again."""
         with self._play() as play:
             if is_early:
                 play.wait(lambda: bool(play.team), SLACK_S)
@@ -262,7 +262,7 @@ class Rehearsals:
                 play.signal(signum, frozen)
                 if signum == signal.SIGSTOP:
                     play.wait(lambda: False, FROZEN_S)
-            # Its own steps, if it tells them: others may have gone on without it.
+            # Its own steps, if it prints them: others may have continued without it.
             own = {(round_, each.rank) for each in frozen} & play.newest.keys() or {*play.newest}
             goal = min(max(play.newest[of].number for of in own) + AFTER, self.usual.last)
 
@@ -278,10 +278,10 @@ class Rehearsals:
     # What they have in common.
 
     def _reach(self, play: Play, step: int | None = None) -> int:
-        """Waits for a step, the fault's if none is named; gives the round that makes it.
+        """Waits for a step, by default that of the fault, and returns the round that makes it.
 
         Raises:
-            AstrayError: it did not come to it as the undisturbed run did.
+            AstrayError: the run did not reach it as the undisturbed run did.
         """
         goal = self.usual.middle if step is None else step
         is_there = play.wait(lambda: play.last() >= goal, self.usual.until(goal))

@@ -32,21 +32,21 @@ EXIT_CODES = {"ok": 0, "failed": EXIT_FAILURE, "cannot": EXIT_CANNOT}
 
 
 class Wanted(NamedTuple):
-    """What is wanted of a rehearsal, in the order of its options."""
+    """The options of a rehearsal, in their order."""
 
-    metric: re.Pattern[str] | None  # a number that is to be the same
-    checkpoints: Path | None  # where the script saves; without, in the folder that it runs in
+    metric: re.Pattern[str] | None  # a number that must be the same
+    checkpoints: Path | None  # where the script saves; by default, the folder that it runs in
     for_s: float  # undisturbed, at most
-    only: str  # cases whose names have it
-    output: Path | None  # for logs, and files of the script; without, in `FOLDER`
+    only: str  # cases whose names contain it
+    output: Path | None  # for logs, and files of the script; by default, in `FOLDER`
     is_json: bool
 
 
 def run_rehearsal(script: Script, wanted: Wanted) -> int:
-    """Rehearses a script; gives the exit code: 0: all holds, 1: something does not, 3: it cannot be rehearsed.
+    """Rehearses a script, and returns the exit code: 0: all cases hold, 1: not all do, 3: it cannot be rehearsed.
 
     Raises:
-        InputError: what is wanted cannot be.
+        InputError: the options cannot work.
     """
     root, apart = _folders(wanted)
     with ProgressLine() as progress:
@@ -96,7 +96,7 @@ class _Place:
 
 
 def _folders(wanted: Wanted) -> tuple[Path, Path]:
-    """Where the script saves, and where rehearsals are kept apart."""
+    """Returns where the script saves, and the folder of this rehearsal."""
     asked = wanted.checkpoints
     root, beside = (asked or Path.cwd()).resolve(), Path.cwd()
     if asked is not None:
@@ -121,9 +121,9 @@ def _make(apart: Path, wanted: Wanted) -> None:
 
 
 def _clear(apart: Path, wanted: Wanted) -> bool:
-    """Removes a folder that nobody has named, and that can have no file of the user's; gives whether it could.
+    """Removes a folder that was not named by an option and cannot hold a file of the user; returns whether it did.
 
-    Where no folder for checkpoints was named, each file that was new has been moved to it, whoever has written that.
+    Without `--checkpoints`, every new file was moved there, whatever wrote it.
     """
     if wanted.output is not None or (wanted.checkpoints is None and any(apart.glob("*/files/*"))):
         return False
@@ -195,7 +195,7 @@ def _rehearse(rehearsals: Rehearsals, wanted: Wanted, apart: Path, place: _Place
 
 
 def _against(found: Collection[Habit]) -> list[str]:
-    """Which rules of recovery in place a script breaks."""
+    """Returns which rules of recovery in place a script breaks."""
     lines = [f"  {line}" for line in habits.lines_of(found)]
     return ["rules of recovery in place that the script breaks:", *lines] if lines else []
 
@@ -203,7 +203,7 @@ def _against(found: Collection[Habit]) -> list[str]:
 def _run_cases(
     rehearsals: Rehearsals, names: Sequence[str], place: _Place, tell: Callable[[Judged, str], None]
 ) -> None:
-    """All but the undisturbed run, which is the first of the names."""
+    """Runs all cases but the undisturbed run, which is the first of the names."""
     for number, name in enumerate(names[1:], 2):
         place.begin(number, len(names), name)
         judged = rehearsals.run(name)
@@ -211,7 +211,7 @@ def _run_cases(
 
 
 def _expected(runs: int) -> str:
-    """How long it takes, as far as that can be said before the script has run."""
+    """Says how long it takes, as far as that is known before the script has run."""
     times = round(1 + SHARE * (runs - 1))
     return f"{runs} runs of the script, most of them in part: about {times} times its own time, plus a few seconds each"
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 from aelastic.errors import InputError
 
 FILES_MAX, DEPTH_MAX = 20_000, 6
-GROWN = 3  # a file that grew at so many steps, far apart, and was never written anew, is a log
-END_BYTES = 64  # by which a file is known that has grown
-# Of rehearsals, in the folder that a script is rehearsed in, or beside that of its checkpoints.
+GROWN = 3  # a file that grew at this many steps, far apart, and was never rewritten, is a log
+END_BYTES = 64  # that identify a file that has grown
+# For rehearsals: in the folder that a script is rehearsed in, or next to that of its checkpoints.
 FOLDER = "aelastic_rehearsals"
 _NO_STATE = {"__pycache__", "node_modules", "site-packages", FOLDER}
-_ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}  # what has one of these is an environment of Python's or of conda
+_ENVIRONMENT = {"pyvenv.cfg", "conda-meta"}  # a folder with one of these is an environment of Python or conda
 RESULT = "rehearsal.json"  # in a folder of rehearsals, and nowhere else
 _CHECKPOINT = re.compile(r"\.(pt|pth|ckpt|safetensors|distcp)$")
 
@@ -33,23 +33,23 @@ class Stamp(NamedTuple):
 class Change(NamedTuple):
     step: int  # after which it was seen
     path: Path
-    grew: bool  # and has the contents that it had, too
+    grew: bool  # and still has its old contents
 
 
 class Files:
-    """Those of a script.
+    """The files of a script.
 
     Args:
-        root: the folder that they are in.
-        apart: a folder in which rehearsals keep theirs.
+        root: their folder.
+        apart: a folder for the files of rehearsals.
 
     Raises:
-        InputError: there are too many to be looked at again and again, or some that the script would take for its own.
+        InputError: there are too many to check repeatedly, or some that the script would take for its own.
     """
 
     def __init__(self, root: Path, apart: Path) -> None:
         self.root, self.apart = root, apart
-        self.logs: set[str] = set()  # kinds of files that are no checkpoints
+        self.logs: set[str] = set()  # kinds of files that are not checkpoints
         self._hides = root == Path.cwd()
         self._seen: dict[Path, Stamp | None] = {}
         self.before = self.stamps()
@@ -61,7 +61,7 @@ class Files:
             )
 
     def stamps(self) -> dict[Path, Stamp | None]:
-        """What is there, folders (`None`) before what is in them; of the folder that jobs run in, no hidden entries."""
+        """Returns all entries, folders (`None`) before their contents; no hidden ones in the folder of the job."""
         found: dict[Path, Stamp | None] = {}
         for here, below, names in os.walk(self.root):
             folder = Path(here)
@@ -88,7 +88,7 @@ class Files:
         return found
 
     def put_away(self, to: Path) -> None:
-        """Moves what was not there before: files, and folders with all that is in them."""
+        """Moves new entries: files, and folders with their contents."""
         for path in self.stamps():
             if path not in self.before and (path.parent == self.root or path.parent in self.before):
                 goal = to / path.relative_to(self.root)
@@ -96,7 +96,7 @@ class Files:
                 shutil.move(path, goal)
 
     def opened(self, pid: int) -> set[Path]:
-        """Those that a process has open to write them, and not to add to them, as to a log."""
+        """Returns the files that a process has open for writing, but not for appending, as with a log."""
         found = set()
         with suppress(OSError):  # it is gone
             for fd in os.listdir(f"/proc/{pid}/fd"):
@@ -111,7 +111,7 @@ class Files:
 
 
 def changes(before: Mapping[Path, Stamp | None], now: Mapping[Path, Stamp | None], step: int = 0) -> list[Change]:
-    """Files that are new, or not what they were."""
+    """Returns files that are new or have changed."""
     found = []
     for path, stamp in now.items():
         old = before.get(path)
@@ -123,20 +123,20 @@ def changes(before: Mapping[Path, Stamp | None], now: Mapping[Path, Stamp | None
 
 
 def overwritten(before: Mapping[Path, Stamp | None], now: Mapping[Path, Stamp | None]) -> list[str]:
-    """Names of files that were there, and have other contents now."""
+    """Returns the names of files that existed before and now have other contents."""
     return sorted(each.path.name for each in changes(before, now) if each.path in before and not each.grew)
 
 
 def by_kind(seen: list[Change], steps: int, looks: int) -> dict[str, list[int]]:
-    """Steps after which files had changed, by their names without numbers; none of those that are no checkpoints.
+    """Returns steps after which files had changed, by their names without numbers; only those of checkpoints.
 
-    Files that only grow while so many steps go on are logs; one that is written at each step, where others are written
-    now and then, tells how far the script is.
+    Files that only grow over this many steps are logs; one that is written at each step, while others are written now
+    and then, records the script's progress.
 
     Args:
-        seen: in a run.
-        steps: that it made.
-        looks: at how many of them it was looked.
+        seen: the changes in a run.
+        steps: how many it made.
+        looks: after how many of them files were checked.
     """
     paths, kinds = dict[Path, list[Change]](), dict[str, set[int]]()
     for change in seen:
@@ -157,7 +157,7 @@ def kind_of(path: Path) -> str:
 
 
 def _bytes_to(path: Path, end: int) -> bytes:
-    """The last few bytes of a file that was so long."""
+    """Returns the last few bytes of a file up to its earlier length."""
     with suppress(OSError), path.open("rb") as file:
         file.seek(max(0, end - END_BYTES))
         return file.read(min(end, END_BYTES))

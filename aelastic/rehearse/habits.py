@@ -1,4 +1,4 @@
-"""The words for a script's habits that break its recovery in place, or may: which rule, where, and what to change.
+"""Describes a script's habits that break its recovery in place, or may: which rule, where, and what to change.
 
 The rules are those of the contract in `docs/how-to/in-place.md`, by their numbers.
 """
@@ -31,13 +31,13 @@ def breaks(habit: Habit) -> bool:
 
 
 def lines_of(habits: Iterable[Habit]) -> list[str]:
-    """A line for each habit, those that break recovery first."""
+    """Returns a line for each habit, those that break recovery first."""
     ordered = sorted(habits, key=lambda each: (not breaks(each), _RULES[each.habit], each.where))
     return [f"rule {_RULES[each.habit]}{'' if breaks(each) else ' (may do harm)'}: {text_of(each)}" for each in ordered]
 
 
 def text_of(habit: Habit) -> str:
-    """What the script does, and what to change."""
+    """Says what the script does, and what to change."""
     has_place, has_object = bool(habit.where), bool(habit.what)
     if habit.habit == notes.RANDOM:
         text = _RANDOM if has_object else _OTHER_STATE

@@ -29,7 +29,7 @@ class Usual(NamedTuple):
     """The undisturbed run."""
 
     noted: Noted
-    is_whole: bool  # it came to its end
+    is_whole: bool  # it ran to its end
     took_s: float
 
     @property
@@ -40,7 +40,7 @@ class Usual(NamedTuple):
         return next(step for step in steps if step >= first + (last - first) // 3)
 
     def nth_after(self, step: int, count: int) -> int:
-        """The step so many notes after this one, or the last one with a note."""
+        """Returns the step this many notes after this one, or the last one with a note."""
         later = [each for each in self.noted.steps if each > step]
         return later[:count][-1] if later else step
 
@@ -57,7 +57,7 @@ class InPlace:
         self._play = play
         self._ranks = ranks
         self._usual = Usual(Noted(), False, 0.0)
-        self.habits: dict[Habit, None] = {}  # that were found, in order
+        self.habits: dict[Habit, None] = {}  # in the order in which they were found
         self.cases: dict[str, Callable[[], Judged]] = {
             f"{PREFIX}rank 0 killed": self._killed,
             f"{PREFIX}killed again at once": self._killed_again,
@@ -66,13 +66,13 @@ class InPlace:
             self.cases[f"{PREFIX}a second rank killed"] = self._two_killed
 
     def take_usual(self, play: Play, *, is_whole: bool) -> None:
-        """The undisturbed run is over."""
+        """Takes the results of the undisturbed run."""
         self._usual = Usual(play.noted, is_whole, time.monotonic() - play.began)
         self._take_habits(play)
 
     @property
     def why_not(self) -> str:
-        """Why nothing can be rehearsed; empty if it can."""
+        """Says why nothing can be rehearsed; empty if it can."""
         if not self._usual.noted.is_in_place:
             return "the script does not use @in_place, or --recovery restart turns it off"
         return "" if self._ranks > 1 else "with one worker, nobody has the state once it is lost"
@@ -80,7 +80,7 @@ class InPlace:
     # The cases.
 
     def _killed(self) -> Judged:
-        """Rank 0, which DDP takes the weights from; the script then runs to its end."""
+        """Kills rank 0, which DDP takes the weights from; the script then runs to its end."""
         with self._play() as play:
             if (cannot := self._reach(play)) is not None:
                 return cannot
@@ -89,7 +89,7 @@ class InPlace:
             return self._judge(play, fault, to_end=self._usual.is_whole)
 
     def _killed_again(self) -> Judged:
-        """The last rank, and its replacement as the next round begins."""
+        """Kills the last rank, and its replacement as the next round begins."""
         with self._play() as play:
             if (cannot := self._reach(play)) is not None:
                 return cannot
@@ -100,7 +100,7 @@ class InPlace:
             return self._judge(play, fault)
 
     def _two_killed(self) -> Judged:
-        """The last rank, and another one while the others leave the round."""
+        """Kills the last rank, and another one while the others leave the round."""
         with self._play() as play:
             if (cannot := self._reach(play)) is not None:
                 return cannot
@@ -111,7 +111,7 @@ class InPlace:
             return self._judge(play, fault)
 
     def _reach(self, play: Play) -> Judged | None:
-        """Waits for the step of the fault; gives what is to be said if it does not come."""
+        """Waits for the step of the fault; returns a judgement if the run does not reach it."""
         if not self._usual.noted.steps:
             return Judged(None, "it commits no step")
         goal = self._usual.fault_at
@@ -125,7 +125,7 @@ class InPlace:
     def _limit_s(self) -> float:
         return 3 * self._usual.took_s + SLACK_S
 
-    # What is held against the script.
+    # How the script is judged.
 
     def _judge(self, play: Play, fault: _Fault, *, to_end: bool = False) -> Judged:
         usual, noted = self._usual, play.noted
@@ -153,7 +153,7 @@ class InPlace:
         return Judged(False, f"it did not continue: {play.why_it_stands()}")
 
     def _broken(self, seen: Judged, play: Play, fault: _Fault) -> Judged | None:
-        """If not all survivors have continued with their state: what happened instead."""
+        """Returns what happened instead, if not all survivors have continued with their state."""
         start = f"resumed at {seen.resumed_at} ({seen.lost} lost)"
         lost = fault.survivors_lost()
         ends = fault.ends_of_survivors()
@@ -196,7 +196,7 @@ class InPlace:
 
 
 class _Fault:
-    """Ranks of a run that are killed, and what becomes of the others."""
+    """Ranks of a run that are killed, and what happens to the others."""
 
     def __init__(self, play: Play) -> None:
         self._play = play
@@ -211,12 +211,12 @@ class _Fault:
         self._play.kill(rank)
 
     def survivors_lost(self) -> list[Worker]:
-        """Survivors whose processes are not in the last round."""
+        """Returns survivors whose processes are not in the last round."""
         kept = {each.pid for each in self._play.team}
         return [each for each in self.survivors if each.pid not in kept]
 
     def ends_of_survivors(self) -> dict[int, str | None]:
-        """By rank, how survivors ended before the recovery was given up, if it was; None: they were stopped."""
+        """Returns by rank how survivors ended before the recovery was given up, if it was; None: they were stopped."""
         ranks, ends = {each.rank for each in self.survivors}, dict[int, str | None]()
         for each in self._play.recoveries:
             if each["event"] == "not_recovered":
@@ -230,11 +230,11 @@ class _Fault:
         return ends
 
     def recovered(self) -> list[dict[str, Any]]:
-        """What the agents have told of the recovery, by their records `recovered`."""
+        """Returns the agents' records of the recovery, `recovered`."""
         return [each for each in self._play.recoveries if each["event"] == "recovered"]
 
     def took_s(self) -> float:
-        """From the end of a worker until all ranks had the state; if there was more than one such round, in all."""
+        """Returns the time from a worker's end until all ranks had the state; summed if there were several rounds."""
         by_round: dict[int, float] = {}
         for each in self.recovered():
             by_round[each["round"]] = max(by_round.get(each["round"], 0.0), each["duration_s"])

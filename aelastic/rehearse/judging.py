@@ -1,4 +1,4 @@
-"""What is held against a script: how it goes on after a fault, beside how it goes when nothing disturbs it."""
+"""Judges a script: compares how it continues after a fault with its undisturbed run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from aelastic.rehearse.files import overwritten
 from aelastic.rehearse.play import Play
 
-# Steps that are watched after a fault, and the time that they may take beside what they took undisturbed.
+# Steps that are watched after a fault, and the time that they may take in addition to that of the undisturbed run.
 AFTER, SLACK_S = 5, 60.0
 SAME = 1e-6  # relative; "to six digits"
 RESUME = "save every N steps, load the newest checkpoint when the script starts, and count steps from it"
@@ -18,7 +18,7 @@ STATE = "save and load the whole state: optimizer, schedule, random numbers, pos
 
 
 class Judged(NamedTuple):
-    """Of one case: whether it holds, what was seen, and what to change."""
+    """The result of one case: whether it holds, what was seen, and what to change."""
 
     holds: bool | None  # `None`: it was not tested
     text: str
@@ -26,29 +26,29 @@ class Judged(NamedTuple):
     lost: int = 0  # steps
     resumed_at: int | None = None  # the first step after the fault
     back_s: float | None = None  # from the fault to that
-    numbers: str = ""  # of `--metric`, afterwards: `same`, `other`; or they were not compared
-    checkpoint: str = ""  # that it went on from: `whole`, `half-written`, `overwritten`; or there was none
+    numbers: str = ""  # of `--metric`, afterwards: `same`, `other`; empty if they were not compared
+    checkpoint: str = ""  # that it resumed from: `whole`, `half-written`, `overwritten`; empty without one
 
 
 class Undisturbed(NamedTuple):
-    """How a run goes that nothing disturbs."""
+    """The undisturbed run."""
 
     first: int
     last: int
-    is_whole: bool  # it came to its end
+    is_whole: bool  # it ran to its end
     step_s: float
     start_s: float  # until the first step
-    stride: int  # of the steps that it tells
+    stride: int  # of the steps that it prints
     saves: dict[str, list[int]]  # steps after which files had changed, by their kind
     metrics: dict[int, float]
 
     def until(self, step: int) -> float:
-        """Seconds that a run may take until a step."""
+        """Returns the seconds that a run may take until a step."""
         return 3 * (self.start_s + (step - self.first + 1) * self.step_s) + SLACK_S
 
     @property
     def saved_by(self) -> int | None:
-        """The step by which each kind of file was there that is not written at the end alone; `None`: there is none."""
+        """The step by which each kind of file existed, except those written only at the end; `None` without any."""
         return max((at[0] for at in self.saves.values() if at[0] < self.last - 1), default=None)
 
     @property
@@ -75,14 +75,14 @@ class Undisturbed(NamedTuple):
         self, play: Play, after: int, *, before: Play | None = None, to_end: bool = False, same_size: bool = True,
         spare: int = 1,
     ) -> Judged:  # fmt: skip
-        """After a fault: how a run goes on.
+        """Judges how a run continues after a fault.
 
         Args:
-            play: that goes on.
+            play: the run that continues.
             after: with workers of a later round than this.
             before: the run that had the fault, if it is another.
-            to_end: it is watched until it ends.
-            same_size: as many workers as undisturbed.
+            to_end: watch it until it ends.
+            same_size: it has as many workers as the undisturbed run.
             spare: how many checkpoints may have been half written.
         """
         old, began = before or play, time.monotonic()
@@ -106,13 +106,13 @@ class Undisturbed(NamedTuple):
         return self._compared(seen, play, reached, old.metrics(min(old.first, default=0)) if same_size else None)
 
     def _goal(self, play: Play, after: int, reached: int, *, to_end: bool, same_size: bool) -> int | Judged:
-        """Waits until a run has come as far as it is watched; gives the step, or what is clear before."""
+        """Waits until a run has come as far as it is watched; returns the step, or a judgement that is clear before."""
         if play.round <= after:
             if play.agents[0].poll() == 0:
                 return Judged(None, "it finished before that")
             return Judged(False, f"it did not resume: {play.why_it_stands()}")
         goal = min(max(reached, self.first) + AFTER, self.last)
-        # Calls are counted from the end, and so are metrics where the script prints no steps.
+        # Calls are counted from the end, and so are metrics if the script prints no steps.
         by_calls = play.script.step is None and (not play.commits or bool(self.metrics))
         if (to_end and self.is_whole) or (by_calls and reached >= self.first):  # then calls are counted from the end
             goal = self.last
@@ -126,13 +126,13 @@ class Undisturbed(NamedTuple):
         return goal
 
     def _has_forgotten(self, seen: Judged, reached: int, least: int, over: list[str], spare: int) -> Judged | None:
-        """What is held against a script for where it goes on, if so; one that has not saved yet may begin again.
+        """Judges where a script resumes; `None` if that is right.  One that has not saved yet may start over.
 
         Args:
-            seen: of it so far.
+            seen: the result so far.
             reached: the last step before the fault.
-            least: the step at which the rank may have been then that was behind all others.
-            over: names of files that it has written anew.
+            least: the step at which the slowest rank may have been then.
+            over: names of files that it has overwritten.
             spare: how many checkpoints may have been half written.
         """
         start, saved_by = seen.resumed_at or 0, self.saved_by
@@ -144,7 +144,7 @@ class Undisturbed(NamedTuple):
             wrote = f"; overwrote {', '.join(over[:2])}" if over else ""
             checkpoint = "overwritten" if over else ""
             return seen._replace(holds=False, text=f"{text}{wrote}", advice=RESUME, checkpoint=checkpoint)
-        # A save may be seen a step before it is told, and is over by the step after the next.
+        # A save may be seen a step before it is reported, and is over by the step after the next.
         whole = [begin for begin, end in self.checkpoints if end + 2 * self.stride < least]
         older, newer = whole[: len(whole) - spare][-2:] if len(whole) - spare >= 2 else (-math.inf, -math.inf)
         if self.first < start <= (older + newer) / 2:
@@ -156,11 +156,11 @@ class Undisturbed(NamedTuple):
         return None
 
     def _compared(self, seen: Judged, play: Play, reached: int, earlier: dict[int, float] | None) -> Judged:
-        """A run that goes on as it should: whether its numbers are those of the undisturbed one.
+        """Returns whether the numbers of a run that resumed properly are those of the undisturbed one.
 
         Args:
-            seen: of it so far.
-            play: that went on.
+            seen: the result so far.
+            play: the run that resumed.
             reached: the last step before the fault.
             earlier: its numbers before the fault; `None`: there is nothing to compare.
         """
@@ -169,9 +169,9 @@ class Undisturbed(NamedTuple):
         how = f"resumed at {seen.resumed_at} ({seen.lost} lost)" if is_resumed else f"started over ({seen.lost} lost)"
         how = how if had_begun or is_resumed else "began"
         told = {} if earlier is None else play.metrics(play.round)
-        told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins anew
+        told = dict(sorted(told.items())[1:])  # the first may be a mean of the last steps, which begins again
         wrong = next(self._differences(told), "")
-        # Numbers that differ before the fault, too, are those of a script that is not deterministic.
+        # If numbers also differ before the fault, the script is not deterministic.
         is_random = any(self._differences(earlier or {}))
         if wrong and had_begun and not is_random:
             return seen._replace(holds=False, text=f"{how}; {wrong}", advice=STATE, numbers="other")
@@ -190,6 +190,6 @@ class Undisturbed(NamedTuple):
 
 
 def _without(steps: list[int], by: int) -> list[int]:
-    """Of steps in a row, the first (-1) or the last (1)."""
+    """Returns the first (-1) or the last (1) of each series of consecutive steps."""
     known = set(steps)
     return [step for step in steps if step + by not in known]

@@ -1,4 +1,4 @@
-"""What the workers of one run have noted about themselves (`aelastic/training/rehearsed`), read by the rehearsal."""
+"""The notes of one run's workers about themselves (`aelastic/training/rehearsed`), read by the rehearsal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAME = 1e-6  # relative: to six digits
 class Habit(NamedTuple):
     """What a script does that breaks its recovery in place, or may."""
 
-    habit: str  # as `notes` names it
+    habit: str  # its name in `notes`
     where: str  # in the script, as `train.py:12`; empty if it is not known
     what: str
 
@@ -59,15 +59,15 @@ class Noted:
         return sorted({step for each in self.parameters.values() for step in each})
 
     def newest(self, after: int = -1) -> int:
-        """The newest step at which parameters were noted, in a round after this one; -1: there is none."""
+        """Returns the newest step at which parameters were noted, in a round after this one; -1 without one."""
         return max((max(each) for round_, each in self.parameters.items() if round_ > after), default=-1)
 
     def steps_after(self, round_: int) -> Sequence[int]:
-        """Those of them in later rounds, in order."""
+        """Returns those of them in later rounds, in order."""
         return sorted({step for at, each in self.parameters.items() if at > round_ for step in each})
 
     def differs_at(self, usual: Noted, after: int, last: float = math.inf) -> int | None:
-        """The first step in a later round than `after` whose parameters are not those of another run.
+        """Returns the first step in a later round than `after` whose parameters are not those of another run.
 
         Args:
             usual: that run.
@@ -78,12 +78,12 @@ class Noted:
         return next((step for step, value in found if step <= last and value > SAME), None)
 
     def is_random(self, usual: Noted, until: int) -> bool:
-        """Whether parameters differed before the fault, too: up to this round."""
+        """Whether parameters also differed before the fault: up to this round."""
         return any(value > SAME for round_ in self.parameters if round_ <= until
                    for _, value in self._of_round(usual, round_))  # fmt: skip
 
     def random_that_differ(self, usual: Noted, until: int) -> list[str]:
-        """Generators of random numbers whose states differ after a fault, and did not before."""
+        """Returns generators of random numbers whose states differ after a fault, but did not before."""
         theirs = {of: states for each in usual.random.values() for of, states in each.items()}
         before, after = set[str](), set[str]()
         for round_, each in self.random.items():
@@ -103,7 +103,7 @@ class Noted:
 
 
 def difference(values: Sequence[float], usual: Sequence[float]) -> float:
-    """How far values are from the usual ones, in parts of their size."""
+    """Returns how far values are from the usual ones, relative to their size."""
     if len(values) != len(usual):
         return math.inf
     off = math.sqrt(sum((one - other) ** 2 for one, other in zip(values, usual, strict=True)))

@@ -30,7 +30,7 @@ FILES_EACH_S = 0.05
 END_S = 20.0  # for a run that was stopped
 NOTICE_S = 15  # from a notice until the node goes
 LAST_CALL_S = 2  # all nodes of a rehearsal begin at once
-# Of the agents' event logs, those that are read: starts, and how a recovery in place goes.
+# The records of the agents' event logs that are read: starts, and the course of a recovery in place.
 _EVENTS = ("workers_started", "worker_ended", "restarting", "recovered", "not_recovered")
 
 
@@ -39,14 +39,14 @@ class Script(NamedTuple):
 
     options: Sequence[str]  # of the agent
     command: Sequence[str]  # the script, and its arguments
-    nodes: tuple[int, int]  # that it can do with, and that it has room for
+    nodes: tuple[int, int]  # the fewest that it needs, and the most that it can use
     workers: int  # of a node
-    step: re.Pattern[str] | None  # none: a step is one that is committed, or else a call of `notice.due()`
+    step: re.Pattern[str] | None  # None: a step is one that is committed, or else a call of `notice.due()`
     environ: Mapping[str, str]
 
     @property
     def played(self) -> int:
-        """How many nodes there are at first: where the job has room, one more than it needs."""
+        """How many nodes there are at first: if the job has room, one more than it needs."""
         return min(self.nodes[0] + (self.nodes[1] > 1), self.nodes[1])
 
     @property
@@ -56,7 +56,7 @@ class Script(NamedTuple):
 
     @property
     def gpus(self) -> list[str]:
-        """Names of those that jobs here may use, as `CUDA_VISIBLE_DEVICES` has them."""
+        """The names of GPUs that jobs here may use, as in `CUDA_VISIBLE_DEVICES`."""
         if (shown := self.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
             return [each for each in shown.split(",") if each and not each.startswith("-")]
         return sorted((name[6:] for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)), key=int)
@@ -74,7 +74,7 @@ class Worker(NamedTuple):
     rank: int
     pid: int
     folder: Path  # of its output
-    page: int  # a descriptor of what it shares with its agent; -1: there is none
+    page: int  # a descriptor of the page that it shares with its agent; -1 without one
 
 
 class Play:
@@ -83,9 +83,9 @@ class Play:
     Args:
         script: what is run.
         files: those that it leaves.
-        metric: which number it tells, if one is asked.
+        metric: a pattern of the number to compare, if any.
         folder: for its logs.
-        nodes: how many; `None`: as many as the script is played on.
+        nodes: how many; `None`: `script.played`.
         more: options, after the script's own.
     """
 
@@ -98,14 +98,14 @@ class Play:
         self.workers: list[Worker] = []  # all that were started
         self.first: dict[int, Step] = {}  # by round
         self.newest: dict[tuple[int, int], Step] = {}  # by round and rank
-        self.stride = 1  # of the steps that a rank tells
+        self.stride = 1  # of the steps that a rank prints
         self.no_number = ""  # that `metric` found
         self.goes_back: tuple[int, int] | None = None  # the steps of a rank, and to which
         self.changes: list[Change] = []
         self.looks: set[int] = set()  # steps after which files were looked at
         self.stamps: dict[Path, Stamp | None] = files.stamps()
         self.began = time.monotonic()
-        self._metrics: dict[tuple[int, int], dict[int, float]] = {}  # by step, or the how manieth
+        self._metrics: dict[tuple[int, int], dict[int, float]] = {}  # by step, or by position
         self._offsets: dict[Path, int] = {}
         self.noted = Noted()
         self.recoveries: list[dict[str, Any]] = []  # records of the event logs, about recovery in place
@@ -149,7 +149,7 @@ class Play:
         self.end()
 
     def end(self) -> None:
-        """Nothing of it is left."""
+        """Ends the run; nothing of it is left."""
         for agent in self.agents:
             agent.kill()
             agent.wait()
@@ -174,7 +174,7 @@ class Play:
             time.sleep(each_s)  # noqa: TID251  as above
 
     def wait_end(self, limit_s: float) -> int | None:
-        """The first agent's exit code; `None` if it has none by then."""
+        """Waits for the first agent's exit code; `None` if it has none by then."""
         self.wait(lambda: False, limit_s)
         return self.agents[0].poll()
 
@@ -185,10 +185,10 @@ class Play:
     # What is seen.
 
     def look(self) -> None:
-        """Reads what agents and workers have written, and now and then which files have changed."""
+        """Reads what agents and workers have written, and checks now and then which files have changed."""
         self._look_at_events()
         for worker in self.workers:
-            # Where steps and numbers are told apart, it is stderr that has the steps: a bar of progress.  A number that
+            # If steps and numbers are printed apart, stderr has the steps, as a progress bar.  A number that
             # is read has its step by then.
             numbers = [*self._lines(worker.folder / "stdout.log")]
             for line in (*self._lines(worker.folder / "stderr.log"), *numbers):
@@ -205,7 +205,7 @@ class Play:
         self.watch(self)
 
     def _look_at_events(self) -> None:
-        """Reads the agents' event logs, and what workers have noted."""
+        """Reads the agents' event logs, and the workers' notes."""
         for node in range(len(self.agents)):
             for line in self._lines(self._logs(node) / "latest" / "events.jsonl"):
                 if any(f'"event":"{name}"' in line for name in _EVENTS):
@@ -215,7 +215,7 @@ class Play:
                 self.noted.take(json.loads(line))
 
     def _lines(self, path: Path) -> Iterator[str]:
-        """What a file has more than at the look before, as far as lines are whole."""
+        """Yields the whole lines that a file has gained since it was last read."""
         with suppress(OSError), path.open("rb") as file:  # it is not there yet
             offset = self._offsets.get(path, 0)
             file.seek(offset)
@@ -238,7 +238,7 @@ class Play:
             self.workers.append(Worker(node, record["round"], each["rank"], each["id"], folder, page))
 
     def _take_page(self, worker: Worker) -> None:
-        """Steps of a script that prints none: those that it commits, or else its calls of `notice.due()`."""
+        """Takes the steps of a script that prints none: those that it commits, or else its calls of `notice.due()`."""
         if committed := self._word(worker, STEP):
             shared = [each for ranks in self.noted.shared.values() for each in ranks.values() if each.pid == worker.pid]
             if shared:  # it is noted before the first commit
@@ -253,7 +253,7 @@ class Play:
         if step and (found := step.search(line)) and (found[1] or "").isdecimal():
             number = int(found[1])
             if of in self.newest and self.newest[of].told == 1 and number < self.newest[of].number:
-                del self.newest[of]  # a line of where it was saved, and no step
+                del self.newest[of]  # a line about where it was saved, not a step
                 self.first[worker.round] = Step(time.monotonic(), number)
             first = self.first.setdefault(worker.round, Step(time.monotonic(), number)).number
             if of in self.newest:
@@ -276,12 +276,12 @@ class Play:
             self.newest[of] = Step(time.monotonic(), number, before.told + 1)
 
     def metrics(self, round_: int) -> dict[int, float]:
-        """By step; of the lowest rank that tells a number."""
+        """Returns the numbers by step, of the lowest rank that prints one."""
         return self._metrics.get(min((of for of in self._metrics if of[0] == round_), default=(0, 0)), {})
 
     @staticmethod
     def _word(worker: Worker, word: int) -> int:
-        """A word of the page that a worker shares with its agent."""
+        """Returns a word of the page that a worker shares with its agent."""
         with suppress(OSError, struct.error):  # there is no page
             value: int = struct.unpack("q", os.pread(worker.page, 8, 8 * word))[0]
             return value
@@ -297,13 +297,13 @@ class Play:
         return max((self._word(worker, STEP) for worker in self.team), default=0)
 
     def align(self, last: int, told: int) -> None:
-        """Calls of `notice.due()` are counted from 0 by each process; one that came to the end has made the last ones.
+        """Counts calls of `notice.due()` from the end: each process counts from 0, and one that finished made the last.
 
-        Metrics are counted, too, where no steps are printed.
+        If no steps are printed, metrics are also counted.
 
         Args:
-            last: the last step of a job that nothing disturbs.
-            told: how many metrics that tells.
+            last: the last step of the undisturbed job.
+            told: how many metrics that job prints.
         """
         off, more = last - self.last(self.round), told - len(self.metrics(self.round))
         first = self.first[self.round]
@@ -318,11 +318,11 @@ class Play:
         return max(self.first, default=0)
 
     def last(self, least: int = 0, most: float = inf) -> int:
-        """The largest step of some rounds; -1: there is none."""
+        """Returns the largest step of some rounds; -1 without one."""
         return max((step.number for (at, _), step in self.newest.items() if least <= at <= most), default=-1)
 
     def least(self) -> int:
-        """The step to which all ranks have come in some round, but for those that seldom tell theirs."""
+        """Returns the step that all ranks have reached in some round, except those that seldom print theirs."""
         return max(map(self._least, self.first), default=-1)
 
     def _least(self, round_: int) -> int:
@@ -352,11 +352,11 @@ class Play:
 
     @property
     def asks(self) -> bool:
-        """Whether a worker has asked for notices."""
+        """Whether a worker has called `notice.due`."""
         return any(self._word(worker, CALLS) for worker in self.workers)
 
     def why_it_stands(self) -> str:
-        """Of a run that does not go on: why it ended, or, if it has not, where it is said what its workers do."""
+        """Says why a run that does not continue ended or, if it has not, which file shows what its workers do."""
         if not self.is_on:
             return self.cause
         with (self.folder / "stacks.txt").open("wb") as file, suppress(subprocess.TimeoutExpired):
@@ -364,7 +364,7 @@ class Play:
             subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False, timeout=END_S)
         return "its workers are stuck, see stacks.txt"
 
-    # What is done to it.
+    # How it is disturbed.
 
     def signal(self, signum: int, workers: Sequence[Worker]) -> None:
         for worker in workers:
@@ -375,16 +375,16 @@ class Play:
         self.signal(signal.SIGKILL, [each for each in self.team if each.rank == rank])
 
     def opened(self) -> dict[int, set[Path]]:
-        """Files of the script that processes of workers have open for writing now, by process."""
+        """Returns files of the script that workers' processes have open for writing now, by process."""
         members = proc_table.session_members({each.pid for each in self.team})
         return {each.pid: self.files.opened(each.pid) for each in members}
 
     def catch_writer(self, usual: set[Path], limit_s: float) -> set[Path]:
-        """Kills the first process of a worker that opens a file for writing; gives these files, or none in time.
+        """Kills the first process of a worker that opens a file for writing; returns these files, or none in time.
 
         Args:
-            usual: files that are always open, as a log.
-            limit_s: for that.
+            usual: files that are always open, such as a log.
+            limit_s: how long to wait.
         """
         pids, caught = [*self.opened()], set[Path]()
 
@@ -404,7 +404,7 @@ _libc = ctypes.CDLL(None)
 
 
 def _page_of(agent: int, name: str) -> int:
-    """What an agent shares with a worker, through the agent's own descriptor: it outlives both."""
+    """Opens the page that an agent shares with a worker, through the agent's descriptor: ours outlives both."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{agent}/fd"):
             with suppress(OSError):

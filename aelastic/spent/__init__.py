@@ -1,7 +1,7 @@
-"""`aelastic spent`: where the time of a job went, and what would get it back, by the event logs of its nodes.
+"""`aelastic spent`: where the time of a job went, and what would save it, from the event logs of its nodes.
 
-`bill` makes it of the logs: values in, values out; `command` reads and says it.  What time is spent on is decided in
-`observe.time_spent`, for a job that runs, too.
+`bill` computes it from the logs: values in, values out; `command` reads the logs and prints it.  `observe.time_spent`
+assigns time to activities, also for a running job.
 """
 
 __all__ = ["bill", "command"]

@@ -1,4 +1,4 @@
-"""What a job's time was spent on, as shares, in time and in money; and what would get it back, as far as logs prove it.
+"""How a job's time was spent, as shares, in time and in money; and what would save it, as far as logs prove it.
 
 Pure: logs in, a `Bill` out.
 """
@@ -13,23 +13,23 @@ from aelastic.observe.time_spent import GAP_S, ON, STARTS, TimeSpent
 from aelastic.timeline.reader import Log, in_order
 from aelastic.timeline.text import counted, duration
 
-# A gain that is smaller is not worth a line.
+# A smaller gain is not worth a line.
 WORTH_S = 1.0
-# Of `--hang-timeout 5x`: so many median steps, and seconds.
+# For `--hang-timeout 5x`: median steps, and the bounds in seconds.
 HANG_STEPS, HANG_MIN_S, HANG_MAX_S = 5.0, 30.0, 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """Of one job.  Shares are in percent, and add up to 100.0; costs are `None` where no price is given."""
+    """The bill of one job.  Shares are in percent, and add up to 100.0; costs are `None` if no price is given."""
 
     run_id: str
     length_s: float
-    workers: int  # at most, at a time
+    workers: int  # the most at a time
     seconds: Mapping[str, float]  # of each of `time_spent.ON`
     shares: Mapping[str, float]
     costs: Mapping[str, float] | None
-    notes: Mapping[str, str]  # what there is to say of some of these
+    notes: Mapping[str, str]  # remarks about some of these
     advice: tuple[str, ...]
     damaged: int  # lines, or records, that were left out
 
@@ -39,12 +39,12 @@ class Bill:
 
 
 def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float | None) -> Bill:
-    """The bill of the logs of one job, at least one with entries.
+    """Returns the bill from the logs of one job, at least one with entries.
 
     Args:
         logs: of all nodes.
         price: of an hour, and of what: `gpu` (a worker) or the whole job, ``.
-        save_s: what a save takes; `None`: what drains have shown.
+        save_s: how long a save takes; `None`: as long as in drains.
     """
     spent, odd, workers, is_cold, now = TimeSpent(GAP_S), 0, 1, False, 0.0
     for now, entry in in_order(logs):
@@ -53,7 +53,7 @@ def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float 
             workers = max(workers, entry.fields.get("world_size") or 0)
             is_cold |= entry.kind == "workers_started" and entry.fields["workers"][0].get("kind") == "cold"
         except (ValueError, TypeError, LookupError, AttributeError):
-            odd += 1  # left out; the rest counts
+            odd += 1  # left out; the others count
     now = max([now, *(log.alive_at for log in logs if log.alive_at is not None)])
     spent.tell("alive", dict[str, None]().get, now)
     seconds = spent.until(now)
@@ -69,7 +69,7 @@ def bill_of(logs: Sequence[Log], price: tuple[float, str] | None, save_s: float 
 
 
 def in_tenths(parts: Mapping[str, float]) -> dict[str, float]:
-    """Parts as percent with one digit; what rounding leaves goes to those that have lost most by it."""
+    """Returns parts as percent with one digit; those that lose most by rounding get the remainder."""
     whole = sum(parts.values())
     if whole <= 0:
         return {name: 100.0 * (name == "unknown") for name in parts}
@@ -94,7 +94,7 @@ def notes_of(spent: TimeSpent) -> dict[str, str]:
 
 
 def advice_of(spent: TimeSpent, save_s: float | None, *, is_cold: bool) -> Iterable[str]:
-    """What would have saved time, with what it would have saved at most."""
+    """Yields what would have saved time, and how much at most."""
     seconds = spent.seconds
     again_s = seconds["imports"] - spent.first_imports_s if spent.starts > 1 else 0.0
     if is_cold and again_s >= WORTH_S:

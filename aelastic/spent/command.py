@@ -17,7 +17,7 @@ from aelastic.ui.progress_line import ProgressLine
 
 
 def run_spent(argv: Sequence[str]) -> int:
-    """Prints what the time of a job was spent on, and returns the exit code.
+    """Prints how the time of a job was spent, and returns the exit code.
 
     Raises:
         InputError: the logs cannot be read, or are not those of one job.
@@ -36,7 +36,7 @@ def run_spent(argv: Sequence[str]) -> int:
 
 
 def as_text(bill: Bill) -> str:
-    """For people."""
+    """Returns the bill as text for people."""
     cost = "" if bill.cost is None else f", {bill.cost:.2f}"
     lines = [f"{bill.run_id}: {counted(bill.workers, 'worker')}, {duration(bill.length_s)}{cost}"]
     for name, share in bill.shares.items():

@@ -1,6 +1,6 @@
 """Python stacks of workers.
 
-`collect` reads the memory of workers (`interpreter`, by a `layout` of it; `memory`), and where that fails asks py-spy.
+`collect` reads the memory of workers (`interpreter`, using a `layout` of it; `memory`), and asks py-spy if that fails.
 `format` reads and quotes answers, and `places` folds stacks for a comparison of all ranks.  `collectives` asks torch's
 flight recorder and NCCL.
 """

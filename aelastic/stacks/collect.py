@@ -1,12 +1,12 @@
-"""Takes the Python stacks of processes of this machine, without any help of theirs.
+"""Takes the Python stacks of processes of this machine, without their help.
 
 Two sources are asked, one after the other, until one answers:
 
-- the process's memory (`interpreter.py`), if it runs the same Python as the agent.  Needs nothing of the process, not
-  even that it runs, and no program;
+- the process's memory (`interpreter.py`), if it runs the same Python as the agent.  The process need not help or
+  even run, and no program is needed;
 - py-spy, a program that reads the memory of any Python.
 
-All processes are asked at once, and within `TIMEOUT_S` there is an answer for each: a stack, or why there is none.
+All processes are looked at at once, and each has an answer within `TIMEOUT_S`: a stack, or why there is none.
 Nothing is left behind, whatever a source does; nothing here raises for what a process or a source does.
 """
 
@@ -33,14 +33,14 @@ from aelastic.stacks.memory import Unreadable
 # The whole collection: a kill waits for it.
 TIMEOUT_S = 2.0
 # Until when each source is waited for, counted from the beginning of all.  Memory takes 2 ms, py-spy 10 ms, 100 ms
-# where the workers keep all CPUs busy.  The rest is for the disk.
+# if the workers keep all CPUs busy.  The rest is for the disk.
 MEMORY_UNTIL_S = 0.8
 PY_SPY_UNTIL_S = 1.8
-# py-spy takes some 10 MiB; more of them at once than CPUs gain nothing.
+# py-spy takes some 10 MiB; running more of them than there are CPUs gains nothing.
 AT_ONCE = 16
 # Reading the memory of a process that runs fails now and then, when it changes meanwhile.
 PY_SPY_ATTEMPTS = 3
-# If a worker is no Python (a shell that starts one, say), so many of its processes are looked at.
+# If a worker is not Python (a shell that starts it, say), at most this many of its processes are looked at.
 DESCENDANTS_MAX = 4
 # Of one process.  100 threads with 100 frames, where faulthandler stops, have 1 MiB.
 OUTPUT_BYTES_MAX = 1 << 20
@@ -58,7 +58,7 @@ class Stack(Record):
 
 
 class NotSeen(Exception):
-    """A source gives no stack; the message says why."""
+    """A source returns no stack; the message says why."""
 
 
 class Tools(Record):
@@ -69,7 +69,7 @@ class Tools(Record):
 
 
 def find_py_spy(path: str | None) -> str | None:
-    """The program: the one in the user's PATH, or else the one that was installed with this Python."""
+    """Returns the program: the one in the user's PATH, or else the one that was installed with this Python."""
     return shutil.which("py-spy", path=path or os.defpath) or shutil.which(
         "py-spy", path=os.path.dirname(sys.executable)
     )
@@ -130,7 +130,7 @@ async def _ask_each(pid: int, ask: Callable[[int], Awaitable[Stack]]) -> Stack:
 
 async def _read_memory(pid: int, turns: anyio.CapacityLimiter) -> Stack:
     try:
-        # In a thread: a process that waits for a disk may keep who reads it waiting.
+        # In a thread: reading a process that waits for a disk may block.
         threads = await run_sync(stacks_of, pid, abandon_on_cancel=True, limiter=turns)
     except Unreadable as error:
         raise NotSeen(str(error)) from None
@@ -167,7 +167,7 @@ async def _dump(pid: int, tools: Tools, turns: anyio.CapacityLimiter) -> Stack:
 
 
 def _words(complaint: str) -> str:
-    """The first line and the innermost cause of py-spy's complaint, without its own stack."""
+    """Returns the first line and the innermost cause of py-spy's complaint, without its own stack."""
     lines = [line.strip() for line in complaint.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     first = [line for line in lines if not line.startswith("Caused by")][:1]
     refused = next((line for line in lines if line.startswith("Permission Denied")), "")

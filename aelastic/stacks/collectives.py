@@ -1,11 +1,11 @@
-"""What others know of collectives in a hang, each in a line: torch's flight recorder, and NCCL's own view, RAS.
+"""What other sources know about collectives in a hang, each in a line: torch's flight recorder, and NCCL's RAS.
 
 The flight recorder keeps the last collectives of a rank, and writes them to a file when its watchdog ends the rank, or
-when something is written to its pipe, which nccl2 (what `nccl` is since torch 2.15) does not read.  Where hangs are
+when something is written to its pipe, which nccl2 (what `nccl` is since torch 2.15) does not read.  If hangs are
 looked for and the user has set none of its variables, ranks record to a folder of their generation.  RAS answers one
 question in text, at `NCCL_RAS_ADDR`, about the whole job.
 
-Neither names a rank here: they may be off, of another version, or say that all is well while the job stands still.
+Neither names a rank here: they may be off, of another version, or report that all is well while the job hangs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aelastic.aio import in_thread, run_sync
 from aelastic.host import names
 
 FILE_VARIABLE, PIPE_VARIABLE = "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-# torch's, also by older names: where one is set, the user has chosen.
+# torch's, also by older names: if one is set, the user has chosen.
 _CHOSEN = re.compile(r"TORCH_(FR|NCCL_TRACE)_BUFFER_SIZE|TORCH_(FR_DUMP|NCCL_DEBUG_INFO)_(TEMP|PIPE)_FILE")
 ENTRIES = 2000  # torch's own number: some 1 MiB
 RAS_VARIABLE, RAS_ADDRESS = "NCCL_RAS_ADDR", "localhost:28028"
@@ -42,12 +42,12 @@ class FlightRecorder:
         self._folder: Path | None = None
 
     async def begin(self, folder: Path, envs: Mapping[int, dict[str, str]]) -> None:
-        """The workers of a new generation are about to start; `folder` is made, and their environments get it."""
+        """Makes `folder`, and adds it to the environments of a new generation's workers, which are about to start."""
         if any(_CHOSEN.fullmatch(name) for env in envs.values() for name in env):
             self._folder = None
             return
         self._folder = folder
-        with suppress(OSError):  # or a time-out: without the folder, torch says itself that it cannot write there
+        with suppress(OSError):  # or a time-out: without the folder, torch itself reports that it cannot write there
             await in_thread(folder.mkdir, within_s=TIMEOUT_S)
         names = {
             "TORCH_FR_BUFFER_SIZE": str(ENTRIES),
@@ -58,7 +58,7 @@ class FlightRecorder:
             each.update(names)
 
     async def line(self) -> str:
-        """Has all ranks write what they have recorded; says where it is, or "" if there is none."""
+        """Makes all ranks write their records; returns a line that says where they are, or "" if there are none."""
         if self._folder is None:
             return ""
         count = 0
@@ -70,7 +70,7 @@ class FlightRecorder:
 
 
 def _fire(folder: Path) -> int:
-    """Writes to each pipe that a rank reads; gives how many there are."""
+    """Writes to each pipe that a rank reads; returns how many there are."""
     fired = 0
     for pipe in folder.glob("*.pipe"):
         with suppress(OSError), open(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as opened:
@@ -84,7 +84,7 @@ def _count_files(folder: Path) -> int:
 
 
 async def ras_line(env: Mapping[str, str]) -> str:
-    """What NCCL's RAS says of this job; "" if it does not answer.
+    """Returns what NCCL's RAS reports about this job; "" if it does not answer.
 
     Args:
         env: of the workers.
@@ -104,7 +104,7 @@ async def ras_line(env: Mapping[str, str]) -> str:
 
 
 def summary_of_ras(answer: str) -> str:
-    """The problems that an answer of RAS names, in one line; "" if it is none of its answers."""
+    """Returns the problems that an answer of RAS names, in one line; "" if it is not an answer of RAS."""
     if "Communicators..." not in answer:
         return ""
     problems: list[tuple[str, list[str]]] = []

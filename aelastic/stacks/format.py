@@ -1,6 +1,6 @@
 """Reads the output of py-spy, and formats stacks for files and reports.
 
-Pure; nothing here raises but `ValueError`, for text that is no stack.  Frames come innermost first.
+Pure; nothing here raises but `ValueError`, for text that is not a stack.  Frames come innermost first.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Thread(Record):
 
 
 def read_py_spy(text: str, pid: int) -> tuple[Thread, ...]:
-    """The threads in the output of `py-spy dump --json`, the main one first.
+    """Returns the threads in the output of `py-spy dump --json`, the main one first.
 
     Raises:
         ValueError: it is something else.
@@ -68,21 +68,21 @@ def _thread_of(told: Mapping[str, Any], pid: int) -> Thread:
 
 
 def listing(threads: Sequence[Thread]) -> str:
-    """All of it, for a file."""
+    """Returns whole stacks, for a file."""
     return "\n".join(line for thread in threads for line in (*_lines(thread), ""))
 
 
 def place(threads: Sequence[Thread]) -> str:
-    """The innermost frame of the main thread, in one line."""
+    """Returns the innermost frame of the main thread, in one line."""
     return str(threads[0].frames[0]) if threads and threads[0].frames else ""
 
 
 def quote(threads: Sequence[Thread], *, is_kept: bool) -> str:
-    """The lines of a stack that a report shows.
+    """Returns the lines of a stack that a report shows.
 
     Args:
         threads: the main one first.
-        is_kept: all of it can be read elsewhere.
+        is_kept: the whole stack is kept in a file.
     """
     main, others = threads[0], threads[1:]
     lines = list(_frame_lines(main, FRAMES_QUOTED if is_kept else FRAMES_QUOTED_ALONE))
@@ -110,6 +110,6 @@ def _frame_lines(thread: Thread, frames_max: int | None) -> Iterator[str]:
 
 
 def _short(name: str) -> str:
-    """A name of the worker's, fit for a terminal: in one line, of bounded length, the end of it where it is cut."""
+    """Returns a name from the worker, safe for a terminal: one line of bounded length; only its end if it is cut."""
     text = "".join(each if each.isprintable() else "?" for each in name)
     return text if len(text) <= NAME_CHARS_MAX else f"...{text[-NAME_CHARS_MAX:]}"

@@ -1,7 +1,7 @@
-"""Takes the Python stacks of a process from outside: from its memory, while it does what it does.
+"""Takes the Python stacks of a process from outside: from its memory, while it runs.
 
-Nothing of the process is needed, not the GIL and not that it runs.  What is read may change meanwhile: what does not
-fit is read again, and after `ATTEMPTS` said to be unreadable.
+The process need not help: neither hold the GIL nor even run.  Memory may change while it is read: parts that do not
+fit are read again, and reported as unreadable after `ATTEMPTS`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aelastic.stacks.layout import ENCODINGS, POINTER, Layout, Unknown, find, tw
 from aelastic.stacks.memory import WORD_BYTES, Memory, Unreadable
 
 ATTEMPTS = 10
-# A process may have written anything there: so much is read at most, which takes 0.3 s.
+# A process may have written anything there: at most this many are read, which takes 0.3 s.
 THREADS_MAX = 128
 FRAMES_MAX = 256
 TEXT_CHARS_MAX = 1 << 12
@@ -31,7 +31,7 @@ _STATES = {"R": "runs", "S": "sleeps", "D": "waits for a disk", "T": "is stopped
 
 
 def stacks_of(pid: int) -> tuple[Thread, ...]:
-    """The threads of a process that runs the Python of this one, the main one first.
+    """Returns the threads of a process that runs the Python of this one, the main one first.
 
     Raises:
         Unreadable: it runs another Python, or may not be read; the message says which.
@@ -47,7 +47,7 @@ def stacks_of(pid: int) -> tuple[Thread, ...]:
 
 @cache
 def _layout() -> Layout:
-    """The layout of this Python, tried on this process."""
+    """Returns the layout of this Python, tried on this process."""
     reason = ""
     for _ in range(ATTEMPTS):
         with two_threads() as (older, newer):
@@ -92,7 +92,7 @@ class _Reader:
         return tuple(sorted(found, key=lambda thread: not thread.is_main))
 
     def stack(self, state: int) -> tuple[Frame, ...]:
-        """The frames of a thread; none where they change too fast."""
+        """Returns the frames of a thread; none if they change too fast."""
         outermost: tuple[str, str] | None = None
         for _ in range(ATTEMPTS):
             with suppress(Unreadable):
@@ -100,14 +100,14 @@ class _Reader:
                 for offset in self._layout.current:
                     address = self._memory.word(address + offset)
                 frames = tuple(self._frames(address))
-                # Where a call returned meanwhile, frames end too early: mostly not at the same one twice.
+                # If a call returned meanwhile, frames end too early: mostly not at the same one twice.
                 before, outermost = outermost, (frames[-1].file, frames[-1].function) if frames else ("", "")
                 if before == outermost:
                     return frames
         return ()
 
     def _seen_by_kernel(self, tid: int) -> tuple[str, str]:
-        """A thread's name, and its state."""
+        """Returns a thread's name, and its state."""
         try:
             with open(f"/proc/{self._memory.pid}/task/{tid}/stat", errors="replace") as file:
                 name, _, rest = file.read().rpartition(") ")
@@ -133,7 +133,7 @@ class _Reader:
             address = previous
 
     def _code(self, address: int) -> tuple[str, str, bytes, int]:
-        """Its file, name, table of lines, and first line."""
+        """Returns its file, name, table of lines, and first line."""
         if address not in self._codes:
             memory, layout = self._memory, self._layout
             file, name, lines = (memory.word(address + at) for at in (layout.file, layout.name, layout.lines))
@@ -157,7 +157,7 @@ class _Reader:
 
 
 def line_at(table: bytes, first: int, instruction: int) -> int:
-    """The line of an instruction, which is given in bytes from the first; 0 where it has none.
+    """Returns the line of an instruction, which is given in bytes from the first; 0 if it has none.
 
     The table is that of Python 3.11 and later: `Objects/locations.md` of CPython (before 3.13 `locations.md`).
     """
@@ -179,7 +179,7 @@ def line_at(table: bytes, first: int, instruction: int) -> int:
 
 
 def _signed(table: bytes, at: int) -> tuple[int, int]:
-    """A number of six bits a byte, the lowest first, its sign in the lowest bit of all; and where it ends."""
+    """Returns a number of six bits a byte, lowest first, its sign in the lowest bit of all; and where it ends."""
     value = shift = 0
     while at < len(table):
         byte = table[at]

@@ -1,9 +1,9 @@
-"""Finds out how this Python's interpreter keeps its threads and frames, by looking for known ones in its own memory.
+"""Finds out how this Python's interpreter stores threads and frames, by looking for known ones in its own memory.
 
 Workers mostly run the very program that the agent runs, so what holds here holds there, and no table of versions is
-needed: two threads of our own stand still, their states, frames and code are known, and the offsets at which one
-points to the other are what is looked for.  What is found is tried on this process before it is used on another; a
-Python that keeps these things otherwise is said to be unknown, never guessed at.
+needed: two threads of our own stand still, their states, frames and code are known, and we look for the offsets at
+which one points to the other.  The result is tried on this process before it is used on another; a Python that stores
+these things differently is reported as unknown, never guessed at.
 
 Names of the parts are CPython's: `_PyRuntime`, `PyInterpreterState`, `PyThreadState`, `_PyInterpreterFrame`,
 `PyCodeObject`.
@@ -41,13 +41,13 @@ ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Unknown(Exception):
-    """This Python keeps its threads and frames in a way that is not known; the message says what was not found."""
+    """This Python stores its threads and frames in an unknown way; the message says what was not found."""
 
 
 class Layout(Record):
-    """Where things are, in bytes from the begin of what they are in."""
+    """Where things are, in bytes from the beginning of what holds them."""
 
-    image: str  # the file that holds the interpreter, as `Memory.image_at` gives it
+    image: str  # the file that holds the interpreter, as `Memory.image_at` returns it
     interpreter: int  # of the pointer to the main interpreter, from where the image is loaded
     code_type: int  # of the type of code objects, from there
     thread: int  # in the interpreter: the newest thread
@@ -66,11 +66,11 @@ class Layout(Record):
     bytes_size: int  # in bytes
     bytes_data: int
     text_size: int  # in a string
-    kind: int  # of the half word that tells how wide its characters are, in bytes
+    kind: int  # of the half word with the width of its characters, in bytes
     kind_shift: int
     ascii_bit: int
     ascii: int  # of the characters
-    wide: int  # where they are not all ASCII
+    wide: int  # of the characters, if not all are ASCII
 
 
 def find(older: StillThread, newer: StillThread) -> Layout:
@@ -81,7 +81,7 @@ def find(older: StillThread, newer: StillThread) -> Layout:
         newer: the one that was started next.
 
     Raises:
-        Unknown: it is kept in a way that is not known, or a third thread was started between them.
+        Unknown: the layout is of an unknown kind, or a third thread was started between them.
         Unreadable: a process may not even read its own memory here.
     """
     memory = Memory(os.getpid())
@@ -114,7 +114,7 @@ class StillThread:
 
     @property
     def frames(self) -> list[FrameType]:
-        """Its frames, innermost first."""
+        """Returns its frames, innermost first."""
         found = list[FrameType]()
         frame: FrameType | None = sys._current_frames()[self._thread.ident or 0]  # noqa: SLF001  its only name
         while frame is not None:
@@ -154,7 +154,7 @@ def _pointer(function: str) -> int:
 
 
 def _where(memory: Memory, begin: int, size: int, value: int, mask: int = -1) -> list[int]:
-    """At which offsets a word has a value; memory may end before the size."""
+    """Returns the offsets at which a word has a value; memory may end before the size."""
     found = list[int]()
     for page in range(0, size, min(size, 512)):
         try:
@@ -236,7 +236,7 @@ def _of_frames(memory: Memory, older: StillThread, newer: StillThread) -> dict[s
 
 
 def _ways(memory: Memory, state: int, frame: int) -> Iterator[tuple[int, ...]]:
-    """From a thread to its innermost frame: directly, or by way of the evaluation in C that it is in."""
+    """Yields ways from a thread to its innermost frame: directly, or through the evaluation in C that it is in."""
     yield from ((at,) for at in _where(memory, state, _THREAD_BYTES, frame))
     for at, word in enumerate(memory.words(state, _THREAD_BYTES // WORD_BYTES)):
         if word >= 1 << 16 and not word & ~POINTER:
@@ -262,7 +262,7 @@ def _of_code(memory: Memory) -> dict[str, Any]:
 
 
 def _of_text(memory: Memory) -> dict[str, Any]:
-    # Made here, so that only how wide their characters are makes them differ; unused bits have any value.
+    # Made here, so that they differ only in the width of their characters; unused bits have any value.
     samples = [
         ("".join([first, *"bcdefghijklmnopqrstuvwxyz"]), width)
         for first, width in zip("aäα𝛼", (1, 1, 2, 4), strict=True)

@@ -1,6 +1,6 @@
 """Reads the memory of a process, which need not help or even run: nothing is stopped, nothing is sent.
 
-Linux lets a process read that of its descendants, also where `kernel.yama.ptrace_scope` is 1 and in a container
+Linux lets a process read that of its descendants, even if `kernel.yama.ptrace_scope` is 1 and in a container
 without capabilities, if both have the same user; `ptrace(2)`, "Ptrace access mode checking".
 """
 
@@ -34,7 +34,7 @@ class Memory:
         self.pid = pid
 
     def read(self, address: int, size: int) -> bytes:
-        """Reads so many bytes.
+        """Reads this many bytes.
 
         Raises:
             Unreadable: it has no such memory, or the kernel lets nobody read it.
@@ -48,15 +48,15 @@ class Memory:
         return into.raw
 
     def word(self, address: int) -> int:
-        """The word, a pointer mostly, at an address."""
+        """Returns the word, usually a pointer, at an address."""
         return self.words(address, 1)[0]
 
     def words(self, address: int, count: int) -> tuple[int, ...]:
-        """So many words."""
+        """Returns this many words."""
         return struct.unpack(f"={count}Q", self.read(address, count * WORD_BYTES))
 
     def image_at(self, address: int) -> tuple[str, int]:
-        """The file that was loaded where an address is, as device and inode, and the address at which it begins."""
+        """Returns the file that is loaded at an address, as device and inode, and the address at which it begins."""
         images = [(begin, image) for begin, image in self._images() if begin <= address]
         if not images:
             raise Unreadable("no program is loaded there")
@@ -64,7 +64,7 @@ class Memory:
         return image, min(begin for begin, each in images if each == image)
 
     def base_of(self, image: str) -> int:
-        """Where a file is loaded; 0 where it is not."""
+        """Returns where a file is loaded; 0 if it is not."""
         return min((begin for begin, each in self._images() if each == image), default=0)
 
     def _images(self) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Folds a stack into a place: what of it can be compared with the stacks of other ranks.
+"""Folds a stack into a place: the part that can be compared with the stacks of other ranks.
 
 The user's code is what is neither Python's library, nor an installed package, nor ours.  A rank waits in a collective
 if a frame of its main thread is in a module of collectives: gloo's, NCCL's and MPI's are called there.  A backward pass
@@ -26,14 +26,14 @@ _IN_C = re.compile(
     r"(_distributed_broadcast_coalesced|_sync_module_states|_verify_param_shape_across_processes|_sync_params_and_buffers)$"
 )
 _BACKWARD = "_engine_run_backward"
-# A thread that waits, as the kernel has it (`Place.state`).
+# A thread that waits, according to the kernel (`Place.state`).
 _WAITS = {"S", "lock"}
-# Frames of that module that are no collective's name.
+# Frames of that module that are not the name of a collective.
 _WRAPPERS = {"wrapper", "_wait_impl", "<lambda>"}
 
 
 def place_of(place: Place, threads: Sequence[Thread]) -> Place:
-    """A rank's place, by the frames of its threads, the main one first; frames come innermost first."""
+    """Returns a rank's place, from the frames of its threads, the main one first; frames come innermost first."""
     frames = threads[0].frames if threads else ()
     if not frames:
         return place.replace(unknown="no Python frame")
@@ -46,7 +46,7 @@ def place_of(place: Place, threads: Sequence[Thread]) -> Place:
 
 
 def _collective_in(frames: Sequence[Frame]) -> str:
-    """The outermost collective of a stack; "" if there is none."""
+    """Returns the outermost collective of a stack; "" if there is none."""
     inside = [frame for frame in frames if _is_collective(frame)]
     return inside[-1].function if inside else ""
 

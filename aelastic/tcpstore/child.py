@@ -5,7 +5,7 @@ child does (`server.py`), which serves a store or is a client of one.  `StoreHos
 TCPStore each have their own.  It starts when it is first needed, in quick mode; one that dies before it has
 carried out anything is started once more in careful mode.  It ends with the agent, by whatever death.
 
-Commands have numbers, and so have answers: one that no task waits for any more is dropped.
+Commands and answers are numbered: an answer that no task waits for any more is dropped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SERVER = Path(__file__).with_name("server.py")
 FORKED_CONTROL = 63  # the number of its socket in a forked child, where low ones are taken
 READY = 0  # the number of the first answer, which is to no command
 REPLACES = {"serve", "drop"}  # commands that make those before them void
-# The kernel keeps some hundred commands for a child that reads none (it may be importing torch from a dead disk); so
+# The kernel keeps some hundred commands for a child that reads none (it may be importing torch from a dead disk); as
 # many more wait here.
 UNSENT_MAX = 100
 # As in `server.py`.
@@ -54,7 +54,7 @@ def pieces_of(said: bytes) -> list[bytes]:
 
 
 class Answer(Record):
-    """What the child says to one command."""
+    """The child's answer to one command."""
 
     number: int
     value: Any = None
@@ -65,8 +65,8 @@ class Death(Exception):
     """The child has died, and with it the store.
 
     Args:
-        code: its exit code, as `subprocess` has it; `None` if it cannot be told.
-        has_worked: it had carried out something.
+        code: its exit code, as in `subprocess`; `None` if it is not known.
+        has_worked: it had carried out a command.
         is_hopeless: another one would die the same way.
         refused: why the host did not let it start; "" if it did.
     """
@@ -77,11 +77,11 @@ class Death(Exception):
 
 
 class Refusal(Exception):
-    """torch could not carry out the command; the text says why, in its words."""
+    """torch could not carry out the command; the text is torch's reason."""
 
 
 class Unanswered(Exception):
-    """The child has not answered in time, and may do so yet.
+    """The child has not answered in time, but still may.
 
     Args:
         number: of the command.
@@ -103,7 +103,7 @@ class Program(Protocol):
 
 
 # Starts a script with its arguments, and with descriptors by their numbers there, in an interpreter that has torch;
-# `None`: there is none.
+# returns `None` if there is none.
 Fork: TypeAlias = Callable[[Sequence[str], Mapping[int, int]], Awaitable[Program | None]]
 
 
@@ -114,9 +114,9 @@ class StoreProcess:
 
     Args:
         env: the environment of the child.
-        purpose: what it did, as a message says it: "served the workers' store".
+        purpose: what it did, worded for a message: "served the workers' store".
         mode: of the program; "careful" once "quick" has failed.
-        fork: how a child is started if that works; else by an exec.
+        fork: starts a child, if that works; otherwise an exec does.
     """
 
     def __init__(self, env: Mapping[str, str], purpose: str, *, mode: str = "quick", fork: Fork | None = None) -> None:
@@ -129,18 +129,18 @@ class StoreProcess:
         self._mode = mode
         self._is_ready = self._has_worked = False  # of the child that runs now
         self._said = self._answered = READY  # the last numbers
-        self._unsent: deque[tuple[deque[bytes], list[int]]] = deque()  # the socket did not take them
+        self._unsent: deque[tuple[deque[bytes], list[int]]] = deque()  # that the socket did not take
         self._is_amid_command = False  # the child has had some pieces of a command, and not the last one
         self._heard = b""  # the first pieces of an answer
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child, as far as we have heard."""
+        """Whether there is a child, as far as we know."""
         return self._popen is not None
 
     @property
     def is_busy(self) -> bool:
-        """Whether it is at work for a caller that does not wait any more."""
+        """Whether it is working for a caller that no longer waits."""
         return self._popen is not None and self._answered != self._said
 
     @property
@@ -148,7 +148,7 @@ class StoreProcess:
         return self._popen.pid if self._popen is not None else None
 
     async def start(self) -> None:
-        """Starts a child; what is said to it from then on waits until it has torch.
+        """Starts a child; commands sent from then on wait until it has torch.
 
         Raises:
             OSError: the host refuses it.
@@ -171,7 +171,7 @@ class StoreProcess:
 
     async def _exec(self, control: int) -> Program | None:
         return start_helper(
-            # -P: the folder of the program holds our modules, not ones it may import.
+            # -P: the program must not import our modules, which are in its folder.
             [sys.executable, "-P", str(_SERVER), str(control), self._mode],
             env=self._env,
             stdin=subprocess.DEVNULL,
@@ -185,12 +185,12 @@ class StoreProcess:
         return None if self.fork is None else await self.fork(words, {FORKED_CONTROL: control})
 
     def say(self, do: str, *descriptors: int, **arguments: Any) -> int:
-        """Gives a command to the child, if there is one, and returns its number.  Does not wait."""
+        """Sends a command to the child, if there is one, and returns its number.  Does not wait."""
         self._said += 1
         if self._control is None:
             return self._said
         if do in REPLACES:
-            self._drop_unsent()  # the child would drop them, too
+            self._drop_unsent()  # the child would also drop them
         pieces = deque(pieces_of(json.dumps({"do": do, "number": self._said, **arguments}).encode()))
         if self._unsent or not self._has_sent(pieces, descriptors):
             assert self._popen is not None
@@ -199,11 +199,11 @@ class StoreProcess:
             except OSError:  # no more files may be opened
                 self._popen.kill()
             if len(self._unsent) > UNSENT_MAX:
-                self._popen.kill()  # it hears nothing any more; another one is told all that counts
+                self._popen.kill()  # it no longer reads; the next child is sent everything that matters
         return self._said
 
     def _has_sent(self, pieces: deque[bytes], descriptors: Sequence[int]) -> bool:
-        """False where the socket takes no more for now; what it has taken is no longer among the pieces."""
+        """Returns False if the socket takes no more for now; pieces that it has taken are removed."""
         assert self._control is not None
         try:
             while pieces:
@@ -221,7 +221,7 @@ class StoreProcess:
             self._drop_first_unsent()
 
     def _drop_unsent(self) -> None:
-        """Drops the commands of which the child has nothing."""
+        """Drops the commands that the child has no piece of."""
         begun = self._unsent.popleft() if self._unsent and self._is_amid_command else None
         while self._unsent:
             self._drop_first_unsent()
@@ -233,10 +233,10 @@ class StoreProcess:
             os.close(each)
 
     async def hear(self) -> Answer:
-        """What the child says next.
+        """Waits for the child's next answer.
 
         Raises:
-            Death: nothing any more; there is no child now.
+            Death: it has died; there is no child now.
         """
         assert self._control is not None
         while True:
@@ -262,7 +262,7 @@ class StoreProcess:
             return answer
 
     async def _wait_for_child(self) -> None:
-        """Waits until the child says something, or takes more of what it has yet to read."""
+        """Waits until the child sends something, or can take more commands."""
         control = self._control
         assert control is not None
         if not self._unsent:
@@ -278,17 +278,17 @@ class StoreProcess:
             tasks.start_soon(wait, anyio.wait_writable)
 
     async def ask(self, do: str, *descriptors: int, timeout_s: float, **arguments: Any) -> Any:
-        """Has a command carried out, by a child that is started if there is none.
+        """Makes the child carry out a command, and starts one if there is none.
 
         Args:
             do: the command.
-            descriptors: what to hand over with it.
+            descriptors: handed over with it.
             timeout_s: for the answer, once the child has torch.
-            arguments: what else to tell.
+            arguments: of the command.
 
         Raises:
             Refusal: torch could not do it.
-            Unanswered: not in this time; the child is still at it.
+            Unanswered: not within this time; the child is still working on it.
             Death: of the child.
         """
         while True:
@@ -296,13 +296,13 @@ class StoreProcess:
                 await self.make_ready()
                 return await self.answer_to(self.say(do, *descriptors, **arguments), timeout_s)
             except Death as death:
-                # Those that need no earlier command are tried again, by one that imports torch the careful way.
+                # Commands that need no earlier one are tried again, by a child that imports torch the careful way.
                 if death.has_worked or death.is_hopeless or do not in {"serve", "connect"}:
                     raise
 
     async def answer_to(self, number: int, timeout_s: float) -> Any:
-        """The answer to a command given before; raises as `ask` does."""
-        for limit_s in (timeout_s, 0.0):  # what was said while this process was kept from a CPU counts as in time
+        """Waits for the answer to an earlier command; raises as `ask` does."""
+        for limit_s in (timeout_s, 0.0):  # an answer that came while this process had no CPU is in time
             with anyio.move_on_after(limit_s):
                 while True:
                     answer = await self.hear()
@@ -333,7 +333,7 @@ class StoreProcess:
         death = Death(code, has_worked=self._has_worked, is_hopeless=is_hopeless)
         if not self._has_worked and not self._is_forked:
             self._mode = "careful"
-        elif not self._has_worked and code != -signal.SIGKILL:  # that is for want of memory, or by hand
+        elif not self._has_worked and code != -signal.SIGKILL:  # out of memory, or killed by hand
             self.fork = None
         return death
 

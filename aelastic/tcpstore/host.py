@@ -1,13 +1,13 @@
 """torch's TCPStore for the workers of rank 0's node, served by a child process of the agent.
 
 The agent never imports torch: that takes a second, holds the interpreter's lock and would stall the loop.
-It holds the port, listens where the workers are told to come once that is known, starts them, and hands the listening
+It holds the port, listens where the workers will connect once that is known, starts them, and hands the listening
 socket to a child (`server.py`), which starts as the first of them loads torch, or connects.  Workers that connect
 early wait in the socket's queue.  Every round gets a store of its own on the same socket, so no key of an earlier
 round is ever read, and the port cannot be taken by another process in between.
 
-Where the agents find each other through this very store (`--rdzv-backend static`), they do so before there is a
-round: then it is there from `open` on, and holds the preset keys.
+If the agents also meet at this store (`--rdzv-backend static`), they do so before there is a round: then it is
+served from `open` on, and holds the preset keys.
 
 If no store can be served, a warning says so, and the port is closed: workers that need it fail by themselves,
 others never notice.
@@ -39,26 +39,26 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-# The workers go first: so long they start their interpreters, and on a machine that is full of them the child would
-# take that time from them.  Measured on 2 cores: without it the first line comes a sixth later, the store no sooner.
+# Gives the workers a head start: their interpreters are starting, and on a busy machine the child would compete with
+# them.  Measured on 2 cores: without it, their first output comes a sixth later, and the store no sooner.
 HEAD_START_S = 0.1
-# Something on this host ends the child, or refuses it: in one round it is started so often, each time after a longer
-# pause.  A child that has lived for a while starts the count anew.
+# If something on this host ends or refuses the child, it is started this often in one round, each time after a longer
+# pause.  A child that has lived for a while resets the count.
 STARTS_MAX = 10
 PAUSE_MAX_S = 10.0
 LONG_LIFE_S = 60.0
 # A store ends within milliseconds; a child that does not answer dies with its workers.
 DROP_TIMEOUT_S = 5.0
-# The name is in /etc/hosts on most hosts; where it is not, a name server is asked.
+# The name is in /etc/hosts on most hosts; otherwise a name server is asked.
 NAME_TIMEOUT_S = 1.0
 
 
 class StoreHost:
-    """One port, and one store after the other on it.
+    """One port, and the stores that are served on it, one at a time.
 
     Args:
         env: the environment of the child process.
-        is_bind_all: as `HeldPort` takes it.
+        is_bind_all: as in `HeldPort`.
     """
 
     def __init__(self, env: Mapping[str, str], *, is_bind_all: bool = False) -> None:
@@ -66,9 +66,9 @@ class StoreHost:
         self._held: HeldPort | None = None
         self._listeners: list[socket.socket] = []  # of this port; the child forwards from others to the first
         self.is_on_loopback = False  # all workers are on this host
-        self._first_loopback = LOOPBACKS[0]  # where most clients of `localhost` come
+        self._first_loopback = LOOPBACKS[0]  # where most clients of `localhost` connect
         self._process = StoreProcess(env, "served the workers' store")
-        self._heard = anyio.Event()  # something of the child
+        self._heard = anyio.Event()  # set at each answer of the child
         self._called = anyio.Event()  # set when a store is wanted, while there is no child
         self._is_wanted = False  # a round is on, or the agents meet here
         self._is_new = False  # no workers have used the store
@@ -77,21 +77,21 @@ class StoreHost:
         self._losses = 0  # of children in a row that ended soon, or could not be started
 
     def fork_from(self, fork: Fork) -> None:
-        """Where the child is forked from a process that has torch, and starts at once."""
+        """Makes the child a fork of a process that has torch, so that it starts at once."""
         self._process.fork = fork
 
     async def find_loopback(self) -> None:
-        """Finds out where most clients of `localhost` will come; IPv4, if that is not known soon."""
+        """Finds out where most clients of `localhost` will connect; IPv4 if that is not known soon."""
         with suppress(OSError):
             addresses = await look_up("localhost", NAME_TIMEOUT_S)
             self._first_loopback = addresses[0].host  # torch's TCPStore takes the first address of a name
 
     def open(self, port: int, loopback: str = "") -> int:
-        """Makes sure that we hold a port, and gives its number; the store of the last round is dropped.
+        """Makes sure that we hold a port, and returns its number; the store of the last round is dropped.
 
         Args:
             port: 0 picks a free one.
-            loopback: where all workers are on this host: the loopback address, or name, at which they find the store.
+            loopback: if all workers are on this host: the loopback address, or name, at which they find the store.
 
         Raises:
             InputError: the port is in use, or not allowed.
@@ -109,7 +109,7 @@ class StoreHost:
         return self._port
 
     def hold(self, port: int) -> int:
-        """Reserves a port, on which nothing listens yet, and gives its number.
+        """Reserves a port, on which nothing listens yet, and returns its number.
 
         Args:
             port: 0 picks a free one.
@@ -122,7 +122,7 @@ class StoreHost:
         return self._port
 
     def listen_at(self, addresses: Sequence[str]) -> bool:
-        """Listens where the workers are told to come, as `HeldPort.listen_at`, unless the agents meet here already.
+        """Listens where the workers will connect, as `HeldPort.listen_at` does, unless the agents meet here already.
 
         Raises:
             InputError: the port is in use.
@@ -161,7 +161,7 @@ class StoreHost:
                 await self._heard.wait()
 
     async def run(self) -> None:
-        """Follows the child, and starts another should it die.  Runs until cancelled."""
+        """Follows the child, and starts another if it dies.  Runs until cancelled."""
         await self._wait_needed()
         while True:
             if self._process.is_running:
@@ -213,7 +213,7 @@ class StoreHost:
         self._hand_over()
 
     def _on_loss(self, what: str) -> None:
-        """There is no child: another one is started, unless that has been tried too often."""
+        """Starts another child, unless that has been tried too often."""
         self._losses += 1
         if self._losses < STARTS_MAX:
             if what:
@@ -241,7 +241,7 @@ class StoreHost:
         if death.has_worked:
             # Its keys are lost, so this round's workers will fail.  Those yet to connect must find a store.
             self._on_loss(f"the process that serves the workers' store died (exit code {death.code})")
-        elif death.code == -signal.SIGKILL:  # for want of memory, or by hand: nothing is wrong with torch
+        elif death.code == -signal.SIGKILL:  # out of memory, or killed by hand: nothing is wrong with torch
             self._on_loss("the process that serves the workers' store was killed (SIGKILL)")
         elif death.is_hopeless:
             self._close_port()

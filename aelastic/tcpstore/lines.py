@@ -1,7 +1,7 @@
 """Several connections to one store, for a network that loses packets.
 
-TCP sends a lost packet again after 0.2 s, then after 0.4 s, and so on: where many are lost, a connection often stands
-still for seconds.  All of several seldom do.  So a question that is answered late is asked on another connection as
+TCP sends a lost packet again after 0.2 s, then after 0.4 s, and so on: if many are lost, a connection often stalls for
+seconds.  Several connections seldom all do.  So a question that is answered late is asked on another connection as
 well, and the first answer counts.  It may reach the store more than once.
 
 This module is part of the program `server.py`: it imports nothing of the package.
@@ -37,7 +37,7 @@ class Lines:
 
     Args:
         connect: returns the client of a new connection, or raises `RuntimeError`.
-        most: how many connections there may be.
+        most: the maximum number of connections.
     """
 
     def __init__(self, connect: Callable[[], Any], most: int) -> None:

@@ -1,20 +1,20 @@
-"""The program that holds torch's TCPStore for the agent; `child.py` starts it and speaks to it.
+"""The program that holds torch's TCPStore for the agent; `child.py` starts it and sends it commands.
 
-Started as `python -P server.py CONTROL MODE`.  When torch is there, it says so by the answer 0.  From then on
-it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or by
-the words of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
+Started as `python -P server.py CONTROL MODE`.  Once it has torch, it sends the answer 0.  From then on
+it carries out one command after the other: JSON on the control socket, each answered by its number and a value, or
+the text of an error.  `serve` brings a listening socket: a new store is served on it, and holds the given keys at
 once; connections of others are forwarded to it.  `connect` makes it a client of another's store, over as many
-connections as it may open (`lines.py`).  `drop` ends the store there is.  The others ask the store.  The end of the
-control socket is the end of the program, whatever it is doing.
+connections as it may open (`lines.py`).  `drop` ends the current store.  The other commands query the store.  The
+end of the control socket is the end of the program, whatever it is doing.
 
 The store is a C++ object, and 80 % of `import torch` is Python code that it does not need.  On a
 machine whose workers are importing torch at that moment, that time is theirs.  So the quick mode loads torch's
-extension module alone.  This leans on torch's inside: where it fails, by whatever death, the agent
-starts the program again in careful mode, which imports torch as every program does.
+extension module alone.  This relies on torch's internals: if it fails, however it dies, the
+agent starts the program again in careful mode, which imports torch as every program does.
 
 With `--preload` the fork server has torch: the program then runs in a process that was forked from that one, and is
-there at once.  Without, a program in the mode `template` forks others of its kind: `fork` brings the control socket of
-one, and is answered by its pid.
+ready at once.  Without it, a program in the mode `template` forks others of its kind: `fork` brings the control
+socket of one, and is answered by its pid.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from datetime import timedelta
 from functools import cache
 from typing import Any
 
-# How long a store that is served waits for a key if its client does not say; torch's default.
+# How long a served store waits for a key if its client sets no timeout; torch's default.
 TIMEOUT = timedelta(seconds=300)
 # Commands and answers travel in pieces that a socket takes at once; the first byte of each says whether it is the last.
 PIECE_BYTES = 64 * 1024
 MORE, LAST = b"+", b"."
-# Of a value that is longer, which no agent wrote, only the beginning is told.
+# Only the beginning of a longer value, which no agent wrote, is sent.
 VALUE_BYTES_MAX = 1 << 20
 WORDS_MAX = 300
 LISTENERS_MAX = 8  # addresses of one name, IPv4 and IPv6
@@ -57,7 +57,7 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @cache
 def import_store(mode: str) -> Any:
-    """torch's `TCPStore` class."""
+    """Returns torch's `TCPStore` class."""
     if mode == "careful" or hasattr(sys.modules.get("torch.distributed"), "TCPStore"):  # this process has torch
         return importlib.import_module("torch.distributed").TCPStore
     spec = importlib.util.find_spec("torch")
@@ -66,7 +66,7 @@ def import_store(mode: str) -> Any:
     stand_in.__path__, stand_in.__spec__, stand_in.__file__ = list(spec.submodule_search_locations), spec, spec.origin
     stand_in.distributed = types.ModuleType("torch.distributed")
     sys.modules.update({"torch": stand_in, "torch.distributed": stand_in.distributed})
-    # A store needs no arrays: torch does without numpy where that cannot be imported, and 8 MiB are saved.
+    # A store needs no arrays: torch does without numpy if that cannot be imported, which saves 8 MiB.
     modules: dict[str, Any] = sys.modules
     is_hidden = modules.setdefault("numpy", None) is None
     _C: Any = importlib.import_module("torch._C")  # noqa: N806
@@ -79,7 +79,7 @@ def import_store(mode: str) -> Any:
 
 
 def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[int]]]:
-    """Waits for commands, each with the listening sockets that it brings; none at the end of the control socket.
+    """Waits for commands, each with the listening sockets that it brings; empty at the end of the control socket.
 
     A store that was replaced or dropped before it was made is not made, nor asked: it would take the connections that
     are for the next one.
@@ -103,10 +103,10 @@ def newest_commands(control: socket.socket) -> list[tuple[dict[str, Any], list[i
 
 
 def next_command(control: socket.socket) -> tuple[bytes, list[int]]:
-    """One command, and what it brings; empty at the end of the control socket.
+    """Returns one command, and the sockets that it brings; empty at the end of the control socket.
 
     Raises:
-        BlockingIOError: the socket does not wait, and none has come.
+        BlockingIOError: the socket does not block, and no command has arrived.
     """
     said, brought = b"", list[int]()
     while True:
@@ -145,7 +145,7 @@ def main(control: socket.socket, mode: str) -> None:
                 elif do == "connect":
                     store = connect(store_class, **arguments)
                 answer(control, number, value=ask(store, do, **arguments) if do in QUESTIONS else None)
-            except RuntimeError as error:  # all that torch says of connections is one
+            except RuntimeError as error:  # torch raises it for all connection errors
                 if do == "serve":
                     raise  # the agent tries the careful mode
                 answer(control, number, error=str(error).partition("\n")[0][:WORDS_MAX] or type(error).__name__)
@@ -174,20 +174,20 @@ def forked(control: socket.socket) -> socket.socket:
 
 
 def ask_no_name_server() -> None:
-    """Lets this program know only those hosts that stand in `/etc/hosts`.
+    """Limits this program to the hosts in `/etc/hosts`.
 
-    Of each connection, torch wants to know the name behind the address, for its own log.  A name server that
+    torch looks up the name behind each connection's address, for its own log.  A name server that
     does not answer would hold up the store, and all its clients, for many seconds each time.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "__nss_configure_lookup"):  # glibc, see its nss.h; what else there is has no such choice
+    if hasattr(libc, "__nss_configure_lookup"):  # glibc, see its nss.h; other libraries have no such choice
         libc["__nss_configure_lookup"](b"hosts", b"files")
 
 
 def end_with(control: int) -> None:
-    """Ends the program with the control socket, also while torch waits for another machine, which has no limit."""
+    """Ends the program with the control socket, even while torch waits for another machine, without a limit."""
     poll = select.poll()
-    poll.register(control, 0)  # hanging up is always told
+    poll.register(control, 0)  # a hang-up is always reported
     poll.poll()
     os._exit(0)
 
@@ -198,7 +198,7 @@ def answer(control: socket.socket, number: int, **what: Any) -> None:
         for piece in pieces_of(json.dumps({"number": number, **what}).encode()):
             control.send(piece)
     except ConnectionError:
-        pass  # the agent has gone, and so have we
+        pass  # the agent is gone, and this process ends as well
 
 
 def serve(store_class: Any, listener: int, *others: int, keys: dict[str, str]) -> Any:
@@ -217,7 +217,7 @@ def serve(store_class: Any, listener: int, *others: int, keys: dict[str, str]) -
     )
     for key, value in keys.items():
         store.set(key, value)
-    is_first = not forwarded  # else they are since an earlier round
+    is_first = not forwarded  # else they have been since an earlier round
     for other in others:
         if is_first:
             forwarded.append(other)
@@ -237,7 +237,7 @@ def forward(listener: int, host: str, port: int) -> None:
         while True:
             try:
                 connect_through(accepting.accept()[0], host, port)
-            except OSError:  # the client has gone again, or no file is left for now
+            except OSError:  # the client is gone, or no more files can be opened for now
                 time.sleep(RETRY_INTERVAL_S)  # noqa: TID251  a thread of its own
 
 
@@ -251,17 +251,17 @@ def connect_through(client: socket.socket, host: str, port: int) -> None:
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
-    """Passes on what one side says, and then that it says no more."""
+    """Forwards one side's data, and then its end."""
     with suppress(OSError):
         while data := source.recv(FORWARD_BYTES):
             sink.sendall(data)
     for end, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
-        with suppress(OSError):  # it has gone
+        with suppress(OSError):  # it is gone
             end.shutdown(how)
 
 
 def loopback_address() -> str:
-    """IPv4's, unless this machine has none."""
+    """Returns IPv4's, unless this machine has none."""
     try:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -292,7 +292,7 @@ def lines_class() -> Any:
 
 
 def resend_soon() -> None:
-    """As `host/resending.py` has it, on all sockets here: torch does not say which one is its own."""
+    """Does what `host/resending.py` does, on all sockets here: torch does not tell which one is its own."""
     resend = runpy.run_path(beside("host/resending.py"))["resend_soon"]
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # it is closed by now
@@ -309,7 +309,7 @@ QUESTIONS = {"get", "set", "compare_set"}
 
 
 def ask(store: Any, do: str, key: str, **arguments: Any) -> str | None:
-    """A value in base64, since it may be any bytes; `None` where there is none."""
+    """Returns a value in base64, since it may be any bytes; `None` if there is none."""
     if store is None:
         raise RuntimeError("there is no store")
     if isinstance(store, lines_class()):
@@ -331,12 +331,12 @@ def told(value: bytes) -> str:
 
 
 def ignore_signals() -> None:
-    """As `host.signals` has it: workers need the store for what they save when all processes are asked to end."""
+    """As in `host.signals`: workers need the store for what they save when all processes are asked to end."""
     runpy.run_path(beside("host/signals.py"))["ignore_signals"]()
 
 
 def beside(path: str) -> str:
-    """A file of the package, which this program does not import."""
+    """Returns the path of a file of the package, which this program does not import."""
     return os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), path)
 
 

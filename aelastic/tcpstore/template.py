@@ -30,13 +30,13 @@ class StoreTemplate:
         self._has_failed = False
 
     async def fork(self, _: Sequence[str], fds: Mapping[int, int]) -> ForkedHelper | None:
-        """A child that runs the store's program (`child.Fork`)."""
+        """Forks a child that runs the store's program (`child.Fork`)."""
         async with self._lock:
             if self._has_failed:
                 return None
             try:
                 await self._process.make_ready()
-                with anyio.CancelScope(shield=True):  # else there might be a child that nothing waits for
+                with anyio.CancelScope(shield=True):  # otherwise there might be a child that nothing waits for
                     pid = await self._process.ask("fork", fds[FORKED_CONTROL], timeout_s=FORK_TIMEOUT_S)
             except (Death, Unanswered):
                 self._has_failed = True
@@ -45,5 +45,5 @@ class StoreTemplate:
             return ForkedHelper(pid)
 
     async def aclose(self) -> None:
-        """Ends the process; those that were forked from it go on."""
+        """Ends the process; its forks keep running."""
         await self._process.aclose()

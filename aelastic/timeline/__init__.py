@@ -1,8 +1,9 @@
-"""Event logs in, a picture and a trace out: `aelastic timeline`.
+"""Makes a picture and a trace of event logs: `aelastic timeline`.
 
-`files` finds the logs; `reader` makes entries of their lines, `node_reader` the story of one agent, `merge` that of
-the run (values in `model`).  `html` fills in the page, `page.html`, with the data of the picture from `chart`, of
-`boxes`, and `page.js`, which draws it, and `page.css`; `perfetto` is the trace; `text` says lengths of time.
+`files` finds the logs; `reader` turns lines into entries, `node_reader` those into the story of one agent,
+`merge` into that of the run (values in `model`).  `html` fills in the page, `page.html`, with the data
+of the picture from `chart`, of `boxes`, and `page.js`, which draws it, and `page.css`; `perfetto` is the trace;
+`text` words lengths of time.
 """
 
 __all__ = ["command", "files", "reader", "text"]

@@ -1,6 +1,6 @@
-"""The boxes of the picture: what a row shows in a stretch of time, and what is said of it.
+"""The boxes of the picture: what a row shows in a stretch of time, and its text.
 
-Where there are too many boxes, neighbours that are short become one.
+If there are too many boxes, short neighbours become one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Box:
     classes: str
     title: str
     label: str = ""
-    data: Mapping[str, str | int] = field(default_factory=dict)  # what else is known of it
+    data: Mapping[str, str | int] = field(default_factory=dict)  # what else is known about it
     known_until: float | None = None  # from then on it is a guess
 
 
@@ -98,7 +98,7 @@ def _life_box(node: NodeStory, life: Life) -> Box:
 
 
 def _generation_box(node: NodeStory, lives: Sequence[Life]) -> Box:
-    """All workers of a node, of one generation."""
+    """Returns one box for all workers of a node, of one generation."""
     worst = min((life.outcome for life in lives), key=_WORST_FIRST.index)
     start, end = min(life.start for life in lives), max(life.end for life in lives)
     ranks = f"ranks {min(life.rank for life in lives)} to {max(life.rank for life in lives)}"
@@ -117,7 +117,7 @@ Lines: TypeAlias = tuple[list[Box], list[list[Box]]]
 
 
 def fold_all(boxes: Sequence[Lines], length: float) -> tuple[Sequence[Lines], float]:
-    """Makes fewer boxes if there are too many; gives the length below which a box was merged, too."""
+    """Makes fewer boxes if there are too many; also returns the length below which a box was merged."""
     shortest, folded = 0.0, boxes
     while sum(len(agent) + sum(map(len, workers)) for agent, workers in folded) > BLOCKS_MAX and shortest < length:
         shortest = shortest * 2 or length / FOLD_PARTS

@@ -1,6 +1,6 @@
 """The data of the picture, which the page's script draws: a row for each agent and each worker.
 
-Pure.  `page.js` reads them as they are here: stretches of time from `s` to `e`, in seconds since the run began.
+Pure.  `page.js` reads them as they are: stretches of time from `s` to `e`, in seconds since the run began.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Json: TypeAlias = dict[str, Any]
 SIZES = ((32, 20.0, 20.0, 12.0), (96, 10.0, 13.0, 7.0), (256, 5.0, 9.0, 4.0))
 WORKER_ROWS_MAX = SIZES[-1][0]  # with more, the workers of a node share a row: 256 of 5 pixels fill a large screen
 COLLAPSED = (14.0, 10.0, 5.0)
-NODES_MAX = 500  # rows of nodes that are drawn; a browser shows a picture of 15,000 pixels yet
-HEAT_PARTS = 160  # in which it is looked at where the run lost time
-# What each kind of mark looks like, and is called.  A failure is drawn.
+NODES_MAX = 500  # rows of nodes that are drawn; a browser still shows a picture of 15,000 pixels
+HEAT_PARTS = 160  # of the run, each with the time that it lost
+# The look and the name of each kind of mark.  A failure is drawn.
 _GLYPHS: dict[MarkKind, tuple[str, str]] = {
     "failure": ("⊗", "failure"), "noticed": ("!", "noticed"), "recovered": ("↻", "recovered in place"),
     "compared": ("≠", "ranks compared"),
@@ -41,7 +41,7 @@ class Chart:
 
 
 def chart_of(story: Story) -> Chart:
-    """The picture of a run."""
+    """Returns the picture of a run."""
     nodes, notes = story.nodes[:NODES_MAX], list[str]()
     workers = sum(node.workers for node in nodes)
     fitting = next((sizes for most, *sizes in SIZES if workers <= most), None)
@@ -117,14 +117,14 @@ def _mark(mark: Mark, *, is_collapsed: bool) -> Json:
 
 
 def restart_words(restart: Restart) -> str:
-    """What a restart was, in a few lines."""
+    """Describes a restart in a few lines."""
     after = "" if restart.is_over else ", and not all workers ran again"
     text = f"Restart {restart.number}{' in place' * restart.in_place}: {duration(restart.took_s)}{after}"
     return "\n".join(filter(None, [text, restart.culprit or restart.reason, recovery_words(restart)]))
 
 
 def recovery_words(restart: Restart) -> str:
-    """How many workers kept their processes in a restart in place; empty if it was none."""
+    """Says how many workers kept their processes in a restart in place; empty for other restarts."""
     recovery = restart.recovery
     if recovery is None:
         return ""
@@ -134,7 +134,7 @@ def recovery_words(restart: Restart) -> str:
 
 
 def _heat(restarts: Sequence[Restart], length: float) -> list[Json]:
-    """Parts of the run of which some went to restarts: how much, as a share of the most that any part lost."""
+    """Returns the parts of the run that lost time to restarts: how much, as a share of the most that any part lost."""
     part = length / HEAT_PARTS
     lost, counts = [0.0] * HEAT_PARTS, [0] * HEAT_PARTS
     for restart in restarts:

@@ -8,7 +8,7 @@ from typing import Any
 # Nanoseconds are kept in 64 bits.
 WHOLE_MAX = 1 << 63
 SECONDS_MAX = WHOLE_MAX / 1e9
-# As `docs/reference/event-log.schema.json` has them.
+# As in `docs/reference/event-log.schema.json`.
 _INTEGERS = frozenset(
     ("absent", "count", "exitcode", "first_rank", "generation", "group_rank", "group_world_size", "late",
      "local_rank", "local_world_size", "max_nodes", "max_restarts", "min_nodes", "monotonic_ns", "most", "nodes",

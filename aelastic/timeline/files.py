@@ -28,10 +28,10 @@ _SAME_PROCESS_S = 2.0
 
 
 def sources_of(folder: Path) -> Iterator[Path]:
-    """The event logs in a folder.
+    """Yields the event logs in a folder.
 
     Raises:
-        InputError: there is none.
+        InputError: it has none.
     """
     if folder.is_file():
         yield folder.resolve()
@@ -47,7 +47,7 @@ def sources_of(folder: Path) -> Iterator[Path]:
     found, root = False, folder.resolve()
     for here, below, files in os.walk(root):  # does not follow `latest`, which is a link to one of the others
         depth = len(Path(here).relative_to(root).parts)
-        # What workers write is there, a folder for each.
+        # Those hold the workers' output, in a folder each.
         below[:] = sorted(name for name in below if depth < DEPTH_MAX and not name.startswith("attempt_"))
         if FILE_NAME in files and os.path.isfile(os.path.join(here, FILE_NAME)):
             found = True
@@ -60,7 +60,7 @@ def sources_of(folder: Path) -> Iterator[Path]:
 
 
 def read_all(paths: Iterable[Path], show: Show | None = None) -> list[Log]:
-    """The logs in files and folders; a file that is named twice is read once.
+    """Returns the logs in files and folders; a file that is named twice is read once.
 
     Args:
         show: called now and then with a line that says how much has been read.
@@ -74,7 +74,7 @@ def read_all(paths: Iterable[Path], show: Show | None = None) -> list[Log]:
 
 
 class _Reading:
-    """How much of all files has been read, told while their lines go through `lines`."""
+    """Reports how much of all files has been read, while their lines go through `lines`."""
 
     def __init__(self, sources: Sequence[Path], show: Show) -> None:
         self._show, self._read = show, 0
@@ -91,13 +91,13 @@ class _Reading:
 
 
 def _size_of(source: Path) -> int:
-    with suppress(OSError):  # it is gone, and reading it says so
+    with suppress(OSError):  # it is gone, which reading it reports
         return source.stat().st_size
     return 0
 
 
 def read_file(source: Path, watch: Watch = iter) -> list[Log]:
-    """The logs in a file.
+    """Returns the logs in a file.
 
     Args:
         watch: all lines go through it.
@@ -122,7 +122,7 @@ def read_file(source: Path, watch: Watch = iter) -> list[Log]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """The lines; one that is too long is cut just above the limit."""
+    """Yields the lines; one that is too long is cut just above the limit."""
     while line := file.readline(LINE_BYTES_MAX + 1):
         rest = line
         while not rest.endswith(b"\n") and len(rest) > LINE_BYTES_MAX:
@@ -131,7 +131,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _is_alive(pid: int, since: float) -> bool:
-    """True if the process of that pid lives and began by then: pids are used again."""
+    """Whether the process with this pid is alive and began by then: pids are reused."""
     fields = stat_fields(pid)
     if fields is None:
         return False

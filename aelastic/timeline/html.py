@@ -1,4 +1,4 @@
-"""The page: the picture, what the run spent its time on, and what each restart cost.
+"""The page: the picture, how the run spent its time, and what each restart cost.
 
 Pure.  One file that needs nothing else: no network, no fonts, no library.  Its content security policy lets only its
 own script run, so nothing in a log can.
@@ -29,7 +29,7 @@ _MADE_UP = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def page(story: Story) -> str:
-    """The whole page, as HTML."""
+    """Returns the whole page, as HTML."""
     chart = chart_of(story)
     title = f"{_name(story)}: timeline"
     # In a script element that holds no script, `<` alone could end it.
@@ -54,7 +54,7 @@ def page(story: Story) -> str:
 
 
 def summary(story: Story) -> str:
-    """What a run spent its time on, in one line."""
+    """Says in one line how a run spent its time."""
     length, is_known = story.length_s, story.is_training_known
     parts = [f"{WORDS.get(name, name)} {_percent(part, length)}" for name, part in story.spent.items() if part]
     parts = [f"{duration(length)}: {', '.join(parts)}" if is_known else _unknown(story)]
@@ -109,12 +109,12 @@ def _script(story: Story) -> str:
 
 
 def _name(story: Story) -> str:
-    """What people call the run: its id, or the script where the id is one that the agent made up."""
+    """Returns the run's name for people: its id, or the script if the agent made up the id."""
     return (_MADE_UP.fullmatch(story.run_id) and _script(story)) or story.run_id
 
 
 def _closing(story: Story) -> str:
-    """What is known of a run whose end is in no log."""
+    """Says what is known about a run whose end is in no log."""
     closings = {node.closing for node in story.nodes} - {"ended"}
     if "running" in closings:
         return CLOSING_WORDS["running"]  # with one agent the run lives

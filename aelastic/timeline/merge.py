@@ -1,4 +1,4 @@
-"""Merges what the logs of all nodes say: one line of time, and what each restart cost.
+"""Merges the logs of all nodes: into one timeline, with the cost of each restart.
 
 A restart begins when the first worker was gone or, where nodes came or went, when the first agent knew of it.  It is
 over when the last node of the next round has started all its workers.
@@ -33,13 +33,13 @@ def tell_story(logs: Sequence[Log]) -> Story:
     _bound_open_ends(nodes, length)
     count = Counter(node.name for node in nodes)
     for node in nodes:
-        if count[node.name] > 1:  # agents of one host get their pid, too
+        if count[node.name] > 1:  # agents of one host also get their pid
             node.name = f"{node.name} · {node.pid}"
     restarts = _restarts(nodes, length)
     ended = [node for node in nodes if node.closing == "ended"]
     last = max(ended, key=lambda node: node.ends, default=None)
     is_over = last is not None and all(node.closing in {"ended", "cut off"} or node.gone_by < length for node in nodes)
-    # The first worker that failed in the last round, if no other round was to follow.
+    # The first worker that failed in the last round, if no other round had to follow.
     number = max(number for node in nodes for number in (0, *node.formed))
     _, culprit = min(_failures(nodes).get(number, []), default=(0.0, ""))
     culprit = "" if any(number in node.told for node in nodes) else culprit
@@ -105,18 +105,18 @@ def _restarts(nodes: Sequence[NodeStory], length: float) -> list[Restart]:
 
 
 def _recovery(nodes: Sequence[NodeStory], number: int | None) -> Recovery | None:
-    """How the workers of all nodes continued in place in a round; `None` if they did not."""
+    """Returns how the workers of all nodes continued in place in a round; `None` if they did not."""
     found = [node.recovered[number] for node in nodes if number is not None and number in node.recovered]
     if not found:
         return None
-    # Ranks that have kept their state name themselves; a replacement names the rank that gave it.
+    # Ranks that have kept their state name themselves; a replacement names the rank that sent it.
     source = max(found, key=lambda each: each.workers - each.kept)
     workers = sum(node.workers for node in nodes if number in node.formed)  # also of nodes that kept none
     return Recovery(sum(each.kept for each in found), workers, source.step, source.source_rank)
 
 
 def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
-    """By round, when workers failed, which and why."""
+    """Returns by round when workers failed, which, and why."""
     failures: dict[int, list[tuple[float, str]]] = {}
     for node in nodes:
         for life in node.lives:
@@ -130,7 +130,7 @@ def _failures(nodes: Sequence[NodeStory]) -> dict[int, list[tuple[float, str]]]:
 
 
 def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple[Block, ...]:
-    """The phases of a node in a restart; while its workers still ran, or had finished, it had not heard of it yet."""
+    """Returns a node's phases in a restart; it did not know of it while its workers still ran, or had finished."""
     blocks: list[Block] = []
     is_news = was_there
     first = bisect.bisect_right(node.blocks, start, key=lambda block: block.end)
@@ -148,7 +148,7 @@ def _cut(node: NodeStory, start: float, end: float, *, was_there: bool) -> tuple
 
 
 def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, float | None]:
-    """How a node's workers of a round were started, and after how long one of them had written something."""
+    """Returns how a node's workers of a round were started, and how long it took until one had written something."""
     lives = [life for life in node.lives if life.round == number]
     outputs = [life.output_at for life in lives if life.output_at is not None]
     kinds = sorted({life.kind for life in lives if life.kind}, reverse=True)
@@ -156,10 +156,10 @@ def _start_of(node: NodeStory, number: int | None, since: float) -> tuple[str, f
 
 
 def _spent(logs: Sequence[Log], zero: float, length: float) -> dict[str, float]:
-    """What the whole run went on, by `time_spent.ON`."""
+    """Returns how the whole run spent its time, by `time_spent.ON`."""
     spent = TimeSpent(GAP_S)
     for at, entry in in_order(logs):
-        with suppress(ValueError, TypeError):  # it lacks what it should have; the rest counts
+        with suppress(ValueError, TypeError):  # a field is missing; the others count
             spent.tell(entry.kind, entry.fields.get, at)
     return spent.until(zero + length)
 

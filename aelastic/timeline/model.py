@@ -6,7 +6,7 @@ the `Story` of all of them.
 - An agent's row is cut into phases without gaps.  `detect` is the end of the workers' `run`: from the moment when the
   first of them was gone until the agent knew why.
 - A worker's row holds its lives, one for each generation.
-- A log without an end is told as far as it goes; the phase of that moment is open.
+- A log without an end is shown as far as it goes; its last phase is open.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MarkKind: TypeAlias = Literal[
 # The phases of a restart, in the order in which a node goes through them.
 RESTART_PHASES = ("detect", "stop", "await", "rendezvous", "spawn")
 NO_RANK = 1 << 30
-# An agent whose log does not end may have lived this much longer: it writes a heartbeat as often.
+# An agent whose log does not end may have lived this much longer: it writes a heartbeat at this interval.
 UNKNOWN_END_S = 60.0
 
 
@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One process of a worker, from its start until it was gone."""
+    """One process of a worker, from its start to its end."""
 
     generation: int
     round: int
@@ -55,19 +55,19 @@ class Life:
     outcome: Outcome = "open"
     headline: str = ""  # why it failed
     exitcode: int | None = None  # of a failure
-    known_at: float = 0.0  # when the agent knew of its end
+    known_at: float = 0.0  # when the agent learned of its end
     last_round: int = 0  # that it took part in: in place, a process outlives its first round
     is_replacement: bool = False  # in place, of a process that was lost
-    kind: str = ""  # of its start: "warm" or "cold"; "" where the log does not say
+    kind: str = ""  # of its start: "warm" or "cold"; "" if the log does not say
     output_at: float | None = None  # its first output, and its first process group, if they were seen
     group_at: float | None = None
 
     @property
     def is_up_at(self) -> float | None:
-        """When its start was over, as far as that is seen from outside."""
+        """When its start was over, as far as can be seen from outside."""
         return self.group_at if self.output_at is None else self.output_at
 
-    progress: str = ""  # how far its output said that it came
+    progress: str = ""  # the last progress that its output reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The moment when a node learnt that all workers start again."""
+    """The moment when a node learned that all workers restart."""
 
     at: float
     cause: str
@@ -96,7 +96,7 @@ class Recovery:
     """How the workers of a node, or of all nodes, continued in place."""
 
     kept: int
-    workers: int  # with those that were not kept
+    workers: int  # including those that were not kept
     step: int  # of the state
     source_rank: int  # that it came from; -1: none
 
@@ -109,7 +109,7 @@ class NodeStory:
     pid: int
     begins: float
     ends: float = 0.0  # as far as the log goes
-    # Where the log does not say: it was gone then, or may still be there at the end of the picture.
+    # If the log does not say: it was gone then, or may still be there at the end of the picture.
     gone_by: float = 0.0
     closing: Closing = "unknown"
     ends_at_start: bool = False  # the log's last entry says that the workers are started
@@ -125,15 +125,15 @@ class NodeStory:
     started: dict[int, float] = field(default_factory=dict[int, float])  # by round: all its workers run
     told: dict[int, Told] = field(default_factory=dict[int, Told])  # by the round that was over
     recovered: dict[int, Recovery] = field(default_factory=dict[int, Recovery])  # by the round that continues in place
-    odd: int = 0  # entries that lack what they should have
+    odd: int = 0  # entries with missing fields
     lost: int = 0  # records that the agent could not write
 
     def lose(self, records: int) -> None:
-        """The agent could not write so many records."""
+        """Counts records that the agent could not write."""
         self.lost += records
 
     def ranks_of(self, local_rank: int) -> tuple[int, ...]:
-        """The global ranks that one of its workers had, in order, without repetition."""
+        """Returns the global ranks that one of its workers had, in order, without repetition."""
         return tuple(dict.fromkeys(life.rank for life in self.lives if life.local_rank == local_rank))
 
 
@@ -143,8 +143,8 @@ class Share:
 
     node: int  # its place among the nodes of the story
     blocks: tuple[Block, ...]  # cut to the restart
-    kind: str = ""  # of its workers' start: "warm", "cold", both, or "" where the log does not say
-    output_s: float | None = None  # from the beginning of the restart until one of its workers has written something
+    kind: str = ""  # of its workers' start: "warm", "cold", both, or "" if the log does not say
+    output_s: float | None = None  # from the beginning of the restart until one of its workers wrote something
 
     def spent(self, name: str) -> float:
         return sum(block.end - block.start for block in self.blocks if block.name == name)
@@ -177,14 +177,14 @@ class Restart:
 
     @property
     def first_output(self) -> Share | None:
-        """The node whose workers have written something first."""
+        """The node whose workers wrote something first."""
         seen = [share for share in self.shares if share.output_s is not None]
         return min(seen, key=lambda share: share.output_s or 0.0, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A run, as its event logs tell it."""
+    """A run, according to its event logs."""
 
     run_id: str
     entrypoint: str
@@ -193,14 +193,14 @@ class Story:
     nodes: tuple[NodeStory, ...]
     restarts: tuple[Restart, ...]
     spent: dict[str, float]  # seconds of each of `time_spent.ON`; together `length_s`
-    state: str  # of the job, as the last agent saw it; "" where no agent saw the end
+    state: str  # of the job, as the last agent saw it; "" if no agent saw the end
     reason: str
     culprit: str  # the worker whose failure ended the job, where and why; "" if none did
     notes: tuple[str, ...]  # sentences below the picture
 
     @property
     def is_training_known(self) -> bool:
-        """True if shares of the whole mean something.
+        """Whether shares of the whole mean something.
 
         They do not if the logs end just after the workers had started: more training may have followed than they show.
         """

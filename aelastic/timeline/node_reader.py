@@ -10,9 +10,9 @@ from aelastic.timeline.model import NO_RANK, Block, Life, Mark, MarkKind, NodeSt
 from aelastic.timeline.reader import Entry, Log, recovered_in
 from aelastic.timeline.text import counted
 
-# The block for each phase of the worker group, as the log has it.
+# The block for each phase of the worker group, by its name in the log.
 _PHASE_IN = {phase.value: name for phase, name in NAME_OF.items()}
-# Marks that say what their records say.
+# Marks with the text of their records.
 _MARKS: dict[str, tuple[MarkKind, str]] = {
     "compared": ("compared", "{text}"), "waited": ("waited", "{text}"), "killed": ("killed", "SIGKILL: {reason}"),
     "stacks_taken": ("stacks", "stacks taken: {why} ({path})"),
@@ -37,7 +37,7 @@ class NodeReader:
         self._zero = zero
         begins = log.first_wall - zero
         self._node = NodeStory(log.host or "?", log.pid, begins, ends=begins)
-        self._phase: str | None = None  # what goes on now
+        self._phase: str | None = None  # the current one
         self._detect_since: float | None = None  # when a worker was gone; the others ran on until the agent knew
         self._alive: dict[int, Life] = {}
         self._progress: dict[tuple[int, int], str] = {}  # by generation and local rank
@@ -202,7 +202,7 @@ def _kind_of(told: object) -> str:
 
 
 def _is_of_a_start(entry: Entry) -> bool:
-    """Whether a record says that workers are started; three of them do."""
+    """Whether a record says that workers are started; three kinds do."""
     match entry.kind:
         case "phase_took":
             return entry.text("name") == "spawn"
@@ -213,6 +213,6 @@ def _is_of_a_start(entry: Entry) -> bool:
 
 
 def _decided(entry: Entry) -> str:
-    """What was decided, and what would have changed it."""
+    """Says what was decided, and what would have changed it."""
     otherwise = entry.text("otherwise")
     return entry.text("reason") + (f" (to restart anyway: {otherwise})" if otherwise else "")

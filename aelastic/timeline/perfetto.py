@@ -1,7 +1,7 @@
 """The trace for Perfetto and Chrome: nodes are processes, the agent and each worker a thread.
 
-Pure.  The form is the Trace Event Format, as JSON: complete events (`X`) with microseconds, instants (`i`) for what
-took no time, metadata (`M`) for names.  The first process is the job, with its restarts.
+Pure.  The form is the Trace Event Format, as JSON: complete events (`X`) with microseconds, instants (`i`) for
+moments, metadata (`M`) for names.  The first process is the job, with its restarts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _JOB, _AGENT = 0, 0  # process and thread ids; nodes and workers are counted fro
 
 
 def trace(story: Story) -> Json:
-    """What the file holds."""
+    """Returns the contents of the file."""
     events = [*_job(story)]
     for place, node in enumerate(story.nodes):
         events += _node(node, place + 1)
@@ -80,7 +80,7 @@ def _name(what: str, pid: int, tid: int, name: str) -> Json:
 
 
 def _complete(name: str, category: str, pid: int, tid: int, span: tuple[float, float], args: Json) -> Json:
-    # Both ends are rounded, not the length: what begins where another ends does so in the file, too.
+    # Both ends are rounded, not the length: what begins where another ends also does so in the file.
     start, end = (round(seconds * 1e6) for seconds in span)
     return {
         "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start, "dur": end - start, "args": args,

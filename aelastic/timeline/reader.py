@@ -1,7 +1,7 @@
 """Reads event logs from their lines: damaged lines are left out and counted.
 
 Pure: lines go in, a `Log` comes out.  A log may be read while it is written, or may have been cut off: its last line
-is then unfinished, which is no damage.  The offsets between the clocks of several nodes are found here, too.
+is then unfinished, which is not damage.  The offsets between the clocks of several nodes are also found here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aelastic.timeline.fields import SECONDS_MAX, WHOLE_MAX, check
 SCHEMA_VERSION = 1
 # A failure and its stack are cut to 8 KiB each, its traceback to 32 KiB; escaped as JSON, six times that at most.
 LINE_BYTES_MAX = 1 << 20
-# News of a round takes about this long to reach all nodes on a busy machine: a smaller difference proves nothing.
+# A new round takes about this long to reach all nodes on a busy machine: a smaller difference proves nothing.
 AGREEING_CLOCKS_S = 0.05
 # Agents of one host have one clock; if they differ by more, two hosts have the same name.
 SAME_CLOCK_S = 1.0
@@ -31,7 +31,7 @@ _LONG_AGO = datetime.fromtimestamp(0, UTC)
 
 
 class UnknownVersionError(ValueError):
-    """A log of a schema version that this aelastic does not know."""
+    """The log has a schema version that this aelastic does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +47,18 @@ class Entry:
         return "" if value is None else str(value)
 
     def number(self, name: str) -> int:
-        """A whole number.
+        """Returns a whole number.
 
         Raises:
-            ValueError: it is missing, or none.
+            ValueError: it is missing, or not a whole number.
         """
         return _whole(self.fields.get(name), name)
 
     def seconds(self, name: str) -> float:
-        """A length of time.
+        """Returns a length of time.
 
         Raises:
-            ValueError: it is missing, or none.
+            ValueError: it is missing, or not a length of time.
         """
         value = self.fields.get(name)
         # Compared, not converted: an integer may be too large for a float.
@@ -68,7 +68,7 @@ class Entry:
 
 
 def recovered_in(entry: Entry) -> Recovered:
-    """The recovery in place that an entry records.
+    """Returns the recovery in place that an entry records.
 
     Raises:
         ValueError: a field is missing, or has another type.
@@ -109,18 +109,18 @@ class Log:
 
     @property
     def is_ended(self) -> bool:
-        """True if its last record is the end of the run."""
+        """Whether its last record is the end of the run."""
         return self.entries[-1].kind == "run_ended"
 
     @property
     def pid(self) -> int:
-        """The agent's; -1 where that line is damaged."""
+        """The agent's; -1 if that line is damaged."""
         pid = next((entry.fields.get("pid") for entry in self.entries if entry.kind == "run_began"), None)
         return pid if isinstance(pid, int) else -1
 
 
 def read_logs(source: str, lines: Iterable[bytes]) -> list[Log]:
-    """The logs that these lines are, one for each agent; at least one, which may have no entries.
+    """Returns the logs in these lines, one for each agent; at least one, which may have no entries.
 
     Args:
         source: where they come from, for messages.
@@ -190,9 +190,9 @@ def _moment(record: dict[str, Any]) -> datetime:
 
 
 def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
-    """Logs by run, the run that began last comes last.
+    """Returns logs by run; the run that began last comes last.
 
-    Logs belong together that have the run id in common and overlap in time: a run id may be used again tomorrow.
+    Logs belong together if they have the same run id and overlap in time: a run id may be used again tomorrow.
     """
     by_id: dict[str, list[Log]] = defaultdict(list)
     for log in logs:
@@ -210,7 +210,7 @@ def runs_of(logs: Sequence[Log]) -> list[list[Log]]:
 
 
 def in_order(logs: Sequence[Log]) -> list[tuple[float, Entry]]:
-    """All records, as they happened: how far the clocks of nodes that have met differ is known."""
+    """Returns all records in order of time, corrected for the clocks of nodes that have met."""
     told: list[tuple[float, Entry]] = []
     for run in runs_of([log for log in logs if log.entries]):
         for log, offset in zip(run, offsets_of(run)[0], strict=True):
@@ -219,7 +219,7 @@ def in_order(logs: Sequence[Log]) -> list[tuple[float, Entry]]:
 
 
 def offsets_of(logs: Sequence[Log]) -> tuple[list[float], list[str]]:
-    """How far each log's clock is ahead of that of the log with most rounds, and notes about it.
+    """Returns how far each log's clock is ahead of that of the log with most rounds, and notes about it.
 
     All nodes of a round learn at the same moment that it is complete.  So a node's clock is ahead by the difference
     between its time of that and another node's: the median over all rounds that they share.  Agents of one host share
@@ -260,7 +260,7 @@ def _shifted(log: Log, ahead: float, root: Log) -> str:
 
 
 def _rounds(log: Log) -> dict[int, float]:
-    """When each round was complete."""
+    """Returns when each round was complete."""
     formed: dict[int, float] = {}
     for entry in log.entries:
         number = entry.fields.get("round")

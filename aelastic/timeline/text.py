@@ -9,12 +9,12 @@ from aelastic.observe.status_text import counted as counted  # noqa: PLC0414  of
 
 
 def safe(text: object) -> str:
-    """Text from a log as HTML: nothing in it is markup, either."""
+    """Returns text from a log as HTML: nothing in it is markup."""
     return html.escape(printable(str(text)))
 
 
 def duration(seconds: float) -> str:
-    """For people, as in `48 ms` or `1 h 12 min`."""
+    """Returns a length of time for people, as in `48 ms` or `1 h 12 min`."""
     if seconds < 0.00095:
         return f"{seconds * 1e3:.2g} ms" if seconds > 0 else "0"
     if seconds < 0.9995:

@@ -11,13 +11,13 @@ import torch
 
 from aelastic.training.link import Link, RoundOver
 
-# How long a rank whose collective failed waits for the agent to end the round, where no socket of the round is closed.
+# How long a rank whose collective failed waits for the agent to end the round, if no socket of the round is closed.
 _UNCUT_S = 0.2
-_SOON_S = 3.0  # before it says that it waits
+_SOON_S = 3.0  # before it prints that it waits
 
 
 def is_consequence(error: BaseException, link: Link, number: int, patience_s: float) -> bool:
-    """Whether a collective raised the error because the round ended.  The agent has said so, or does so soon.
+    """Whether a collective raised the error because the round ended, as the agent has reported or soon reports.
 
     An error that the script raises is always its own.  So is one after which the process cannot use its device.
 
@@ -25,7 +25,7 @@ def is_consequence(error: BaseException, link: Link, number: int, patience_s: fl
         error: what the function raised.
         link: to the agent.
         number: of the round.
-        patience_s: seconds until the error is taken for this rank's own, where a socket of the round is closed.
+        patience_s: seconds until the error is taken for this rank's own, if a socket of the round is closed.
     """
     if isinstance(error, RoundOver):
         return True
@@ -52,7 +52,7 @@ def _own_errors() -> tuple[type[BaseException], ...]:
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """The error and its causes: a framework may have wrapped the error of a collective."""
+    """Returns the error and its causes: a framework may have wrapped the error of a collective."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:

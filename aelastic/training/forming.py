@@ -35,7 +35,7 @@ class Forming:
     def _make_group(self, make: torch_private.Make) -> torch_private.Make:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             with self._link.sockets.opening():
-                # Not before: the round may end in between, and the thread cuts what is being opened as it ends.
+                # Checked only now: the round may end just before, and the thread cuts only what is being opened then.
                 self._check()
                 made = make(*args, **kwargs)
                 group, _ = made

@@ -1,8 +1,8 @@
-"""What this process keeps across rounds: the objects that hold the state, the step it is of, and whether it is whole.
+"""What this process keeps across rounds: the objects that hold the state, its step, and whether it is whole.
 
 The state is whole from a commit until the next update begins.  An update begins in an optimizer's step, after its
 closure has made the gradients, and never once the round is over: a script may have swallowed the error of a collective,
-and its gradients would not be those of all ranks.  If the round ends during an update, that waits for the commit:
+and its gradients would not be those of all ranks.  If the round ends during an update, the end waits for the commit:
 otherwise a script with two optimizers could lose the state, if the round ends between their steps on all ranks, as it
 may when a node joins or is drained.  An update without an optimizer of torch shows in the versions of the
 parameters (`Tensor._version`), which any change raises.
@@ -46,13 +46,13 @@ class Kept:
 
         Args:
             check: raises if the round is over.
-            hold_end: an update begins, and the end of the round waits for its commit; returns whether it is over.
-            release_end: the state is whole again.
+            hold_end: makes the end of the round wait for the commit of an update; returns whether it is over.
+            release_end: called once the state is whole again.
         """
         self.step = NO_STEP
         self.is_whole = False
         self.is_watching = True
-        self.is_fresh = True  # what the script has made, and nothing has changed: no step, no part of another's state
+        self.is_fresh = True  # as the script has made it, changed neither by a step nor by another rank's state
         self.objects: Sequence[Any] = ()
         self.fingerprints = 0  # how often this job has compared them
         self.hold_vote: Callable[[], None] | None = None  # where a loss could leave replica groups a step apart
@@ -69,7 +69,7 @@ class Kept:
         self._remove_scaler_hook = torch_private.register_scaler_update_pre_hook(self._before_scaler_update)
 
     def close(self) -> None:
-        """Watches no more."""
+        """Stops watching."""
         self.is_watching = False
         self._hook.remove()
         self._remove_scaler_hook()
@@ -83,7 +83,7 @@ class Kept:
         return NO_STEP if self.older is None else self.older.step
 
     def note_versions(self) -> None:
-        """Called before anything may change the parameters unnoticed; no-op if the last commit did it."""
+        """Notes the parameters' versions before anything may change them unnoticed; no-op if the last commit did."""
         if self._versions is None:
             self._versions = self._versions_now()
 
@@ -103,24 +103,24 @@ class Kept:
         return any(old is not new for old, new in zip(self.objects, objects, strict=False))
 
     def adopt(self, objects: Sequence[Any], step: int) -> None:
-        """These objects have the whole state of this step from now on."""
+        """From now on, these objects hold the whole state of this step."""
         self.tear()
         self.older = None
         self.hold(objects)
         self.commit(step)
 
     def hold(self, objects: Sequence[Any]) -> None:
-        """These objects have the state, whole or not, from now on."""
+        """From now on, these objects hold the state, whole or not."""
         self.objects = objects
         self._modules = [module for each in modules_of(objects) for module in each.modules()]
-        # Not to be looked up later: in the middle of a step, modules of FSDP have others, which are not sharded.
+        # Looked up now: in the middle of a step, modules of FSDP have other parameters, which are not sharded.
         self._parameters = [each for module in modules_of(objects) for each in module.parameters()]
         self._modes = list(map(_MODE, self._modules))
         self._buffers = [_Buffer(module, name) for module in self._modules for name in torch_private.buffers_of(module)]
         self._small_buffers = None
 
     def commit(self, step: int) -> None:
-        """The state is whole, and that of this step.  Costs microseconds: it is called once a step."""
+        """Notes that the state is whole, and that of this step.  Called once a step, so it takes only microseconds."""
         if self.is_whole:  # no optimizer has made an update: there was none to make, or it was made by other means
             self._check_other_objects()
             self._versions = self._versions_now()
@@ -141,14 +141,14 @@ class Kept:
 
     @contextmanager
     def buffers_as_committed(self) -> Iterator[None]:
-        """Meanwhile, buffers are what they were at the commit; then again what the forward pass has made of them."""
+        """Gives buffers their values at the commit within the `with` block, and then those they have now."""
         with ExitStack() as stack:
             for buffer in self._buffers:
                 stack.enter_context(buffer.as_committed())
             yield
 
     def clear_gradients(self) -> None:
-        """Many loops clear gradients after the update: those of a lost step would be added to the next ones.
+        """Clears gradients: many loops do so after the update, so those of a lost step would be added to the next.
 
         A `GradScaler` notes whose gradients it has unscaled, and would not unscale the next ones.
         """
@@ -158,7 +158,7 @@ class Kept:
             torch_private.forget_unscaled(each)
 
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Called by torch before the step of any optimizer; what it returns replaces the arguments."""
+        """Called by torch before the step of any optimizer; the return value replaces the arguments."""
         is_positional = len(args) > 1  # after the optimizer itself
         closure = args[1] if is_positional else kwargs.get("closure")
         if closure is None:
@@ -244,7 +244,7 @@ class _Buffer:
 
     @property
     def place(self) -> tuple[dict[str, torch.Tensor | None], str]:
-        """Where the module has it."""
+        """The module's dictionary of buffers, and the buffer's name in it."""
         return self._buffers, self._name
 
     @property
@@ -253,11 +253,11 @@ class _Buffer:
         return self._live
 
     def keep_in(self, copy: torch.Tensor) -> None:
-        """The value at the last commit, which this tensor has, is there from now on."""
+        """Keeps the value at the last commit in this tensor, which already has it."""
         self._kept = copy
 
     def to_copy(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The copy and what is to be copied into it; None if it is up to date."""
+        """Returns the copy and the tensor to copy into it; None if the copy is up to date."""
         live = self._buffers.get(self._name)
         if live is None:
             self._live = self._kept = None
@@ -283,7 +283,7 @@ class _Buffer:
     def rewind(self) -> None:
         if self._live is None or self._kept is None:
             return
-        self._buffers[self._name] = self._live  # the lost step may have put another tensor in its place
+        self._buffers[self._name] = self._live  # the lost step may have replaced it with another tensor
         self._live.copy_(self._kept)
 
 
@@ -316,7 +316,7 @@ class _SmallBuffers:
             self._alike.append((join, live_ones, joined))
 
     def copy(self) -> bool:
-        """Copies them, unless a module has another tensor or another buffer than before: then it returns False."""
+        """Copies them; returns False instead if a module has another tensor or another buffer than before."""
         if not all(map(is_, [buffers.get(name) for buffers, name in self._places], self._live)):
             return False
         for join, live, joined in self._alike:
@@ -329,7 +329,7 @@ def _is_small(buffer: torch.Tensor) -> bool:
 
 
 def made(objects: Sequence[Any]) -> Iterator[Any]:
-    """The objects, each `Late` one replaced by that which the framework has made."""
+    """Yields the objects, with each `Late` one replaced by the object that the framework has made."""
     for each in objects:
         late = getattr(each, "made", None)
         yield each if late is None else late

@@ -8,9 +8,9 @@ if TYPE_CHECKING:
 
 
 class Late:
-    """Stands in `Round.share` for an object that a framework makes later, such as its optimizer.
+    """A placeholder in `Round.share` for an object that a framework makes later, such as its optimizer.
 
-    It keeps the state until `Round.attach` gives it to that object, and has the object's state from then on.
+    Keeps the state until `Round.attach` gives it to that object; from then on, its state is that of the object.
     """
 
     def __init__(self) -> None:

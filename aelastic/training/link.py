@@ -1,6 +1,6 @@
 """The connection of a worker to its agent, and the thread that listens to it.
 
-The thread notes what the agent says, and cuts the sockets of a round that is over, so that the main thread leaves its
+The thread notes what the agent sends, and cuts the sockets of a round that is over, so that the main thread leaves its
 collective.  It raises nothing in the main thread: Python code is never interrupted at an arbitrary place.
 """
 
@@ -26,17 +26,17 @@ _FLUSH_S = 1.0
 _LONGER_S = 0.2
 _PEER_S = 1.0  # from a peer's closed socket to the agent's message
 _UPDATE_S = 1.0  # how long the end of a round waits for an update; a script may wait for a lost rank before its commit
-_UPDATE_AGAIN_S = 0.001  # between two looks whether the update has ended
+_UPDATE_AGAIN_S = 0.001  # between two checks whether the update has ended
 
 
-class RoundOver(BaseException):  # no `Exception`, so that `except Exception` in a script lets it pass
+class RoundOver(BaseException):  # not an `Exception`, so that `except Exception` in a script lets it pass
     """Another rank was lost, or the job's membership changes: this rank leaves the round."""
 
 
 def connect() -> socket.socket | None:
-    """A connection to the socket that the environment names; None if there is none, or nobody accepts.
+    """Connects to the socket that the environment names; returns None if there is none, or nobody accepts.
 
-    Prints a line if the agent's socket is there and cannot be reached.
+    Prints a line if the agent's socket exists but cannot be reached.
     """
     path = messages.socket_path(os.environ.get(messages.SOCKET_VARIABLE))
     if path is None:
@@ -97,13 +97,13 @@ class Link:
                     socket.send_fds(self._connection, [packet], copies[start : start + messages.MAX_COPIES])
 
     def wait_for_begin(self, last: int) -> dict[str, Any]:
-        """The message that begins the round after `last`.  Signals have their default effect meanwhile."""
+        """Waits for the message that begins the round after `last`.  Signals have their default effect meanwhile."""
         self._wait_with_default_signals(lambda: self._begin is not None and self._begin["round"] > last)
         assert self._begin is not None
         return self._begin
 
     def wait_for_end(self, number: int) -> bool:
-        """Whether all ranks are done; otherwise this round is over, and the job continues.  Signals: as above."""
+        """Waits; returns True if all ranks are done, False if the job continues after this round.  Signals as above."""
         self.end_update()
         self._wait_with_default_signals(lambda: self._is_ended or self.is_over(number))
         return self._is_ended
@@ -114,7 +114,7 @@ class Link:
         self._wait_with_default_signals(lambda: time.monotonic() >= until, timeout_s)
 
     def wait_for_over(self, number: int, timeout_s: float) -> bool:
-        """Whether the agent ends this round within the time, or later if it says that the round is held."""
+        """Whether the agent ends this round within the time, or later if it reports that the round is held."""
         self.end_update()  # an error has ended it before its commit
         with self._changed:
             self._changed.wait_for(lambda: self.is_over(number) or self._held >= number, timeout_s)
@@ -154,7 +154,7 @@ class Link:
         return self._over >= number
 
     def check(self, number: int) -> None:
-        """Raises RoundOver if the round is over, or a peer's socket is closed and the agent says so soon after."""
+        """Raises RoundOver if the round is over, or if a peer's socket is closed and the agent soon reports the end."""
         if self._is_fork:
             return
         is_in_doubt = self._ending < number and self.sockets.is_cut_by_peer()
@@ -169,9 +169,9 @@ class Link:
             return self._changed.wait_for(lambda: self._ending >= number, timeout_s)
 
     def begin_update(self, number: int) -> bool:
-        """Whether this round is over.  If not, its end waits for the end of the update, but not for long.
+        """Returns whether this round is over.  If not, its end waits for the end of the update, but not for long.
 
-        It is called in each step, so it takes no lock unless the round is ending.  This thread sets `_is_updating` and
+        Called in each step, so it takes no lock unless the round is ending.  This thread sets `_is_updating` and
         then reads `_ending`; the other thread sets `_ending` and then reads `_is_updating`.  So at least one of them
         sees what the other has set.
         """
@@ -184,7 +184,7 @@ class Link:
             return self.is_over(number)
 
     def end_update(self) -> None:
-        """The state is whole again, or will not be in this round."""
+        """Notes that the state is whole again, or will not be in this round."""
         self._is_updating = False  # without the lock, for the same reason
         if self._over < self._ending and not self._is_fork:
             with self._changed:
@@ -197,7 +197,7 @@ class Link:
             self._changed.notify_all()
 
     def leave(self, number: int) -> None:
-        """This process has closed the sockets of the round, or no thread waits on one any more."""
+        """Notes that this process has closed the sockets of the round, or that no thread waits on one any more."""
         with self._changed:
             self._left = number
             self._is_updating = False
@@ -238,7 +238,7 @@ class Link:
                 self._cut()
 
     def _again_ms(self) -> float | None:
-        """When there is something to do, even if the agent says nothing."""
+        """Returns after how many milliseconds there is something to do, even if the agent sends nothing."""
         if self._over < self._ending:
             return _UPDATE_AGAIN_S * 1000
         is_cutting = self._left < self._over and (self.sockets.is_to_be_cut or self._aborted < self._over)

@@ -28,8 +28,8 @@ LOST = "lost"  # no rank has a whole state, and there is no checkpoint
 DONE = "done"  # the decorated function has returned
 KEEP = "keep"  # with copies of connections of `round`, which last until it has ended everywhere
 # From the agent.
-# Enter `round`.  `env`: variables to set; null removes one.  `patience`: how many seconds a worker waits to hear that
-# the round is over, once another rank has closed a connection.
+# Enter `round`.  `env`: variables to set; null removes one.  `patience`: how many seconds a worker waits for the
+# end of the round, once another rank has closed a connection.
 BEGIN = "begin"
 HELD = "held"  # a worker of this node failed in `round`; the round is held until somebody has looked at it
 OVER = "over"  # leave `round`; `why` is a sentence for people
@@ -75,7 +75,7 @@ def encode(kind: str, **fields: Any) -> bytes:
 
 
 def decode(packet: bytes) -> dict[str, Any]:
-    """The message in a packet: `kind` and the fields of that kind.  Other fields are dropped.
+    """Returns the message in a packet: `kind` and the fields of that kind.  Other fields are dropped.
 
     Raises:
         ValueError: the packet holds no message of this schema.
@@ -87,13 +87,13 @@ def decode(packet: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("a packet of deeply nested JSON") from None
     if not isinstance(message, dict):
-        raise ValueError("a packet without a JSON object")  # noqa: TRY004  what is wrong with a packet is a ValueError
+        raise ValueError("a packet without a JSON object")  # noqa: TRY004  every fault of a packet is a ValueError
     fields = _check(message.get("kind"), message)
     return {name: message[name] for name in ("kind", *fields)}
 
 
 def _check(kind: Any, fields: dict[str, Any]) -> dict[str, str]:
-    """The fields of this kind, with their forms; raises a ValueError if one is not there or not of its form."""
+    """Returns the fields of this kind, with their forms; raises ValueError if one is missing or not of its form."""
     if not isinstance(kind, str) or kind not in _FIELDS:
         raise ValueError(f"unknown kind of message: {kind!r:.100}")
     for name, form in _FIELDS[kind].items():
@@ -113,7 +113,7 @@ def _fits(value: Any, form: str) -> bool:
 
 
 def _is_variable(name: Any, value: Any) -> bool:
-    """Whether the system takes this name and this value: see environ(7)."""
+    """Whether the system accepts this name and this value: see environ(7)."""
     if not isinstance(name, str) or not name or "=" in name or "\0" in name:
         return False
     return value is None or (isinstance(value, str) and "\0" not in value)

@@ -64,11 +64,11 @@ class Round:
             self.commit(step + 1)
 
     def commit(self, step: int) -> None:
-        """The state is whole, and that of this step.  Call it after the scheduler's step and before an evaluation."""
+        """Notes that the state is whole, and of this step.  Call it after the scheduler's step, before evaluation."""
         raise NotImplementedError
 
     def attach(self, late: Late, made: Any) -> None:
-        """Gives the state that `late` stands for to the object that a framework has made."""
+        """Gives the state of `late` to the object that a framework has made."""
         late.attach(made)
 
 
@@ -152,7 +152,7 @@ class RoundInPlace(Round):
             self._kept.hold(self._kept.objects)
 
     def _release_old_groups(self) -> None:
-        """Frees what the last round's groups have open, if something holds them.  It takes a while: it comes last."""
+        """Frees what the last round's groups have open, if something holds them.  Slow, so it comes last."""
         alive = [group for each in self._old_groups if (group := each()) is not None]
         if alive:
             torch_private.release_from_meshes(alive)
@@ -205,7 +205,7 @@ def run(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _watch(*, in_place: bool) -> Watch | None:
-    """What watches this worker in a rehearsal; None outside of one."""
+    """Returns the watch of this worker in a rehearsal; None outside of one."""
     if not os.environ.get(FOLDER_VARIABLE):
         return None
     from aelastic.training.rehearsed import watch
@@ -229,7 +229,7 @@ def _connect() -> socket.socket | None:
 
 
 def _complete_environment() -> None:
-    """Started by Python alone, a script is a job of one rank."""
+    """Makes a script that was started by Python alone a job of one rank."""
     if "RANK" in os.environ or "WORLD_SIZE" in os.environ:
         return
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -284,7 +284,7 @@ class _Rounds:
             self.kept.note_versions()
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bool, Any]:
-        """Whether the round ended before the job did; otherwise the value of the function."""
+        """Returns whether the round ended before the job did and, if it did not, the value of the function."""
         if self._watch is not None:
             self._watch.begin(self._number, has_groups=bool(torch_private.groups()), old_groups=self._old_groups)
         forming = Forming(self._link, self._number)

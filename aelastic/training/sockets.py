@@ -74,7 +74,7 @@ class GroupSockets:
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Notes the sockets of a group that is made within the `with` block, where they may already be cut."""
+        """Notes the sockets of a group that is made within the `with` block; they may be cut while they are opened."""
         before = _open_sockets()
         with self._lock:
             self._openings.append(before)
@@ -90,7 +90,7 @@ class GroupSockets:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
-        """Notes the connection to a store once it is made: torch would replace one that is cut earlier, time and again.
+        """Notes the connection to a store once it is made: torch would keep replacing one that is cut earlier.
 
         It is not watched, since the agent may end the store before the round.
         """
@@ -122,7 +122,7 @@ class GroupSockets:
             return bool(self._openings or self._known)
 
     def new_connections(self) -> list[int]:
-        """Copies of the connections of groups that were made since the last call."""
+        """Returns copies of the connections of groups that were made since the last call."""
         with self._lock:
             new = self._watched[self._handed_over :]
             self._handed_over = len(self._watched)
@@ -137,7 +137,7 @@ class GroupSockets:
         return self._was_cut or self.is_cut_by_peer()
 
     def watch_no_more(self) -> None:
-        """A peer has closed a socket, and the round is not over.
+        """Stops watching: a peer has closed a socket, and the round is not over.
 
         Either this script destroys groups within a round, or the agent's message is still to come.
         """
@@ -146,7 +146,7 @@ class GroupSockets:
             self._stop_watching()
 
     def cut(self, world_size: int) -> None:
-        """Shuts the round's sockets; those being opened need another call until they are there, or given up.
+        """Shuts the round's sockets; those being opened need further calls, until they are open or given up.
 
         Args:
             world_size: the number of ranks that may be waited for.
@@ -170,7 +170,7 @@ class GroupSockets:
 
 
 def _open_sockets() -> set[tuple[int, int]]:
-    """Descriptors of this process that are sockets, each with its inode."""
+    """Returns the descriptors of this process that are sockets, each with its inode."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, such as that of the listing
@@ -189,7 +189,7 @@ def _inode(descriptor: int) -> int:
 
 @contextlib.contextmanager
 def _copy(descriptor: int) -> Iterator[int]:
-    """A duplicate: while it is open, it is the same socket, whatever its number stands for meanwhile."""
+    """Duplicates a descriptor: while the copy is open, it is the same socket, whatever the number then refers to."""
     copy = os.dup(descriptor)
     try:
         yield copy

@@ -22,12 +22,12 @@ c10d: Any = distributed_c10d  # most of what is used here is not in its types
 Make = Callable[..., Any]
 
 _NAMES = ("_world", "_new_process_group_helper", "rendezvous", "_update_default_pg", "_unregister_all_process_groups")
-# What `_world` keeps of each group, beside the number that the next one is named by.
+# What `_world` keeps of each group, besides the number that names the next one.
 _MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg", "pg_coalesce_state")
 
 
 def missing() -> list[str]:
-    """Names that this torch does not have, and without which a recovery would fail, or end with a wrong state."""
+    """Returns names that this torch lacks, and without which a recovery would fail, or end with a wrong state."""
     names: list[tuple[str, Any, tuple[str, ...]]] = [
         ("torch.distributed.distributed_c10d", c10d, _NAMES),
         ("torch.distributed.distributed_c10d._world", getattr(c10d, "_world", None), (*_MAPS, "group_count")),
@@ -42,9 +42,9 @@ def missing() -> list[str]:
 
 @contextmanager
 def making_groups(make_group: Callable[[Make], Make], make_store: Callable[[Make], Make]) -> Iterator[None]:
-    """Wraps what makes each process group, and what connects to the store of the first one.
+    """Wraps the function that makes each process group, and the one that connects to the store of the first.
 
-    `init_process_group`, `new_group` and device meshes all come to these two, under whichever name a script or a
+    `init_process_group`, `new_group` and device meshes all call these two, under whichever name a script or a
     framework has imported them.
     """
     helper = c10d._new_process_group_helper
@@ -59,7 +59,7 @@ def making_groups(make_group: Callable[[Make], Make], make_store: Callable[[Make
 
 
 def groups() -> list[Any]:
-    """The process groups that there are."""
+    """Returns the existing process groups."""
     return list(c10d._world.pg_map)
 
 
@@ -101,7 +101,7 @@ def abort_groups() -> None:
 
 
 def device_of(group: Any) -> torch.device:
-    """The device for tensors sent in this group: the CPU, if the group supports it."""
+    """Returns the device for tensors sent in this group: the CPU, if the group supports it."""
     devices = group._device_types
     if any(device.type == "cpu" for device in devices):
         return torch.device("cpu")
@@ -111,17 +111,17 @@ def device_of(group: Any) -> torch.device:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """A number that rises with each change of the tensor in place, but for those by batch normalization."""
+    """Returns a number that rises with each change of the tensor in place, except those by batch normalization."""
     return tensor._version
 
 
 def buffers_of(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
-    """The module's own buffers, to be read and replaced."""
+    """Returns the module's own buffers, to read and to replace."""
     return module._buffers
 
 
 def register_scaler_update_pre_hook(call: Callable[[], None]) -> Callable[[], None]:
-    """Calls this before each `GradScaler.update`, for which torch has no hook; returns what removes it."""
+    """Calls this before each `GradScaler.update`, for which torch has no hook; returns a function to undo that."""
     scaler: Any = torch.amp.GradScaler
     update = scaler.update
 
@@ -138,14 +138,14 @@ def register_scaler_update_pre_hook(call: Callable[[], None]) -> Callable[[], No
 
 
 def forget_unscaled(scaler: Any) -> None:
-    """What `GradScaler.update` does at the end of a step, beside choosing the next scale; no-op for other objects."""
+    """Does what `GradScaler.update` does after a step, except choosing the next scale; no-op for other objects."""
     states = getattr(scaler, "_per_optimizer_states", None)  # a scaler that is not enabled has none
     if states is not None:
         states.clear()
 
 
 def metadata_of(state: Any) -> Any:
-    """The versions of modules' forms, which a module's state dict has beside its items."""
+    """Returns the versions of the modules' formats, which a module's state dict has besides its items."""
     return getattr(state, "_metadata", None)
 
 

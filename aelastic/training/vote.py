@@ -26,7 +26,7 @@ from aelastic.training.shared_state.state import State
 
 class Vote:
     def __init__(self, kept: Kept, wait_for_all: Callable[[], object]) -> None:
-        """One vote after the other, as long as the round lasts.
+        """Holds one vote after another while the round lasts.
 
         Args:
             kept: gets the copy.
@@ -58,7 +58,7 @@ class Vote:
         """Called after the commit.
 
         Raises:
-            RuntimeError: what has cut the vote.
+            RuntimeError: the error that cut the vote.
         """
         error, self._error = self._error, None
         if error is not None:
@@ -66,6 +66,6 @@ class Vote:
 
 
 def copy_of(kept: Kept) -> State:
-    """The state at the last commit.  Nothing but buffers has changed since."""
+    """Returns the state at the last commit.  Nothing but buffers has changed since."""
     with kept.buffers_as_committed():
         return State(kept.objects).copied()

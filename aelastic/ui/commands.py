@@ -1,4 +1,4 @@
-"""What the commands share: they report what is wrong in one line, and write for people and for programs."""
+"""Shared by the commands: reporting an error in one line, and output for people and for programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO, TypeAlias
 from aelastic.errors import InputError
 from aelastic.failures.failure import printable
 
-# A line of help that the lines below belong to.
+# A line of help that heads the lines below it.
 _HEADING = re.compile(r"^(Usage:|\S.*:$)", re.MULTILINE)
 
 
@@ -24,7 +24,7 @@ class WrongUsageError(InputError):
 
 
 class Parser(argparse.ArgumentParser):
-    """Reads what follows `aelastic COMMAND`, or a module's name.
+    """Parses the arguments after `aelastic COMMAND`, or after a module's name.
 
     Raises:
         WrongUsageError: an option is unknown, its value is wrong, or an argument is missing.
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def refuse(self, more: Sequence[str]) -> NoReturn:
-        """Refuses words that the command does not take; of a misspelled option, names the one that is meant."""
+        """Refuses words that the command does not take; suggests the right spelling of a misspelled option."""
         name = next((word for word in more if word.startswith("-")), "").partition("=")[0]
         if not name:
             self.error(f"unrecognized arguments: {' '.join(more)}")
@@ -80,7 +80,7 @@ SECONDS_MAX = 1e6
 
 
 def read_seconds(text: str, least: float = 1.0) -> float:
-    """An option's value.
+    """Returns an option's value.
 
     Raises:
         ValueError: it is not a number of seconds in range.
@@ -96,8 +96,8 @@ def read_seconds(text: str, least: float = 1.0) -> float:
 
 
 def is_capable(stream: TextIO | None) -> bool:
-    """True on a terminal that understands control sequences."""
-    environ = os.environ  # noqa: TID251  asked by commands only, which own the process
+    """Whether the stream is a terminal that understands control sequences."""
+    environ = os.environ  # noqa: TID251  only for commands, which own the process
     if stream is None or environ.get("TERM", "dumb") in {"", "dumb"}:
         return False
     with suppress(ValueError):  # it is closed
@@ -106,13 +106,13 @@ def is_capable(stream: TextIO | None) -> bool:
 
 
 def is_styled(stream: TextIO | None) -> bool:
-    """True on a terminal that can show bold text and colours, unless NO_COLOR is set (no-color.org)."""
+    """Whether the stream is a terminal that shows bold text and colours; not if NO_COLOR is set (no-color.org)."""
     environ = os.environ  # noqa: TID251  as above
     return is_capable(stream) and not environ.get("NO_COLOR")
 
 
 class Colour(StrEnum):
-    """What a colour adds to a word; the word says the same without it."""
+    """The colour of a word; the word means the same without it."""
 
     GOOD = "32"  # green
     BAD = "31"  # red
@@ -131,7 +131,7 @@ def coloured(text: str, colour: Colour | None) -> str:
 
 
 def paint_for(stream: TextIO | None) -> Paint:
-    """Colours words on a terminal, and leaves them as they are elsewhere."""
+    """Returns a function that colours words on a terminal, and leaves them as they are elsewhere."""
     return coloured if is_styled(stream) else plain
 
 

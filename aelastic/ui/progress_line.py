@@ -1,4 +1,4 @@
-"""One line on a terminal that says how far a command is.  It is rewritten in place, and erased at the end."""
+"""One line on a terminal that shows a command's progress.  It is rewritten in place, and erased at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self, TextIO
 from aelastic.failures.failure import printable
 from aelastic.ui.commands import is_capable
 
-# A command that is done by then shows none.
+# A command that ends sooner shows no line.
 PATIENCE_S = 0.5
 INTERVAL_S = 0.1
 _ERASE = "\r\033[K"
@@ -38,8 +38,8 @@ class ProgressLine:
         """Draws the line, unless it was drawn a moment ago.
 
         Args:
-            text: is cut to the width of the terminal.
-            at_once: draw it whenever it was drawn last: what follows may take long.
+            text: cut to the width of the terminal.
+            at_once: draw it in any case: the next step may take long.
         """
         if self._stream is None or (not at_once and time.monotonic() < self._due):
             return

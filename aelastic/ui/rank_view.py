@@ -1,7 +1,7 @@
-"""A view of nodes and ranks in the place of the status line: this node's workers, and what is known of the others.
+"""A view of nodes and ranks instead of the status line: this node's workers, and what is known about the others.
 
 rich lays it out as rows of text; `status_line.py` draws them.  rich is imported when the first are made, in the thread
-that draws.  What they show is copied before: the run goes on meanwhile.
+that draws.  The state is copied before, because the run continues meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aelastic.observe.status_text import Frame, Picture, StatusText, cut, fitted
 if TYPE_CHECKING:
     from rich.table import Table
 
-# How often it looks at the workers' CPU and memory.  To look at eight and draw them takes some 5 ms.
+# How often the workers' CPU and memory are read.  Reading and drawing eight takes some 5 ms.
 INTERVAL_S = 2.0
 
 # Rows above the ranks: the title, the node, a heading.
@@ -33,7 +33,7 @@ _MIB = 1 << 20
 
 
 class RankView:
-    """Frames of the view, one picture after the other.
+    """Draws the frames of the view.
 
     Args:
         text: the state of the run, in words.
@@ -53,7 +53,7 @@ class RankView:
         return (now // INTERVAL_S + 1) * INTERVAL_S
 
     def rows(self, picture: Picture, now: float, columns: int, most: int) -> list[bytes]:
-        """At most so many rows, none wider than the columns."""
+        """Returns at most `most` rows, none wider than the columns."""
         from rich.console import Console
         from rich.text import Text
 
@@ -92,7 +92,7 @@ class RankView:
         return table
 
     def _usage(self, rank: WorkerNow, now: float) -> tuple[str, str]:
-        """Its CPU since the last picture, in percent of a core, and its memory."""
+        """Returns a worker's CPU since the last picture, in percent of a core, and its memory."""
         pid = rank.pid
         usage = usage_of(pid, session=pid) if pid is not None and rank.state == "running" else None
         if usage is None or pid is None:
@@ -104,6 +104,6 @@ class RankView:
 
 
 def _chosen(ranks: Sequence[WorkerNow], most: int) -> Sequence[WorkerNow]:
-    """Where there are too many, those that do not just run come first."""
+    """Returns the ranks to show; if there are too many, those that do not simply run come first."""
     first = sorted(ranks, key=lambda each: each.state == "running" and not each.note)[: max(0, most)]
     return sorted(first, key=lambda each: each.rank)

@@ -1,9 +1,9 @@
-"""The state of the run on the last rows of a terminal, below the output and what workers hold open there.
+"""The state of the run on the last rows of a terminal, below the output and the workers' unfinished lines.
 
 An observer of the run.  It draws the state once a second at most, and ten times a second while workers draw progress
-bars; others that write draw the rows again by themselves.  `status_text.py` says what, `terminal.py` keeps lines apart.
+bars; other writers redraw the rows themselves.  `status_text.py` makes the text, `terminal.py` keeps lines apart.
 It draws in the thread that writes the command line's stderr: a terminal that a user has stopped does not stop the
-agent.  For the time of a run it puts streams that take turns in the place of `sys.stdout` and `sys.stderr`.
+agent.  During a run it replaces `sys.stdout` and `sys.stderr` with streams that take turns.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from aelastic.observe.status_text import Frame, StatusText
 if TYPE_CHECKING:
     from aelastic.ui.rank_view import RankView
 
-# The state is drawn at most so often.  A run that is over by then has shown none.
+# The state is drawn at most this often.  A shorter run shows none.
 INTERVAL_S = 1.0
-# Rows of the workers are drawn at most so often.
+# Rows of the workers are drawn at most this often.
 ROWS_INTERVAL_S = 0.1
-# No event says when a shell takes us to the foreground.
+# No event reports that a shell takes us to the foreground.
 BACKGROUND_INTERVAL_S = 5.0
 # A timer may be this much early.
 STEP_S = 0.01
 
-# Has something done in the thread that writes to stderr, in its turn.
+# Runs something in the thread that writes to stderr, in its turn.
 Do = Callable[[Callable[[], None]], None]
 
 
@@ -42,8 +42,8 @@ class StatusLine(Observer):
     """Status line of one run.
 
     Args:
-        terminal: where.
-        do: how it is drawn.
+        terminal: to draw on.
+        do: runs what draws.
         kind: one line, or the view of nodes and ranks.
     """
 
@@ -65,7 +65,7 @@ class StatusLine(Observer):
     # Called in the loop's thread.
 
     def redraw(self) -> None:
-        """Draws again soon: the terminal has another size."""
+        """Draws again soon, because the size of the terminal has changed."""
         self._drawn_at, self._drawn = min(self._drawn_at, aio.now() - INTERVAL_S), None
         self._woken.set()
 
@@ -78,7 +78,7 @@ class StatusLine(Observer):
         self.redraw()
 
     def end(self) -> None:
-        """Takes all rows away, for good.  In the thread that draws."""
+        """Removes all rows for good.  Called in the thread that draws."""
         self._terminal.end()
 
     async def run(self) -> None:
@@ -99,7 +99,7 @@ class StatusLine(Observer):
                 await anyio.sleep(ROWS_INTERVAL_S)
 
     def _look(self, face: StatusText | RankView, now: float) -> float | None:
-        """Draws if it is time to, and gives when to look again, in seconds from now; `None`: when a line has ended."""
+        """Draws if it is time to; returns when to look again, in seconds from now; `None`: when a line has ended."""
         terminal = self._terminal
         if not terminal.is_ours:
             return BACKGROUND_INTERVAL_S
@@ -127,7 +127,7 @@ class StatusLine(Observer):
             self._do(lambda: self._draw_now(frame))
 
     def _draw_now(self, frame: Frame | None) -> None:
-        """In the thread."""
+        """Draws, in the thread."""
         try:
             is_drawn = self._terminal.draw(None if frame is None else frame.rows)
             if not is_drawn:
@@ -141,7 +141,7 @@ class StatusLine(Observer):
             self._is_drawing = False
 
     def _wake(self) -> None:
-        """In any thread."""
+        """Wakes the loop, from any thread."""
         with suppress(RuntimeError):  # the loop is closed
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake_up)
@@ -152,7 +152,7 @@ class StatusLine(Observer):
 
 @contextmanager
 def status_line(do: Do, kind: Literal["line", "view"]) -> Iterator[StatusLine]:
-    """The status line of this process, on the terminal that stderr leads to."""
+    """Yields the status line of this process, on the terminal of stderr."""
     terminal = Terminal(sys.stderr.fileno())
     with streams_in_turns(terminal, do):
         yield StatusLine(terminal, do, kind)

@@ -1,4 +1,4 @@
-"""aelastic in the place of torch's launcher, for programs that use it: accelerate, torchx, deepspeed, notebooks.
+"""aelastic instead of torch's launcher, for programs that use it: accelerate, torchx, deepspeed, notebooks.
 
     python -m aelastic.under accelerate launch train.py     # a program, and all that it starts
     aelastic.under.replace_launcher()                       # this process: the first cell of a notebook

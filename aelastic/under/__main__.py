@@ -1,4 +1,4 @@
-"""`python -m aelastic.under PROGRAM …`: runs a program with aelastic in the place of torch's launcher."""
+"""`python -m aelastic.under PROGRAM …`: runs a program with aelastic instead of torch's launcher."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PET_MAX_RESTARTS=3.
 
 
 def command_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """What to run: a script or module of this Python, or a program, which is looked for beside this Python first.
+    """Returns the command: a script or module for this Python, or a program, looked up next to this Python first.
 
     Raises:
         FileNotFoundError: there is no such program.
@@ -37,14 +37,14 @@ def command_of(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
 
 
 def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the program, in which each Python imports `sitecustomize.py` of ours."""
+    """Returns the environment of the program, in which each Python imports our `sitecustomize.py`."""
     folder = os.path.dirname(os.path.abspath(sitecustomize.__file__))
     others = [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path not in {"", folder}]
     return {**environ, "PYTHONPATH": os.pathsep.join([folder, *others])}
 
 
 def main(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Becomes the program; leaves with 2 after a usage error."""
+    """Becomes the program; exits with 2 after a usage error."""
     if not argv or argv[0] in {"-h", "--help"}:
         print(USAGE, end="", file=sys.stdout if argv else sys.stderr)
         sys.exit(0 if argv else 2)

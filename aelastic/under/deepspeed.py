@@ -1,6 +1,6 @@
 """`python -m deepspeed.launcher.launch`, which DeepSpeed's runner starts on each node, as a command line of aelastic.
 
-The runner says which devices of which nodes to use (`--world_info`), the first node's address, and this node's rank.
+The runner passes the devices of each node (`--world_info`), the first node's address, and this node's rank.
 Options that only aelastic has are variables (`PET_MAX_RESTARTS`).
 """
 
@@ -17,7 +17,7 @@ from aelastic.errors import InputError
 
 
 def parser() -> ArgumentParser:
-    """The options of DeepSpeed's launcher, as of 0.19; what is not ours to do is read and left."""
+    """Returns a parser of DeepSpeed's launcher options, as of 0.19; those that do not concern us are ignored."""
     options = ArgumentParser(prog="deepspeed.launcher.launch", allow_abbrev=False)
     for name, default in (("--node_rank", 0), ("--master_port", 29500), ("--save_pid", 0)):
         options.add_argument(name, type=int, default=default)
@@ -40,10 +40,10 @@ def parser() -> ArgumentParser:
 
 
 def devices_by_node(world_info: str) -> Mapping[str, Sequence[int]]:
-    """The devices of each node, in the order of their ranks.
+    """Returns the devices of each node, in the order of their ranks.
 
     Raises:
-        InputError: the text is not what DeepSpeed's runner makes.
+        InputError: the text is not from DeepSpeed's runner.
     """
     try:
         devices = json.loads(base64.urlsafe_b64decode(world_info))
@@ -53,7 +53,7 @@ def devices_by_node(world_info: str) -> Mapping[str, Sequence[int]]:
 
 
 def translate(args: Namespace) -> tuple[list[str], dict[str, str]]:
-    """The command line of aelastic, and what it adds to the environment of the workers.
+    """Returns the command line of aelastic, and the variables that it adds to the environment of the workers.
 
     Raises:
         InputError: values that do not fit together.
@@ -80,7 +80,7 @@ def translate(args: Namespace) -> tuple[list[str], dict[str, str]]:
 
 
 def main() -> None:
-    """Runs the job as this process.  A usage error leaves with 2."""
+    """Runs the job as this process.  A usage error exits with 2."""
     args = parser().parse_args()
     try:
         command, added = translate(args)

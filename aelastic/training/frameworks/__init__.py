@@ -1,4 +1,4 @@
-"""What recovery in place needs in frameworks that own the training loop: one module for each.
+"""Adapters of recovery in place for frameworks that own the training loop: one module for each.
 
 A module imports its framework, so import it only in a script that has the framework.  Private names of a framework are
 at the top of its module.

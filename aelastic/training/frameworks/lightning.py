@@ -45,7 +45,7 @@ class InPlace(Callback):
             seed: with the batch's number and the rank, it seeds torch before each batch, such as for dropout, because
                 the random states of a lost rank are gone.  None: the module does it.
             checkpoint: a file that `ModelCheckpoint` has saved, or will save; loaded if no rank has the state.
-            replicas: gives the group that `Round.share` needs if the parameters are sharded over ranks.
+            replicas: returns the group that `Round.share` needs if the parameters are sharded over ranks.
 
         Raises:
             TypeError: a loader has another sampler.
@@ -66,8 +66,8 @@ class InPlace(Callback):
             self._data.append((loader.sampler, loader.batch_size or 1))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The optimizers are there, and so is DDP, which has copied nothing yet."""
-        if trainer.ckpt_path:  # it was loaded into survivors, too, and would be again after this
+        """Shares the state: the optimizers exist, and so does DDP, which has copied nothing yet."""
+        if trainer.ckpt_path:  # it was also loaded into survivors, and would be again after this
             raise ValueError("InPlace: fit(ckpt_path=...) replaces the state of survivors: use InPlace(checkpoint=...)")
         state = [pl_module, *trainer.optimizers, *(each.scheduler for each in trainer.lr_scheduler_configs)]
         scaler = getattr(trainer.precision_plugin, "scaler", None)  # with "16-mixed"
@@ -110,7 +110,7 @@ class InPlace(Callback):
         return int(saved["global_step"])
 
     def _resume_data(self, trainer: Trainer) -> None:
-        """Lightning counts from the batch that it resumes at, but skips none.
+        """Makes samplers skip the seen batches: Lightning counts from the batch that it resumes at, but skips none.
 
         It sets a sampler's epoch after the workers of a loader have begun to fetch, which is too late (2.6).
         """

@@ -25,10 +25,10 @@ def train_in_place(round: Round, trainer: Trainer, resume_from_checkpoint: str |
     Args:
         round: of the decorated function.
         trainer: of any class, on each rank.
-        resume_from_checkpoint: as `Trainer.train` has it; used if no rank has the state.
+        resume_from_checkpoint: as in `Trainer.train`; used if no rank has the state.
 
     Returns:
-        What `Trainer.train` returns; None if the training has ended, and only another rank was lost after it.
+        The result of `Trainer.train`; None if the training has ended, and only another rank was lost after it.
     """
     optimizer, scheduler, progress = Late(), Late(), Value()
     state = [trainer.model, optimizer, scheduler, progress]
@@ -77,4 +77,4 @@ def _trainer_state(fields: dict[str, Any]) -> TrainerState:
 
 
 def _load_nothing(*_: Any, **__: Any) -> None:
-    """Replaces the trainer's own: `share` has brought the weights."""
+    """Replaces the trainer's own loading: `share` has brought the weights."""

@@ -4,12 +4,12 @@
 
     for step, batch in enumerate(loader):
         train(batch)
-        if notice.due():  # no collective: a look at 64 bytes of memory that this process shares with its agent
+        if notice.due():  # not a collective: it reads 64 bytes of memory shared with the agent
             save(step)
             notice.saved()
 
-The agents hold all ranks at their next call, take the largest count, name a call that no rank has come to, and let them
-go on (`rdzv/leader/drain.py`).  Under torchrun, or plain Python, `due()` is False.
+The agents hold all ranks at their next call, take the largest count, name a call that no rank has reached, and let them
+continue (`rdzv/leader/drain.py`).  Under torchrun, or plain Python, `due()` is False.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 def trainer_callback() -> Any:
-    """A callback for Hugging Face's `Trainer`: all ranks save a checkpoint at one step, and wait."""
+    """Returns a callback for Hugging Face's `Trainer`: all ranks save a checkpoint at one step, and wait."""
     from aelastic.training.notice.callbacks import trainer_callback
 
     return trainer_callback()
 
 
 def lightning_callback(path: str) -> Any:
-    """A callback for Lightning's `Trainer`: all ranks save to `path` after one batch, and wait.
+    """Returns a callback for Lightning's `Trainer`: all ranks save to `path` after one batch, and wait.
 
     Args:
-        path: of the checkpoint, to be given as `ckpt_path` when the training goes on.
+        path: of the checkpoint, to pass as `ckpt_path` when the training resumes.
     """
     from aelastic.training.notice.callbacks import lightning_callback
 

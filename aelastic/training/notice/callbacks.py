@@ -1,4 +1,4 @@
-"""The agreed step for training loops that others have written."""
+"""Callbacks that save at the agreed step, for training loops of frameworks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aelastic.training.notice.page import due, saved
 
 
 def trainer_callback() -> Any:
-    """For `transformers.Trainer`, which saves after `on_step_end` where that asks for it."""
+    """For `transformers.Trainer`, which saves after `on_step_end` if that requests it."""
     base: Any = import_module("transformers").TrainerCallback
 
     class SaveOnNotice(base):  # type: ignore[misc]  # the package need not be installed

@@ -1,7 +1,7 @@
-"""A worker's page: 64 bytes of memory that it shares with its agent, and what it does about them.
+"""A worker's page: 64 bytes of memory that it shares with its agent, and how it uses them.
 
-Eight words of eight bytes; each has one writer.  The worker says how often it has asked for a notice, holds where the
-agent wants that, and waits once it has saved.  The agent's end is in `agent/channels.py`.  Training scripts pay for
+Eight words of eight bytes; each has one writer.  The worker counts its calls of `due`, holds when the
+agent requests it, and waits once it has saved.  The agent's end is in `agent/channels.py`.  Training scripts pay for
 what is imported here: nothing but `mmap`.
 """
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 PAGE_VARIABLE = "AELASTIC_NOTICE_PAGE"
 BYTES = 64
 
-# The words.  Of the agent: the page's form, what is going on, and the call at which each rank is to save.
+# Words that the agent writes: the page's format, the phase, and the call at which each rank must save.
 FORM, PHASE, SAVE_AT = 0, 2, 3
-# Of the worker: calls of `due`, the call whose save it has acknowledged, 1 while it waits, the process that counts,
-# and the newest step that `Round.commit` was called with (0: none).
+# Words that the worker writes: calls of `due`, the call whose save it has acknowledged, 1 while it waits, the process
+# that counts, and the newest step that `Round.commit` was called with (0: none).
 CALLS, SAVED_AT, WAITS, PID, STEP = 1, 4, 5, 6, 7
 
 FORM_1 = 0x61656C61_00000001
-# Phases: nothing; no rank goes on; the call is named.
+# Phases: nothing; all ranks are held; the call is named.
 NONE, FROZEN, SAVE = 0, 1, 2
 
-# A count that is held goes on within some 30 ms; one that has saved may wait for minutes.
+# A rank that is held continues within some 30 ms; one that has saved may wait for minutes.
 _HELD_S, _WAIT_S = 0.0005, 0.01
 
 _page: memoryview | None = None
@@ -37,11 +37,11 @@ _calls = 0
 
 
 def due() -> bool:
-    """Whether this rank is to save now, since the job is about to be interrupted.
+    """Whether this rank must save now, because the job is about to be interrupted.
 
-    To be called once in each step, on every rank, where the rank could save: it counts its own calls, and all ranks
-    get True at the same one.  Takes less than a microsecond, but for the some 30 ms in which the call is agreed.  In a
-    forked process, as a data loader's worker is, it is False and counts nothing.
+    Call it once in each step, on every rank, where the rank could save: it counts its own calls, and all ranks
+    get True at the same one.  Takes less than a microsecond, except for some 30 ms while the call is agreed.  In a
+    forked process, such as a data loader's worker, it returns False and counts nothing.
     """
     global _calls  # noqa: PLW0603  one page a process, and less than a microsecond
     if not _is_open:
@@ -56,7 +56,7 @@ def due() -> bool:
 def saved() -> None:
     """Reports that this rank has saved, and waits for the interruption; returns only if that is called off.
 
-    Saves that go on in threads or other processes must be complete before.  SIGTERM ends the wait, and the process:
+    Saves in threads or other processes must be complete before.  SIGTERM ends the wait, and the process:
     handlers of the script, which might save once more, are not called meanwhile.
     """
     if _page is None:
@@ -70,7 +70,7 @@ def saved() -> None:
 
 
 def commit(step: int) -> None:
-    """Notes the step that the state of this process is of."""
+    """Notes the step of this process's state."""
     if not _is_open:
         _open()
     if _page is not None:
@@ -87,7 +87,7 @@ def renew() -> None:
 
 
 def _set_sigterm(handler: Any) -> Any:
-    """Sets what SIGTERM does, `None`: the default; gives what it did, or `None` in another thread than the main one."""
+    """Sets SIGTERM's handler (`None`: the default); returns the old one, or `None` outside the main thread."""
     import signal
 
     try:
@@ -101,13 +101,13 @@ def _is_due(page: memoryview) -> bool:
         time.sleep(_HELD_S)
     if page[PHASE] != SAVE:
         return False
-    if _calls > page[SAVE_AT]:  # the script has gone on: it has saved, or never will
+    if _calls > page[SAVE_AT]:  # the script has continued: it has saved, or never will
         page[SAVED_AT] = page[SAVE_AT]
     return _calls == page[SAVE_AT]
 
 
 def _open() -> None:
-    """Finds the page of this process; none where no agent gave it one, or another process has it."""
+    """Finds the page of this process, unless no agent gave it one, or another process has it."""
     global _page, _is_open, _calls, _closes_in_child  # noqa: PLW0603  as above
     path = os.environ.get(PAGE_VARIABLE)
     _page = None if path is None else attach(path)
@@ -125,7 +125,7 @@ def _close() -> None:
 
 
 def attach(path: str) -> memoryview | None:
-    """The worker's end; none if there is no page of this form, or another process counts."""
+    """Returns the worker's end; None if there is no page of this format, or another process counts."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:

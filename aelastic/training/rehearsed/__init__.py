@@ -1,6 +1,6 @@
-"""What a worker notes about itself while `aelastic rehearse` runs its script.  Nothing of it is loaded otherwise.
+"""A worker's notes about itself while `aelastic rehearse` runs its script.  None of this is loaded otherwise.
 
-`notes` is the file that it writes, and what both sides know of that; `watch` notes steps, parameters, and habits that
+`notes` is the file that it writes, and what both sides know about it; `watch` notes steps, parameters, and habits that
 would break recovery in place; `reads` notes reads of the environment before the decorated function is called.
 """
 

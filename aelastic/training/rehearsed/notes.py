@@ -17,7 +17,7 @@ FOLDER_VARIABLE = "AELASTIC_REHEARSAL"
 BEGAN = "began"  # the decorated function is called; `in_place`: whether the agent can recover this worker in place
 SHARED = "shared"  # `Round.share` has returned `step`
 STEP = "step"  # `step` is committed; `parameters`: some of them, on rank 0; `random`: checksums, by generator
-HABIT = "habit"  # the script does what breaks recovery in place; `habit`, `where` ("train.py:12") and `what`
+HABIT = "habit"  # the script does something that breaks recovery in place; `habit`, `where` ("train.py:12") and `what`
 
 # Habits: what a script does against the contract of `in_place`.
 GROUP_OUTSIDE = "group outside"  # a process group is made outside of the function
@@ -46,7 +46,7 @@ def is_noted(step: int) -> bool:
 
 
 def note(kind: str, **fields: Any) -> None:
-    """Appends a note; no-op where there is no folder for it, or its disk is full."""
+    """Appends a note; no-op if there is no folder for it, or its disk is full."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
         return
@@ -59,7 +59,7 @@ def note(kind: str, **fields: Any) -> None:
 
 
 def place_in_script() -> tuple[str, bool]:
-    """Where in the script the caller was called from, as `train.py:12`, and whether no library is in between.
+    """Returns where in the script the caller was called, as `train.py:12`, and whether no library is in between.
 
     The standard library does not count as one.  Without code of the script, the place is that in a library other than
     torch and this package.

@@ -20,7 +20,7 @@ def watch() -> None:
     global _get_item  # noqa: PLW0603  one environment a process
     if _get_item is not None:
         return
-    get_item = _get_item = os._Environ.__getitem__  # noqa: SLF001  there is no other way to notice them
+    get_item = _get_item = os._Environ.__getitem__  # noqa: SLF001  the only way to notice them
 
     def noting(environ: Any, name: Any) -> Any:
         if name in _NAMES:
@@ -31,7 +31,7 @@ def watch() -> None:
 
 
 def stop() -> None:
-    """Notes no more of them: the function is called."""
+    """Stops noting them: the function is called."""
     global _get_item  # noqa: PLW0603
     if _get_item is not None:
         os._Environ.__getitem__ = _get_item  # type: ignore[method-assign]  # noqa: SLF001

@@ -27,7 +27,7 @@ from aelastic.training.kept import modules_of
 from aelastic.training.rehearsed import notes, reads
 from aelastic.training.shared_state.state import local
 
-_TENSORS, _ELEMENTS = 64, 8  # so many parameters are noted, and so many elements of each
+_TENSORS, _ELEMENTS = 64, 8  # how many parameters are noted, and how many elements of each
 # Updates by one optimizer without a commit, and commits with gradients that are not applied: fewer may be chance.
 _UPDATES_MAX, _UNAPPLIED_MAX = 20, 8
 _COLLECTIVES = (
@@ -42,7 +42,7 @@ _watch: Watch | None = None
 
 
 def of_this_process(*, in_place: bool) -> Watch:
-    """Called when a decorated function is called.
+    """Returns the watch of this process.  Called when a decorated function is called.
 
     Args:
         in_place: whether the agent can recover this process in place.
@@ -74,7 +74,7 @@ class Watch:
                 _wrap(dist.ProcessGroup, name, functools.partial(self._is_calling, name))
 
     def begin(self, number: int, *, has_groups: bool, old_groups: Sequence[weakref.ref[Any]] = ()) -> None:
-        """The function is about to be called.
+        """Called when the function is about to be called.
 
         Args:
             number: of the round.
@@ -122,7 +122,7 @@ class Watch:
             self._check_old_groups()
             self._note(notes.STEP, step=step, parameters=self._parameters(), random=random_states())
 
-    # What torch calls.
+    # Called by torch.
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
         self._is_updated = True
@@ -141,7 +141,7 @@ class Watch:
         if self._is_updated:
             self._collectives[notes.place_in_script()[0]] = _function_of_torch() or name
 
-    # What is found out.
+    # Findings.
 
     def _have_gradients(self) -> bool:
         """Whether there are gradients that could be applied; those that overflowed are skipped by a `GradScaler`."""
@@ -161,7 +161,7 @@ class Watch:
         return found
 
     def _check_old_groups(self) -> None:
-        """Whether groups of the last round are still there; threads that drop them may take a few milliseconds."""
+        """Checks whether groups of the last round still exist; threads that drop them may take a few milliseconds."""
         if not self._old_groups or any(each.name == "aelastic-groups" for each in threading.enumerate()):
             return
         gc.collect()
@@ -190,7 +190,7 @@ class _Wrapped:
 
 
 def random_states() -> dict[str, int]:
-    """Checksums of the states of the random number generators that a script may use without an object of its own."""
+    """Returns checksums of the states of global random number generators, which need no object of the script."""
     found = {"torch": zlib.crc32(bytes(torch.get_rng_state().tolist()))}
     found["random"] = zlib.crc32(repr(random.getstate()).encode())
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -201,7 +201,7 @@ def random_states() -> dict[str, int]:
 
 
 def _function_of_torch() -> str:
-    """The function of `torch.distributed` that the script has called; empty if it called a method of the group."""
+    """Returns the function of `torch.distributed` that the script called; empty if it called a method of the group."""
     name = ""
     frame = sys._getframe(1)  # noqa: SLF001  as `inspect` does
     while frame is not None:
@@ -215,7 +215,7 @@ def _function_of_torch() -> str:
 
 
 def _wrap(owner: type, name: str, before: Callable[..., None]) -> None:
-    """Calls `before` with what a method is called with, before each call."""
+    """Calls `before` before each call of a method, with the same arguments."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

@@ -1,4 +1,4 @@
-"""How all ranks of a round come to the state of the newest whole step."""
+"""Brings all ranks of a round to the state of the newest whole step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A checksum over parameters and optimizers, which are equal in all ranks of a replica group.
 
-Buffers are left out: those of batch normalization differ from rank to rank, and DDP sends rank 0's to all.  So is what
-a `Late` stands for: a replacement has its state before it has the object.
+Buffers are left out: those of batch normalization differ from rank to rank, and DDP sends rank 0's to all.  So are the
+objects of a `Late`: a replacement has its state before it has the object.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PIECE = 16 << 20  # bytes, copied from a device at a time
 
 
 def size(objects: Sequence[Any]) -> int:
-    """About how many bytes are compared: parameters, and two numbers for each of them in an optimizer."""
+    """Returns about how many bytes are compared: parameters, and two numbers for each of them in an optimizer."""
     parameters = [each for module in modules_of(objects) for each in module.parameters()]
     return 3 * sum(local(each).nbytes for each in parameters)
 

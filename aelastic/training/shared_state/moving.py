@@ -1,6 +1,6 @@
 """Moves the state from one rank to another.
 
-The tree is sent first, then the bytes of all tensors, one after the other, in pieces.  Beside the state itself, either
+The tree is sent first, then the bytes of all tensors, one after the other, in pieces.  Besides the state itself, either
 rank needs memory for one piece, and for one tensor at a time that is not contiguous.  So a state larger than half of
 the memory can be moved.
 """
@@ -91,7 +91,7 @@ def pieces(sizes: Sequence[int], limit: int = PIECE) -> Iterator[list[Part]]:
 
 
 def _buffered(tensors: list[torch.Tensor], device: torch.device) -> Iterator[tuple[list[Part], torch.Tensor]]:
-    """The pieces of these tensors, each with the memory for it, which the next one uses again."""
+    """Yields the pieces of these tensors, each with the memory for it, which the next one reuses."""
     sizes = [tensor.nbytes for tensor in tensors]
     buffer = torch.empty(min(PIECE, sum(sizes)), dtype=torch.uint8, device=device)
     for piece in pieces(sizes):

@@ -51,7 +51,7 @@ class DifferentCheckpointsError(RuntimeError):
 
 @dataclass(frozen=True)
 class Claim:
-    """What a rank tells all others."""
+    """What a rank reports to all others."""
 
     step: int
     older: int  # another step, of which it has a copy
@@ -70,7 +70,7 @@ class Claim:
 class Shared:
     step: int
     source: int  # the rank that this one has the state from, which may be itself; -1: from a checkpoint, or it is new
-    needs_votes: bool  # without, a loss could leave replica groups a step apart
+    needs_votes: bool  # without votes, a loss could leave replica groups a step apart
 
 
 def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> Shared:
@@ -78,8 +78,8 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
 
     Args:
         kept: what this rank has.
-        objects: that are to have the state.
-        load: as `Round.share` has it.
+        objects: those that receive the state.
+        load: as in `Round.share`.
         replicas: the ranks that hold the same shard.
         everyone: all ranks.
 
@@ -107,7 +107,7 @@ def share(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire,
 
 
 def newest_common_step(claims: Sequence[Claim]) -> int:
-    """The newest step that all survivors have, otherwise the newest that each replica group has; NO_STEP without one.
+    """Returns the newest step that all survivors have, or else that each replica group has; NO_STEP without one.
 
     A newer one that some ranks of each group have would be at risk: a rank that is sent it has no other step from then
     on, and one that is lost before it has sent it leaves its group without.
@@ -180,8 +180,8 @@ def _spread(kept: Kept, holders: Sequence[int], objects: Sequence[Any], replicas
 
 
 def _begin(kept: Kept, objects: Sequence[Any], load: Load | None, replicas: Wire, everyone: Wire) -> int:
-    """All ranks load the newest checkpoint, or begin with what the script has made."""
-    loaded = (load() if load is not None else None) or NO_STEP  # some return 0 where there is no checkpoint
+    """Loads the newest checkpoint on all ranks, or begins with the state that the script has made."""
+    loaded = (load() if load is not None else None) or NO_STEP  # some return 0 if there is no checkpoint
     if loaded != NO_STEP:
         kept.tear()
         kept.older = None

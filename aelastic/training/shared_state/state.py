@@ -1,7 +1,7 @@
 """The state of a rank, taken apart into a plain tree and its tensors, and put together in the objects of another rank.
 
-The tree holds what `torch.load(weights_only=True)` accepts, so no code of another process is ever run.  Of a `DTensor`
-only this rank's part is taken; it becomes a `DTensor` again on a mesh of the objects that get it.
+The tree holds what `torch.load(weights_only=True)` accepts, so no code of another process is ever run.  Only this
+rank's part of a `DTensor` is taken; it becomes a `DTensor` again on a mesh of the objects that receive it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aelastic.training.kept import modules_of
 
 Path = tuple[Any, ...]
 
-# Values that need no look at what they hold.
+# Values whose contents need no check.
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, type(None))
 
 
@@ -34,12 +34,12 @@ class UnsharableStateError(TypeError):
 
 
 class State:
-    """A tree, and the tensors that its leaves number; `paths` tells where each of them is."""
+    """A tree, and the tensors that its leaves number; `paths` holds the place of each of them."""
 
     def __init__(self, objects: Sequence[Any]) -> None:
         self.tensors: list[torch.Tensor] = []
         self.paths: list[Path] = []
-        self.originals: list[torch.Tensor] = []  # a `DTensor` where there is one
+        self.originals: list[torch.Tensor] = []  # the whole `DTensor` for a part of one
         self.tree = [
             self._node(each.state_dict(), (f"{type(each).__name__} {number}",)) for number, each in enumerate(objects)
         ]
@@ -73,14 +73,14 @@ class State:
         return ["tensor", len(self.tensors) - 1, part.dtype, tuple(part.shape), part.device.type, layout]
 
     def copied(self) -> State:
-        """This state, which no change of the objects reaches any more.  Takes the memory of its tensors again."""
+        """Returns this state, detached from changes of the objects.  Takes as much memory again as its tensors."""
         self.tree = copy.deepcopy(self.tree)
         self.tensors = [each.clone() for each in self.tensors]
         self.originals = self.tensors
         return self
 
     def packed(self) -> bytes:
-        """The tree, without the tensors."""
+        """Returns the tree, without the tensors."""
         file = io.BytesIO()
         torch.save(self.tree, file)
         return file.getvalue()
@@ -90,7 +90,7 @@ class Received:
     """The state of another rank on its way into these objects: `tensors` are to be filled, then `load` called."""
 
     def __init__(self, packed: bytes, objects: Sequence[Any]) -> None:
-        """Takes tensors of the objects themselves where they fit, so that they need no more memory."""
+        """Uses the objects' own tensors if they fit, so that they need no more memory."""
         self._objects = objects
         self._tree = torch.load(io.BytesIO(packed), weights_only=True)
         own = State(objects)
@@ -194,7 +194,7 @@ def _is_loadable(value: Any) -> bool:
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part."""
+    """Returns this rank's part."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
@@ -213,7 +213,7 @@ def is_sharded(objects: Sequence[Any]) -> bool:
 
 
 def _layout(tensor: Any) -> list[Any]:
-    """How a `DTensor` is spread, in plain values: its mesh's form, placements, global shape and stride."""
+    """Returns how a `DTensor` is spread, in plain values: its mesh's form, placements, global shape and stride."""
     placements = []
     for each in tensor.placements:
         fields = {name: getattr(each, name) for name in ("dim", "reduce_op", "split_factor") if hasattr(each, name)}
@@ -222,7 +222,7 @@ def _layout(tensor: Any) -> list[Any]:
 
 
 def _form(mesh: Any) -> tuple[Any, ...]:
-    """What a mesh has in common with that of the same place in another rank."""
+    """Returns what a mesh has in common with the one at the same place in another rank."""
     names = mesh.mesh_dim_names
     return (None if names is None else tuple(names), tuple(mesh.shape))
 

@@ -1,7 +1,7 @@
 """What `Round.share` sends between ranks: each wait for another rank ends when the round is over.
 
 Cutting sockets does not free a rank from everything: gloo forgets to wake the sender or the receiver of a message that
-was half on its way (torch 2.13).  So these calls are made in a thread, which is left behind then, with the buffer.
+was half sent (torch 2.13).  So these calls are made in a thread, which is then left behind, with the buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Wire:
 
     Args:
         group: torch's.
-        link: tells when the round is over; None where nobody does.
+        link: knows when the round is over; None if nobody does.
         number: the round.
 
     Raises:
@@ -37,7 +37,7 @@ class Wire:
         self._number = number
 
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
-        """The numbers of each rank of the group."""
+        """Returns the numbers of each rank of the group."""
         mine = torch.tensor(numbers, dtype=torch.int64, device=self.device)
         all_of_them = [torch.empty_like(mine) for _ in self.ranks]
         self._wait(lambda: dist.all_gather(all_of_them, mine, self.group))

@@ -1,11 +1,11 @@
-"""Puts aelastic in the place of torch's launcher, in each Python that is started below `python -m aelastic.under`.
+"""Replaces torch's launcher with aelastic, in each Python that is started below `python -m aelastic.under`.
 
 Python imports this first of all (`site`), since its folder is in PYTHONPATH, which children inherit.  A process that
 *is* the launcher (`torchrun`, `python -m torch.distributed.run`, DeepSpeed's for one node) becomes aelastic's command
 line, before torch is imported.  In any other process, `torch.distributed.run`, `torch.distributed.launch` and
 `torch.distributed.launcher.api` have aelastic's functions once the program imports them.
 
-Nothing else changes: where this Python has no aelastic, nothing at all.  A `sitecustomize` of the user's is imported
+Nothing else changes; if this Python has no aelastic, nothing does.  A `sitecustomize` of the user's is imported
 after this one.
 """
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any
 
-# Modules of torch, and ours in their place.
+# Modules of torch, and ours that replace them.
 STANDS_FOR = {
     "torch.distributed.run": "aelastic.run",
     "torch.distributed.launch": "aelastic.launch",
     "torch.distributed.launcher.api": "aelastic.launch",
 }
-# Programs, as `python -m NAME` or as a script of that name, and our commands in their place.
+# Programs, as `python -m NAME` or as a script of that name, and our commands that replace them.
 COMMANDS = {
     "torch.distributed.run": "aelastic",
     "torchrun": "aelastic",
@@ -38,14 +38,14 @@ COMMANDS = {
 _PACKAGE, _NAMES = "torch.distributed.launcher", ("LaunchConfig", "elastic_launch", "launch_agent")
 # Python's own options that take a value; `-c` and `-m` end them.
 _WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
-# The program itself, as `PID NAME`; and the abstract unix socket at which it hears of launchers (`unix(7)`).
+# The program itself, as `PID NAME`; and the abstract unix socket at which it is notified of launchers (`unix(7)`).
 _PROGRAM, _HEARS = "AELASTIC_UNDER_PROGRAM", "AELASTIC_UNDER_HEARS"
 
 
 def replace_launcher() -> None:
-    """Puts aelastic in the place of torch's launcher, for what this process imports from now on.
+    """Replaces torch's launcher with aelastic, for later imports of this process.
 
-    What a module has imported by name before (`from torch.distributed.run import main`) stays torch's.
+    A name that a module has imported before (`from torch.distributed.run import main`) stays torch's.
     """
     if not any(isinstance(finder, _Replacement) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Replacement())
@@ -69,13 +69,13 @@ class _Replacement:
         return ModuleSpec(name, self)  # type: ignore[arg-type]  # a loader by what it does
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """The usual module."""
+        """Lets Python make the usual module."""
 
     def exec_module(self, module: ModuleType) -> None:
         _fill(module)
 
     def get_code(self, name: str) -> CodeType:
-        """What `runpy` runs for `python -m`."""
+        """Returns the code that `runpy` runs for `python -m`."""
         _tell_program()
         code = f"import runpy; runpy.run_module({STANDS_FOR[name]!r}, run_name='__main__', alter_sys=True)"
         return compile(code, name, "exec")
@@ -116,7 +116,7 @@ def _original(name: str) -> ModuleType:
 
 
 def _show_messages() -> None:
-    """Shows what the agent says of failures and restarts, as the command line does, unless the program shows it."""
+    """Shows the agent's messages about failures and restarts, as the command line does, unless the program shows it."""
     import logging
 
     handlers = [*logging.getLogger("aelastic").handlers, *logging.getLogger().handlers]
@@ -135,7 +135,7 @@ def _show_messages() -> None:
 
 
 def command_in_place_of(argv: Sequence[str]) -> list[str] | None:
-    """The arguments for Python that run our command in the place of torch's; `None` for any other program.
+    """Returns the arguments for Python that run our command instead of torch's; `None` for any other program.
 
     Args:
         argv: Python's own arguments, as in `sys.orig_argv[1:]`.
@@ -166,7 +166,7 @@ def _start() -> None:
 
 
 def _hear_of_launchers() -> None:
-    """In the program itself: says at its end that nobody has asked for torch's launcher, if so."""
+    """Makes the program itself print at its end if nothing has used torch's launcher."""
     pid, _, name = os.environ.pop(_PROGRAM, "").partition(" ")
     if pid != str(os.getpid()):
         return
@@ -177,7 +177,7 @@ def _hear_of_launchers() -> None:
     os.environ[_HEARS] = f"aelastic.under {pid} {os.urandom(8).hex()}"
     try:
         hears.bind("\0" + os.environ[_HEARS])
-    except OSError:  # a sandbox without such sockets: there is no message then
+    except OSError:  # a sandbox without such sockets: no message then
         del os.environ[_HEARS]
         return
 
@@ -195,7 +195,7 @@ def _hear_of_launchers() -> None:
 
 
 def _tell_program() -> None:
-    """Tells the program that torch's launcher is asked for, if it is not this process itself."""
+    """Notifies the program that torch's launcher is used, unless it is this process itself."""
     os.environ.pop(_PROGRAM, None)
     name = os.environ.pop(_HEARS, "")
     if not name:
@@ -206,7 +206,7 @@ def _tell_program() -> None:
         try:
             told.sendto(b"!", "\0" + name)
         except OSError:
-            pass  # it has heard of as many as its queue holds, or has ended, or is in another container
+            pass  # its queue is full, or it has ended, or is in another container
 
 
 def _is_there() -> bool:
