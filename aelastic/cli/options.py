@@ -55,7 +55,7 @@ from aelastic.settings import (
     optional,
 )
 
-# shtab's shells and our own; torchrun has the first three where shtab is not installed.
+# Among the shells that shtab knows; torchrun has the first three if shtab is not installed.
 COMPLETION_SHELLS = ("bash", "zsh", "tcsh", "fish", "powershell")
 
 

@@ -122,7 +122,7 @@ class Round:
 
     @property
     def failure(self) -> ProcessFailure | None:
-        """The failure that is the cause, if one is, and a log has it."""
+        """The failure that is the cause, if it is one and a log contains it."""
         cause = self.cause
         return self.failures.get(cause.ranks[0]) if cause.is_failure and cause.ranks else None
 
